@@ -3,9 +3,10 @@
     python benchmarks/sentinel.py [--seeds N] [--updates N] [--planted N]
 
 Self-play at Kuhn poker with ``+experiment=kuhn_grpo`` and the real learner. Games are drawn from
-the policy's own table (``rlforge.rollout.tabular``) instead of by an engine, where illegal answers are the tokens of other actions; half of the groups
-are played against a former version. Every five updates come an exact measure and 200 games against
-the start. Collapses are planted at the middle of shorter runs:
+the policy's own table (``rlforge.rollout.tabular``) instead of by an engine, where illegal answers
+are the tokens of other actions; half of the groups are played against a former version. Every five
+updates come an exact measure and 200 games against the start. Collapses are planted at the middle
+of shorter runs:
 
 - handicap: the second seat is paid a chip less;
 - rate: the learning rate times 10;

@@ -29,7 +29,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from recording import ROOT, heading, recorded, write_study
 
+from rlforge.config.roots import read_run
+from rlforge.config.schema import RunConfig
+from rlforge.games.exact import exact_game
 from rlforge.local.exploit import exploit_run
+from rlforge.types import ExactResult
+
+#: Points of a curve of NashConv after the start.
+CURVE = 16
 
 
 def run_seed(
@@ -91,6 +98,32 @@ def _learner_figures(run_dir: Path) -> dict[str, float]:
     }
 
 
+def nash_conv(run_dir: Path) -> dict[str, Any]:
+    """Exact NashConv of versions spaced over the run, of their averages where it keeps them.
+
+    Also that of the uniform policy, and the probability of illegal answers at the end.
+    """
+    config = read_run(run_dir, RunConfig)
+    last = config.learner.total_updates
+    steps = sorted({round(last * part / CURVE) for part in range(CURVE + 1)})
+    own = list(exploit_run(run_dir, [f"step-{step}" for step in steps]))
+    averages: list[ExactResult] = []
+    if config.learner.average != "off":
+        averages = list(exploit_run(run_dir, [f"step-{step}-average" for step in steps[1:]]))
+    game = exact_game(own[0].env_id)
+    uniform = {
+        decision.key: dict.fromkeys(actions, 1 / len(actions))
+        for decision in game.decisions
+        if (actions := decision.view.legal_actions)
+    }
+    return {
+        "uniform": game.exploitability(uniform).nash_conv,
+        "own": [(one.step, one.nash_conv) for one in own],
+        "average": [(one.step, one.nash_conv) for one in averages],
+        "illegal": (averages or own)[-1].illegal,
+    }
+
+
 def edges(evals: list[dict[str, Any]], opponent: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first and the last evaluation against ``opponent``."""
     rows = sorted((row for row in evals if row["opponent"] == opponent), key=lambda r: r["step"])
@@ -126,10 +159,14 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Win and loss rate against every opponent over updates, a line per seed."""
-    names = opponents(results)
-    figure, axes = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3.4), sharey=True)
-    for axis, name in zip(list(axes) if len(names) > 1 else [axes], names, strict=True):
+    """Win and loss rate against every opponent over updates, a line per seed; NashConv if known."""
+    names, exact = opponents(results), "nash_conv" in results[0]
+    panels = len(names) + exact
+    figure, grid = plt.subplots(1, panels, figsize=(4.2 * panels, 3.4), squeeze=False)
+    axes = list(grid[0])
+    if exact:
+        plot_nash_conv(results, axes.pop())
+    for axis, name in zip(axes, names, strict=True):
         for index, result in enumerate(results):
             rows = sorted(
                 (row for row in result["evals"] if row["opponent"] == name),
@@ -150,6 +187,24 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.axes[0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)
+
+
+def plot_nash_conv(results: list[dict[str, Any]], axis: Any) -> None:
+    """NashConv of the versions, thin where their averages are known too."""
+    averaged = bool(results[0]["nash_conv"]["average"])
+    for index, result in enumerate(results):
+        found = result["nash_conv"]
+        steps, values = zip(*found["own"], strict=True)
+        axis.plot(steps, values, color=f"C{index}", alpha=0.35 if averaged else 1.0, linewidth=1)
+        if averaged:
+            axis.plot(*zip(*found["average"], strict=True), color=f"C{index}", linewidth=2)
+    axis.axhline(results[0]["nash_conv"]["uniform"], color="grey", linestyle=":", linewidth=1)
+    axis.set(
+        title="NashConv" + (" (thick: averaged weights)" if averaged else ""),
+        xlabel="updates",
+        yscale="log",
+    )
+    axis.grid(alpha=0.3)
 
 
 def main() -> None:
@@ -182,12 +237,7 @@ def main() -> None:
         )
         if arguments.nash_conv:
             os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
-            before, after = exploit_run(runs / f"seed-{seed}", ["step-0", "latest"])
-            result["nash_conv"] = {
-                "before": before.nash_conv,
-                "after": after.nash_conv,
-                "illegal_after": after.illegal,
-            }
+            result["nash_conv"] = nash_conv(runs / f"seed-{seed}")
         results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.
         write_study(arguments.experiment, command, results, plot, page)
@@ -213,6 +263,26 @@ def _days(results: list[dict[str, Any]]) -> str:
     return f" Seeds: {said}." if len(seeds) > 1 else ""
 
 
+def _nash_conv_table(results: list[dict[str, Any]]) -> list[str]:
+    uniform = results[0]["nash_conv"]["uniform"]
+    averaged = bool(results[0]["nash_conv"]["average"])
+    more = " averaged weights |" if averaged else ""
+    lines = [
+        f"Exact NashConv (0 is a Nash equilibrium, the uniform policy has {uniform:.4f}):",
+        "",
+        f"| seed | before | last version |{more} probability of illegal answers |",
+        "|---|---|---|" + "---|" * averaged + "---|",
+    ]
+    for result in results:
+        found = result["nash_conv"]
+        average = f" {found['average'][-1][1]:.3f} |" if averaged else ""
+        lines.append(
+            f"| {result['seed']} | {found['own'][0][1]:.3f} | {found['own'][-1][1]:.3f} |{average} "
+            f"{found['illegal']:.4f} |"
+        )
+    return [*lines, ""]
+
+
 def page(name: str, record: dict[str, Any]) -> str:
     """The study as a page."""
     results = record["results"]
@@ -227,18 +297,7 @@ def page(name: str, record: dict[str, Any]) -> str:
         "",
     ]
     if "nash_conv" in results[0]:
-        lines += [
-            "Exact NashConv (0 is a Nash equilibrium, the uniform policy has 0.9167):",
-            "",
-            "| seed | before | after | illegal mass after |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {r['seed']} | {r['nash_conv']['before']:.3f} | {r['nash_conv']['after']:.3f} | "
-            f"{r['nash_conv']['illegal_after']:.4f} |"
-            for r in results
-        ]
-        lines.append("")
+        lines += _nash_conv_table(results)
     lines += [
         "| seed | updates | samples | idle share | engine share | learner share | "
         "log-prob gap, mean | max |",

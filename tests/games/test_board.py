@@ -1,9 +1,13 @@
 import random
 
+import pyspiel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlforge.games.board import Hand, grid_board, hand_board
+from rlforge.games.board import Hand, grid_board, hand_board, state_board
 from rlforge.games.grids import Grid
+from rlforge.games.openspiel import view_of
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
@@ -90,3 +94,33 @@ def test_textarena_kuhn_shows_the_betting_so_far():
 def test_a_board_that_players_may_not_see_is_not_shown():
     view = make_game(EnvSpec(id="ConnectFour-v0-blind-train"), 0).view()
     assert (view.board, view.grid, view.legal_actions) == (None, None, None)
+
+
+@given(actions=st.lists(st.integers(0, 30), max_size=12))
+@pytest.mark.parametrize(
+    "name", ["liars_dice(players=2,numdice=1,dice_sides=4)", "dark_hex(num_rows=2,num_cols=2)"]
+)
+def test_a_board_in_openspiels_words_tells_a_player_all_it_knows_and_no_more(name, actions):
+    """Two states look the same to the player to move if, and only if, it cannot tell them apart."""
+    game = pyspiel.load_game(name)
+    boards, states = {}, {}
+    for seed in range(4):
+        state, chance = game.new_initial_state(), random.Random(seed)
+        for action in [*actions, 0]:
+            while state.is_chance_node():
+                state.apply_action(chance.choice(state.legal_actions()))
+            if state.is_terminal():
+                break
+            known = state.information_state_string(state.current_player())
+            board = view_of(state).board
+            assert board.split()[0] == name.split("(")[0]
+            assert boards.setdefault(known, board) == board
+            assert states.setdefault(board, known) == known
+            legal = state.legal_actions()
+            state.apply_action(legal[action % len(legal)])
+
+
+def test_openspiels_words_stand_on_the_board_with_the_legal_actions():
+    assert state_board("liars_dice", "3 1-2 2-1 ", ["[2-2]", "[Liar]"]) == (
+        "liars_dice 3 1-2 2-1 [2-2] [Liar] go"
+    )

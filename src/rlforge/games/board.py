@@ -93,5 +93,10 @@ def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
     return " ".join([*words, *sorted(legal_actions, key=_ACTION_ORDER.index), _END])
 
 
+def state_board(game: str, known: str, legal_actions: Sequence[str]) -> str:
+    """``liars_dice 3 1-2 2-1 [2-2] [Liar] go``: what the player knows, and the legal actions."""
+    return " ".join([game, *known.split(), *legal_actions, _END])
+
+
 def _padded(bets: Sequence[str], slots: int) -> list[str]:
     return [*bets, *[_NONE] * (slots - len(bets))]

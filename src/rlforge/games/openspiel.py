@@ -18,7 +18,7 @@ import pyspiel
 
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
-from rlforge.games.board import Hand, grid_board, hand_board
+from rlforge.games.board import Hand, grid_board, hand_board, state_board
 from rlforge.games.grids import LINE_LENGTHS, Grid, placements
 from rlforge.games.openspiel_rules import introduction
 from rlforge.types import EndReason, EnvSpec
@@ -176,11 +176,12 @@ def view_of(state: pyspiel.State, feedback: str = "") -> View:
     player = state.current_player()
     grid, hand = _grid(state, player), _hand(state, player)
     legal = tuple(placements(grid)) if grid is not None else tuple(action_numbers(state))
-    board = None
     if grid is not None:
         board = grid_board(grid)
     elif hand is not None:
         board = hand_board(hand, legal)
+    else:
+        board = state_board(state.get_game().get_type().short_name, _known(state, player), legal)
     return View(
         player_id=player,
         observation=_observation(state, player, hand, legal, feedback),
@@ -195,18 +196,13 @@ def view_of(state: pyspiel.State, feedback: str = "") -> View:
 def _observation(
     state: pyspiel.State, player: int, hand: Hand | None, legal: tuple[str, ...], feedback: str
 ) -> str:
-    kind = state.get_game().get_type()
     if hand is not None:
         bets = [", ".join(bets) or "none" for bets in hand.rounds]
         situation = f"Your card: {hand.card}.\nBets so far: {bets[0]}."
         if hand.public is not None:
             situation += f"\nPublic card: {hand.public}.\nBets since it was shown: {bets[1]}."
-    elif kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
-        situation = f"Current state:\n{state}"
-    elif kind.provides_information_state_string:
-        situation = f"Current state:\n{state.information_state_string(player)}"
     else:
-        situation = f"Current state:\n{state.observation_string(player)}"
+        situation = f"Current state:\n{_known(state, player)}"
     name, rules = introduction(str(state.get_game()))
     paragraphs = [
         f"You are player {player} of {state.num_players()} in {name}.\n{rules}",
@@ -215,6 +211,16 @@ def _observation(
         f"Your available actions are: {', '.join(_listed(state, legal))}",
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _known(state: pyspiel.State, player: int) -> str:
+    """What ``player`` knows of the state, in OpenSpiel's form."""
+    kind = state.get_game().get_type()
+    if kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
+        return str(state)
+    if kind.provides_information_state_string:
+        return str(state.information_state_string(player))
+    return str(state.observation_string(player))
 
 
 def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:

@@ -267,8 +267,8 @@ def _shown(place: str, view: View, observation: str, request: str) -> str:
         if view.board is None:
             raise ConfigError(
                 "a prompt template with {board}, as 'board', needs a game with a compact board "
-                "(TicTacToe, SimpleTak, ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, "
-                "connect_four, kuhn_poker and leduc_poker; markets); use another template"
+                "(TicTacToe, SimpleTak, ConnectFour, KuhnPoker, all of OpenSpiel, markets); use "
+                "another template"
             )
         return view.board
     if place == "grid":
