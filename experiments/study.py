@@ -226,7 +226,11 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
     runs.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "experiments/study.py", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if "--runs" in words:  # a folder of this machine
+        at = words.index("--runs")
+        words = words[:at] + words[at + 2 :]
+    command = shlex.join(["python", "experiments/study.py", *words])
     kept = recorded(arguments.experiment) if arguments.add else []
     if any("date" not in result for result in kept):
         parser.error("--add: the record is of an older form; run all seeds again")
