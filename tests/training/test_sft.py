@@ -173,6 +173,22 @@ def test_a_run_without_a_version_is_no_start(small_model: Path, tmp_path: Path) 
         learn(small_model, tmp_path / "run", LEARNING, initial_adapter=run)
 
 
+def test_actions_that_no_answer_has_room_for_are_refused(small_model: Path, tmp_path: Path) -> None:
+    """What is longer is left out: of Leduc's actions the model would learn only to call."""
+    with pytest.raises(
+        ConfigError, match=r"max_tokens=4: .* \[raise\] of leduc_poker has 7"
+    ):
+        rlforge.sft(
+            "leduc_nash",
+            "model=hf",
+            run_dir=tmp_path / "run",
+            data=LEARNING,
+            engine={"max_tokens": 4},
+            model={"name": small_model, "prompt_template": "board", "action_extraction": "bracket"},
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_samples_says_what_was_left_out(small_model: Path, tmp_path: Path) -> None:
     data = {**LEARNING, "games": 4, "min_reward": 2.0}
     with pytest.raises(RunError, match=r"no sample is left .*by outcome"):

@@ -31,6 +31,7 @@ from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.sft import SftConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_answers
@@ -326,7 +327,9 @@ def prepared(
     if isinstance(config, GamesConfig) and any(env.drops_turns for env in train_envs(config)):
         prompt_room(config)
     check_answers(config)
-    if isinstance(config, RunConfig):
+    if isinstance(config, RunConfig) or (
+        isinstance(config, SftConfig) and config.data.players and config.market is None
+    ):
         check_room(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
