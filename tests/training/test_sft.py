@@ -179,7 +179,8 @@ def test_actions_that_no_answer_has_room_for_are_refused(small_model: Path, tmp_
         ConfigError, match=r"max_tokens=4: .* \[raise\] of leduc_poker has 7"
     ):
         rlforge.sft(
-            "leduc_nash",
+            "kuhn_nash",
+            "env=openspiel_leduc",
             "model=hf",
             run_dir=tmp_path / "run",
             data=LEARNING,
