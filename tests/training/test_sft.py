@@ -175,9 +175,7 @@ def test_a_run_without_a_version_is_no_start(small_model: Path, tmp_path: Path) 
 
 def test_actions_that_no_answer_has_room_for_are_refused(small_model: Path, tmp_path: Path) -> None:
     """What is longer is left out: of Leduc's actions the model would learn only to call."""
-    with pytest.raises(
-        ConfigError, match=r"max_tokens=4: .* \[raise\] of leduc_poker has 7"
-    ):
+    with pytest.raises(ConfigError, match=r"max_tokens=4: .* \[raise\] of leduc_poker has 7"):
         rlforge.sft(
             "kuhn_nash",
             "env=openspiel_leduc",
