@@ -62,7 +62,10 @@ class Kuhn:
         (env,) = train_envs(config)
         tokenizer = load_tokenizer(config.model)
         self._questions = Questions(env, config, tokenizer)
-        self._illegal = _illegal_answers(self._questions, tokenizer)
+        asked = self._questions
+        #: The key of the decision, the action, and the answer: legal ones, then illegal ones.
+        self._rows = [(*at, answer) for at, answer in zip(asked.owners, asked.answers, strict=True)]
+        self._rows += _illegal_answers(asked, tokenizer)
         self._game, self._env_id = load_game(env.id), env.id
         self._groups = round(config.learner.batch_size / (2.2 * GROUP))
         self._random = random.Random(seed)
@@ -112,15 +115,12 @@ class Kuhn:
 
     def _table(self) -> tuple[Table, list[float]]:
         """The policy as a table, and the log-probs of all legal answers."""
-        asked = self._questions
-        wrong = [(key, None, answer) for key, answer in self._illegal]
-        rows = [(*owner, answer) for owner, answer in zip(asked.owners, asked.answers, strict=True)]
-        pairs = [(answer.prompt, answer.tokens) for _, _, answer in rows + wrong]
+        pairs = [(answer.prompt, answer.tokens) for _, _, answer in self._rows]
         logprobs = self._learner.answer_logprobs(pairs)
         table: Table = {}
-        for (key, action, answer), logprob in zip(rows + wrong, logprobs, strict=True):
+        for (key, action, answer), logprob in zip(self._rows, logprobs, strict=True):
             table.setdefault(key, []).append((action, answer, logprob))
-        return table, logprobs[: len(rows)]
+        return table, logprobs[: len(self._questions.answers)]
 
     def _group(self, group: int, table: Table) -> list[Step]:
         """The steps of the current version in games from one deal."""
@@ -209,7 +209,7 @@ class Kuhn:
         )
 
 
-def _illegal_answers(asked: Questions, tokenizer: Any) -> list[tuple[str, Answer]]:
+def _illegal_answers(asked: Questions, tokenizer: Any) -> list[tuple[str, None, Answer]]:
     """At each decision the tokens that are an action in brackets, and none of its own."""
     actions = [number for token, number in tokenizer.get_vocab().items() if token.endswith("]")]
     legal: dict[str, set[tuple[int, ...]]] = {}
@@ -218,7 +218,7 @@ def _illegal_answers(asked: Questions, tokenizer: Any) -> list[tuple[str, Answer
         legal.setdefault(key, set()).add(answer.tokens)
         prompts[key] = answer.prompt
     return [
-        (key, Answer(prompt=prompts[key], tokens=(number,)))
+        (key, None, Answer(prompt=prompts[key], tokens=(number,)))
         for key in legal
         for number in sorted(actions)
         if (number,) not in legal[key]

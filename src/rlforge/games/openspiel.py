@@ -174,17 +174,17 @@ def load_game(name: str) -> pyspiel.Game:
 def view_of(state: pyspiel.State, feedback: str = "") -> View:
     """The view of the player to move. feedback: on its last action, where that was not accepted."""
     player = state.current_player()
-    grid, hand = _grid(state, player), _hand(state, player)
+    grid, shown = _grid(state, player), _hand(state, player) or _known(state, player)
     legal = tuple(placements(grid)) if grid is not None else tuple(action_numbers(state))
     if grid is not None:
         board = grid_board(grid)
-    elif hand is not None:
-        board = hand_board(hand, legal)
+    elif isinstance(shown, Hand):
+        board = hand_board(shown, legal)
     else:
-        board = state_board(state.get_game().get_type().short_name, _known(state, player), legal)
+        board = state_board(state.get_game().get_type().short_name, shown, legal)
     return View(
         player_id=player,
-        observation=_observation(state, player, hand, legal, feedback),
+        observation=_observation(state, player, shown, legal, feedback),
         legal_actions=legal,
         board=board,
         retry=bool(feedback),
@@ -194,15 +194,15 @@ def view_of(state: pyspiel.State, feedback: str = "") -> View:
 
 
 def _observation(
-    state: pyspiel.State, player: int, hand: Hand | None, legal: tuple[str, ...], feedback: str
+    state: pyspiel.State, player: int, shown: Hand | str, legal: tuple[str, ...], feedback: str
 ) -> str:
-    if hand is not None:
-        bets = [", ".join(bets) or "none" for bets in hand.rounds]
-        situation = f"Your card: {hand.card}.\nBets so far: {bets[0]}."
-        if hand.public is not None:
-            situation += f"\nPublic card: {hand.public}.\nBets since it was shown: {bets[1]}."
+    if isinstance(shown, Hand):
+        bets = [", ".join(bets) or "none" for bets in shown.rounds]
+        situation = f"Your card: {shown.card}.\nBets so far: {bets[0]}."
+        if shown.public is not None:
+            situation += f"\nPublic card: {shown.public}.\nBets since it was shown: {bets[1]}."
     else:
-        situation = f"Current state:\n{_known(state, player)}"
+        situation = f"Current state:\n{shown}"
     name, rules = introduction(str(state.get_game()))
     paragraphs = [
         f"You are player {player} of {state.num_players()} in {name}.\n{rules}",
