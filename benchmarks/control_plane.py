@@ -155,7 +155,7 @@ async def learn(actors: RunActors, versions: list[int]) -> None:
     """Draw batches and publish a version for each, like a learner that takes no time."""
     version = 0
     while True:
-        _, drawn = actors.buffer.next_batch.options(num_returns=2).remote(version)
+        _, drawn = actors.buffer.next_batch.options(num_returns=2).remote(version, version + 1)
         if not await drawn:
             return
         version += 1

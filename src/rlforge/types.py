@@ -62,7 +62,8 @@ class PolicyRef:
     kind: ``checkpoint`` (an adapter or full weights of the run's model; ``path_or_name`` None is
     the model before training), ``scripted`` (a player of ``rlforge.games.players``) or ``api``
     (``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``).
-    version: number of learner updates that made a checkpoint; 0 for all others.
+    version: number of the update that made a checkpoint; 0 for all others.
+    name: of which of the run's ``policies`` a checkpoint is a version; empty where there is one.
 
     Example:
         >>> PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal").version
@@ -73,6 +74,7 @@ class PolicyRef:
     kind: PolicyKind
     path_or_name: str | None = None
     version: int = 0
+    name: str = ""
 
 
 @value
@@ -184,6 +186,11 @@ class GameSpec:
     def trained(self) -> tuple[int, ...]:
         """Player ids of the trained seats."""
         return tuple(seat.player_id for seat in self.seats if seat.trained)
+
+    @property
+    def learner(self) -> str:
+        """Name of the policy that learns from the game: all trained seats are of one."""
+        return next((seat.policy.name for seat in self.seats if seat.trained), "")
 
 
 @value
@@ -408,18 +415,26 @@ class TrainBatch:
 
 @value
 class Checkpoint:
-    """A saved version of the policy, after ``version`` updates. path None: the untrained model."""
+    """A saved version of a policy, after ``version`` updates. path None: the untrained model.
+
+    name: which of the run's ``policies`` it is; empty where there is one.
+    """
 
     uid: str
     version: int
     path: str | None
     parent_uid: str | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    name: str = ""
 
     def policy(self) -> PolicyRef:
         """The reference by which games request this version from an engine."""
         return PolicyRef(
-            uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.version
+            uid=self.uid,
+            kind="checkpoint",
+            path_or_name=self.path,
+            version=self.version,
+            name=self.name,
         )
 
 

@@ -97,7 +97,7 @@ async def collect(
 
 async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(tmp_path: Path) -> None:
     buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0})
-    batch, _ = await buffer.next_batch(0)
+    batch, _ = await buffer.next_batch(0, 1)
     assert batch is not None
     assert {(step.game_id, step.player_id) for step in batch.steps} == {
         *(("g0", 1), ("g1", 0), ("g2", 0), ("g2", 1), ("g3", 0), ("g3", 1))
@@ -108,14 +108,14 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(tmp_path: Path)
 
 async def test_games_that_opponents_forfeit_are_left_out_of_their_group(tmp_path: Path) -> None:
     buffer = await collect(tmp_path, (True, False), {"g0": 1, "g3": 1})
-    (group,) = (await buffer.state_dict())["buffer"]["groups"]
+    (group,) = (await buffer.state_dict())["policies"][""]["buffer"]["groups"]
     assert {each["game_id"] for each in group["episodes"]} == {"g1", "g2"}
     assert group["games"] == 2
 
 
 async def test_a_group_without_an_episode_leaves_nothing_behind(tmp_path: Path) -> None:
     buffer = await collect(tmp_path, (True, False), {f"g{n}": 1 for n in range(GROUP)})
-    assert (await buffer.state_dict())["buffer"]["groups"] == []
+    assert (await buffer.state_dict())["policies"][""]["buffer"]["groups"] == []
 
 
 async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(
@@ -127,9 +127,9 @@ async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(
     other = asyncio.create_task(buffer.reserve("collector-1", 1))
     await asyncio.sleep(0)
     await buffer.release_all("collector-0")
-    assert await waiting == 0
-    assert await other == 1
-    assert await buffer.reserve("collector-0", 10_000) == room - 1
+    assert await waiting == {}
+    assert await other == {"": 1}
+    assert await buffer.reserve("collector-0", 10_000) == {"": room[""] - 1}
 
 
 async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None:
@@ -138,5 +138,5 @@ async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None
     waiting = asyncio.create_task(buffer.reserve("collector-0", 1))
     await asyncio.sleep(0)
     await buffer.stop()
-    assert await waiting == 0
-    assert await buffer.next_batch(0) == (None, False)
+    assert await waiting == {}
+    assert await buffer.next_batch(0, 1) == (None, False)

@@ -111,7 +111,9 @@ def bad_values(hint: Any) -> Iterator[Any]:
     elif origin is list:
         yield from ([value] * (_length(rules) or 1) for value in bad_values(inner[0]))
     elif origin is dict and dataclasses.is_dataclass(inner[1]):
-        yield {"noise": inner[1](user="")}
+        ruled = {name: own for name, own in hints(inner[1]).items() if parts(own)[1]}
+        name, value = next((name, bad) for name, own in ruled.items() for bad in bad_values(own))
+        yield {"noise": inner[1](**{name: value})}
     elif origin is dict:
         yield from ({"noise": value} for value in bad_values(inner[1]))
 

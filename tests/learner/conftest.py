@@ -150,6 +150,8 @@ def make_learner(
     total_updates: int | None = None,
     kept_versions: int = 0,
     device: str = "cpu",
+    name: str = "",
+    beside: Learner | None = None,
     **config: Any,
 ) -> Learner:
     settings = {"mini_batch_size": 4, "learning_rate": 1e-2, "grad_clip": 1e9}
@@ -171,6 +173,8 @@ def make_learner(
         value_learning_rate=value_learning_rate,
         max_nonfinite=max_nonfinite,
         kept_versions=kept_versions,
+        name=name,
+        beside=beside,
     )
 
 

@@ -14,6 +14,7 @@ import ray
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import freeze_gc
+from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
@@ -50,7 +51,9 @@ class CollectorActor:
         for env in train_envs(config):
             check_env(env)  # imports the games' libraries, with less where transformers is not yet
         tokenizer = load_tokenizer(config.model)
-        over_legal = config.algorithm.over_legal
+        over_legal = any(
+            of_policy(config, name).algorithm.over_legal for name in policy_names(config)
+        )
         self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
@@ -87,7 +90,7 @@ class CollectorActor:
         return outlines
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        granted = await self._buffer.reserve.remote(self._name, wanted)
+        granted: dict[str, int] = await self._buffer.reserve.remote(self._name, wanted)
         return await self._pool.next_games.remote(self._name, granted) if granted else None
 
     async def deliver(self, delivery: Delivery) -> None:

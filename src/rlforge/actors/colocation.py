@@ -24,9 +24,11 @@ CallActor = Callable[[str, str], Awaitable[Any]]
 
 
 async def update_in_turn(
-    actors: RunActors, call: CallActor, batch: Any
+    actors: RunActors, call: CallActor, *update: Any
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
+
+    update: arguments of ``LearnerGroup.update``.
 
     The metric ``seconds_switch`` is the time around it: engines drain and sleep, weights move,
     engines wake. After a RlforgeError the engines wake, because a continuous run goes on from the
@@ -38,7 +40,7 @@ async def update_in_turn(
     await actors.learner.begin_turn()
     try:
         await _all_engines(actors, call, "sleep")
-        result, span = await actors.learner.update(batch)
+        result, span = await actors.learner.update(*update)
     except RlforgeError:
         await actors.learner.end_turn()
         await _all_engines(actors, call, "wake")

@@ -30,7 +30,7 @@ from rlforge.types import (
 )
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
-    from rlforge.learner import Learner
+    from rlforge.learner import Learners
     from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
@@ -43,7 +43,7 @@ class LearnerActor:
     With ``hardware.alternate`` it leaves the card to the engines except during an update.
     """
 
-    _learner: Learner
+    _learners: Learners
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LearnerActor:
     def start(self, meeting: tuple[str, int] | None) -> None:
         """Connect to the other ranks, if there are any, and load the model."""
         with statistics_hidden():
-            from rlforge.learner import make_learner
+            from rlforge.learner import make_learners
             from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
             from rlforge.models.devices import resolve_device
 
@@ -82,9 +82,9 @@ class LearnerActor:
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
         with statistics_hidden():  # the model's own module is imported here
-            self._learner = make_learner(self._with_start(), device, ranks)
+            self._learners = make_learners(self._with_start(), device, ranks)
         if self._hardware.alternate:
-            self._learner.rest(offload=self._hardware.offload_learner)
+            self._learners.rest(offload=self._hardware.offload_learner)
 
     def _with_start(self) -> PolicyConfig:
         """The configuration, with the place of the initial adapter on this node."""
@@ -102,11 +102,19 @@ class LearnerActor:
     def end_turn(self) -> None:
         turn_file(self._folder.path).unlink(missing_ok=True)
 
-    def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
-        """Learn from ``batch``; also returns start and end, in seconds of the wall clock."""
+    def update(
+        self, batch: TrainBatch, name: str = "", number: int | None = None
+    ) -> tuple[UpdateResult, Span]:
+        """Learn from ``batch``; also returns start and end, in seconds of the wall clock.
+
+        name, number: of the policy, one of several, and of the update, which counts those of all.
+        """
         with self._awake():
             started = time.time()
-            result, ended = self._learner.update(batch), time.time()
+            learner = self._learners.turn(name)
+            if number is not None:
+                learner.version = number - 1
+            result, ended = learner.update(batch), time.time()
         return result, (started, ended)
 
     @contextlib.contextmanager
@@ -115,15 +123,15 @@ class LearnerActor:
         if not self._hardware.alternate:
             yield
             return
-        self._learner.wake()
+        self._learners.wake()
         try:
             yield
         finally:
-            self._learner.rest(offload=self._hardware.offload_learner)
+            self._learners.rest(offload=self._hardware.offload_learner)
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
         """See ``rlforge.learner.Learner.measure``."""
-        return self._learner.measure(batch.steps)
+        return self._learners.turn().measure(batch.steps)
 
     def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
         """See ``LearnerGroup.measure_exactly``."""
@@ -134,8 +142,9 @@ class LearnerActor:
             tokenizer = load_tokenizer(self._config.model)
             self._questions = [Questions(env, self._config, tokenizer) for env in envs]
         with self._awake():
+            learner = self._learners.turn(policy.name)
             scored = [
-                self._learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
+                learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
                 for asked in self._questions
             ]
         if self._rank:  # it takes part in the scoring alone
@@ -143,17 +152,23 @@ class LearnerActor:
         pairs = zip(self._questions, scored, strict=True)
         return [asked.measure(logprobs, policy) for asked, logprobs in pairs]
 
-    def take_smaller_steps(self, factor: float) -> None:
+    def take_smaller_steps(self, factor: float, name: str) -> None:
         """See ``rlforge.learner.Learner.take_smaller_steps``."""
-        self._learner.take_smaller_steps(factor)
+        self._learners.turn(name).take_smaller_steps(factor)
 
-    def refresh_reference(self) -> None:
+    def refresh_reference(self, name: str) -> None:
         """See ``rlforge.learner.Learner.refresh_reference``."""
-        self._learner.refresh_reference()
+        self._learners.turn(name).refresh_reference()
 
-    def go_back(self, version: int) -> None:
+    def go_back(self, version: int, name: str) -> None:
         """See ``LearnerGroup.go_back``."""
-        self._learner.go_back(self._folder.checkpoint(step_name(version)), version)
+        folder = self._folder.checkpoint(step_name(version, name))
+        self._learners.turn(name).go_back(folder, version)
+
+    def begin_anew(self, name: str, number: int, like: str | None) -> None:
+        """See ``LearnerGroup.begin_anew``."""
+        learner = self._learners.turn(name)
+        learner.begin_anew(number, None if like is None else self._learners.other(like))
 
     def save(
         self,
@@ -161,39 +176,46 @@ class LearnerActor:
         parent_uid: str | None,
         meta: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        name: str = "",
     ) -> Checkpoint | None:
         """See ``LearnerGroup.save``; None from ranks above 0."""
         if self._rank:
-            self._learner.save(None)
+            self._learners.turn(name).save(None)
             if state is not None:
-                self._learner.save_state(None)
+                self._save_states_elsewhere()
             return None
         from rlforge.learner import write_state
 
         def fill(folder: Path) -> None:
-            self._learner.save(folder)
+            self._learners.turn(name).save(folder)
             if state is not None:
-                write_state(folder, self._learner, state)
+                write_state(folder, self._learners, state)
 
-        uid = step_name(version)
+        uid = step_name(version, name)
         facts = {"version": version, "experiment": self._config.name, "parent_uid": parent_uid}
+        if name:
+            facts["policy"] = name
         write_checkpoint(self._folder.checkpoints, uid, fill, {**facts, **(meta or {})})
         path = self._folder.hand_in(uid)
-        return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid)
+        return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid, name=name)
 
-    def save_state(self, version: int, others: Mapping[str, Any]) -> None:
+    def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
         """See ``LearnerGroup.save_state``."""
         if self._rank:
-            self._learner.save_state(None)
+            self._save_states_elsewhere()
             return
         from rlforge.learner import write_state
 
-        uid = step_name(version)
         extend_checkpoint(
             self._folder.checkpoints / uid,
-            lambda folder: write_state(folder, self._learner, others),
+            lambda folder: write_state(folder, self._learners, others),
         )
         self._folder.hand_in(uid)
+
+    def _save_states_elsewhere(self) -> None:
+        """Take part while rank 0 writes the states."""
+        for learner in self._learners.each():
+            learner.save_state(None)
 
     def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
         """See ``LearnerGroup.load_state``."""
@@ -202,10 +224,11 @@ class LearnerActor:
         path = self._folder.checkpoint(uid)
         if path is None:
             raise CheckpointError(f"the run has no checkpoint {uid} to resume from")
-        state = read_state(path, self._learner)
-        if version is not None:
-            self._learner.version = version
-        self._learner.recall(self._folder.checkpoint)
+        state = read_state(path, self._learners)
+        for learner in self._learners.each():
+            if version is not None:
+                learner.version = version
+            learner.recall(self._folder.checkpoint)
         return state
 
 
@@ -231,9 +254,14 @@ class LearnerGroup:
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 
-    async def update(self, batch: Any) -> tuple[UpdateResult, Span]:
-        """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks."""
-        answer: tuple[UpdateResult, Span] = await self._all("update", batch)
+    async def update(
+        self, batch: Any, name: str = "", number: int | None = None
+    ) -> tuple[UpdateResult, Span]:
+        """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks.
+
+        name: of the policy that learns, one of several; number: of the update, None: the next.
+        """
+        answer: tuple[UpdateResult, Span] = await self._all("update", batch, name, number)
         return answer
 
     async def begin_turn(self) -> None:
@@ -256,20 +284,27 @@ class LearnerGroup:
         answer: list[ExactResult] = await self._all("measure_exactly", policy, envs)
         return answer
 
-    async def take_smaller_steps(self, factor: float) -> None:
-        """Multiply the learning rate by ``factor`` from here on."""
-        await self._all("take_smaller_steps", factor)
+    async def take_smaller_steps(self, factor: float, name: str = "") -> None:
+        """Multiply a policy's learning rate by ``factor`` from here on."""
+        await self._all("take_smaller_steps", factor, name)
 
-    async def refresh_reference(self) -> None:
-        """Take a new snapshot as the algorithm's reference."""
-        await self._all("refresh_reference")
+    async def refresh_reference(self, name: str = "") -> None:
+        """Take a new snapshot as the reference of a policy's algorithm."""
+        await self._all("refresh_reference", name)
 
-    async def go_back(self, version: int) -> None:
-        """Train on from the saved version; updates are counted on.
+    async def go_back(self, version: int, name: str = "") -> None:
+        """Train a policy on from its saved version; updates are counted on.
 
         A version 0 that was not saved is the model without an adapter.
         """
-        await self._all("go_back", version)
+        await self._all("go_back", version, name)
+
+    async def begin_anew(self, name: str, number: int, like: str | None) -> None:
+        """Give one of several policies the weights of its start, or those of the policy ``like``.
+
+        That counts as the update ``number`` of the run.
+        """
+        await self._all("begin_anew", name, number, like)
 
     async def save(
         self,
@@ -278,22 +313,23 @@ class LearnerGroup:
         *,
         meta: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        name: str = "",
     ) -> Checkpoint:
-        """Write the weights as version ``version``, all at once or not at all.
+        """Write a policy's weights as version ``version``, all at once or not at all.
 
         meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
         run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
         run can resume from it. Raises CheckpointError when the version exists or the disk is full.
         """
-        checkpoint: Checkpoint = await self._all("save", version, parent_uid, meta, state)
+        checkpoint: Checkpoint = await self._all("save", version, parent_uid, meta, state, name)
         return checkpoint
 
-    async def save_state(self, version: int, others: Mapping[str, Any]) -> None:
-        """Add what a resumed run needs to the checkpoint of version ``version``.
+    async def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
+        """Add what a resumed run needs, of all policies, to the checkpoint ``uid``.
 
         others: JSON values of other parts of the run.
         """
-        await self._all("save_state", version, others)
+        await self._all("save_state", uid, others)
 
     async def load_state(self, uid: str, *, version: int | None = None) -> dict[str, Any]:
         """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.

@@ -13,18 +13,27 @@ from rlforge.actors.process import freeze_gc
 from rlforge.buffer import EpisodeBuffer, make_buffer
 from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.per_policy import (
+    entry_of,
+    longest_wait,
+    of_policy,
+    policy_names,
+    trained_seats,
+    turns,
+)
 from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
-from rlforge.rollout.lineup import fixed_opponents, train_envs
+from rlforge.rollout.lineup import fixed_opponents, forms_of, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
 from rlforge.tracking.files import open_log
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.window_tracker import WindowTracker
-from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
+from rlforge.types import Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
 
 
 class TrackerActor(Tracker):
@@ -74,15 +83,35 @@ def _about(config: PolicyConfig) -> dict[str, Any]:
 
 
 class PoolActor:
-    """The pool of policies, its ratings, and the schedule of games drawn from it."""
+    """The pool of policies, its ratings, and the schedules of games drawn from it."""
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
         open_log("pool", run_dir)
-        group_size = getattr(config.algorithm, "group_size", 1)
-        self._pool = ModelPool(config.pool, fixed_opponents(config), seed=config.seed)
-        self._scheduler = GameScheduler(
-            train_envs(config), self._pool, group_size=group_size, seed=config.seed, part=part
-        )
+        names = policy_names(config)
+        own = {name: of_policy(config, name) for name in names}
+        entries = {name: entry_of(config, name) for name in names}
+        matchmaking = {
+            name: Matchmaking(
+                config=own[name].pool,
+                fixed=fixed_opponents(own[name]),
+                meets=entry.meets(name),
+                seats=None if entry.seats is None else tuple(entry.seats),
+            )
+            for name, entry in entries.items()
+        }
+        self._pool = ModelPool(config.pool, (), seed=config.seed, policies=matchmaking)
+        self._schedules = {
+            name: GameScheduler(
+                train_envs(config),
+                self._pool,
+                group_size=getattr(own[name].algorithm, "group_size", 1),
+                seed=config.seed,
+                part=part,
+                name=name,
+                forms=forms_of(config),
+            )
+            for name in names
+        }
         self._under_way = GamesUnderWay()
         freeze_gc()
 
@@ -90,9 +119,15 @@ class PoolActor:
         self._pool.add_checkpoint(checkpoint)
         return self._pool.snapshot()
 
-    def next_games(self, collector: str, count: int) -> list[GameSpec]:
-        games = self._under_way.take_lost(count)
-        games += self._scheduler.next_games(count - len(games))
+    def next_games(self, collector: str, counts: Mapping[str, int]) -> list[GameSpec]:
+        """Games for ``collector``, as many as ``counts`` says by the policy that learns from them.
+
+        Lost ones come first.
+        """
+        games: list[GameSpec] = []
+        for name, count in counts.items():
+            again = self._under_way.take_lost(count, name)
+            games += [*again, *self._schedules[name].next_games(count - len(again))]
         self._under_way.begin(collector, games)
         return games
 
@@ -107,8 +142,8 @@ class PoolActor:
 
     def needed(self) -> set[str]:
         """Uids of the versions that training games, under way or to come, may ask for."""
-        group = self._scheduler.open_group
-        return self._pool.needed([*self._under_way.specs, *([group] if group else [])])
+        groups = [schedule.open_group for schedule in self._schedules.values()]
+        return self._pool.needed([*self._under_way.specs, *filter(None, groups)])
 
     def snapshot(self) -> dict[str, Any]:
         return self._pool.snapshot()
@@ -116,20 +151,86 @@ class PoolActor:
     def games_with_past(self) -> tuple[int, float]:
         return self._pool.games_with_past()
 
+    def score(self, name: str, since: int) -> tuple[int, float]:
+        return self._pool.score(name, since)
+
     def use_mode(self, mode: str) -> None:
         self._pool.use_mode(mode)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "pool": self._pool.state_dict(),
-            "schedule": self._scheduler.state_dict(),
+            "schedules": {name: each.state_dict() for name, each in self._schedules.items()},
             "under_way": self._under_way.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pool.load_state_dict(state["pool"])
-        self._scheduler.load_state_dict(state["schedule"])
+        # An earlier version of rlforge knew one policy.
+        schedules = state["schedules"] if "schedules" in state else {"": state["schedule"]}
+        for name, own in schedules.items():
+            self._schedules[name].load_state_dict(own)
         self._under_way.load_state_dict(state.get("under_way", []))
+
+
+class _Samples:
+    """The samples of one policy: its buffer, and how rewards are shaped on the way in and out."""
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        own = of_policy(config, name)
+        self.rewards = RewardPipeline(own.rewards)
+        self.batch_size = own.learner.batch_size
+        most_replaced = _max_replaced(own)
+        self._dynamic = most_replaced > 0
+        self.buffer = make_buffer(
+            config.buffer,
+            batch_size=self.batch_size,
+            batch_delay=own.learner.batch_delay_buffer,
+            seed=config.seed,
+            # The step buffer cannot know how many turns a game will have.
+            samples_per_game=(
+                float(trained_seats(config, name)) if config.buffer.kind == "episode" else None
+            ),
+            max_replaced=most_replaced,
+            save_every=config.learner.save_every,
+            wait=longest_wait(config, name),
+        )
+        #: Games that each collector plays.
+        self.reserved: Counter[str] = Counter()
+
+    def reserve(self, collector: str, games: int) -> int:
+        granted = self.buffer.reserve(games)
+        self.reserved[collector] += granted
+        return granted
+
+    def add(self, collector: str, games: Sequence[tuple[GameRecord, Sequence[Episode]]]) -> None:
+        """Add shaped games; release the places of those that ended."""
+        self.buffer.add([episode for _, episodes in games for episode in episodes])
+        for record, episodes in games:
+            # A failed game is replayed: its group waits for the replacement.
+            if not episodes and record.error is None and record.spec.group_id is not None:
+                self.buffer.pass_over(record.spec.group_id, record.spec.group_size)
+        # A failed game keeps its place for its replacement: only played games release theirs.
+        ended = sum(record.error is None for record, _ in games)
+        ended = min(ended, self.reserved[collector])
+        self.reserved[collector] -= ended
+        self.buffer.release(ended)
+
+    def release_all(self, collector: str) -> None:
+        self.buffer.release(self.reserved.pop(collector, 0))
+
+    def figures(self) -> dict[str, float]:
+        figures = {"buffer_size": float(self.buffer.size())}
+        if isinstance(self.buffer, EpisodeBuffer) and self._dynamic:
+            figures["episodes_replaced"] = float(self.buffer.replaced)
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": self.buffer.state_dict(), "rewards": self.rewards.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state["buffer"])
+        self.rewards.load_state_dict(state["rewards"])
 
 
 class BufferActor:
@@ -137,90 +238,97 @@ class BufferActor:
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("buffer", run_dir)
-        self._rewards = RewardPipeline(config.rewards)
-        self._batch_size = config.learner.batch_size
-        self._buffer = make_buffer(
-            config.buffer,
-            batch_size=config.learner.batch_size,
-            batch_delay=config.learner.batch_delay_buffer,
-            seed=config.seed,
-            samples_per_game=_episodes_per_game(config),
-            max_replaced=_max_replaced(config),
-            save_every=config.learner.save_every,
-        )
-        self._dynamic = _max_replaced(config) > 0
+        self._samples = {name: _Samples(config, name) for name in policy_names(config)}
+        self._turns = turns(config)
+        # Number of the update that is drawn next.
+        self._update = 1
         self._batches = Path(run_dir) / "batches"
         self._formats = config.buffer.save_batches_as if config.buffer.save_batches else []
         self._changed = asyncio.Condition()
         self._stopped = False
-        self._reserved: dict[str, int] = {}
         self._deaths: Counter[str] = Counter()
         freeze_gc()
 
-    async def reserve(self, collector: str, games: int) -> int:
-        """Games that ``collector`` may start now; waits for room. 0: collection is over."""
+    async def reserve(self, collector: str, games: int) -> dict[str, int]:
+        """Games that ``collector`` may start now, by the policy that learns from them.
+
+        Waits for room. Empty: collection is over. The policies whose updates are next come first.
+        """
         async with self._changed:
-            deaths, granted = self._deaths[collector], 0
-            while not (self._stopped or self._deaths[collector] > deaths) and not (
-                granted := self._buffer.reserve(games)
-            ):
-                await self._changed.wait()
-            self._reserved[collector] = self._reserved.get(collector, 0) + granted
+            deaths, granted = self._deaths[collector], dict[str, int]()
+            while not (self._stopped or self._deaths[collector] > deaths or granted):
+                left = games
+                for name in self._next_policies():
+                    if left and (fitting := self._samples[name].reserve(collector, left)):
+                        granted[name] = fitting
+                        left -= fitting
+                if not granted:
+                    await self._changed.wait()
             return granted
+
+    def _next_policies(self) -> list[str]:
+        """All of them, in the order of their next updates."""
+        begin = (self._update - 1) % len(self._turns)
+        return list(dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]))
 
     async def release_all(self, collector: str) -> None:
         """Forget the games of a collector that died, and the calls of ``reserve`` it waits in."""
         async with self._changed:
             self._deaths[collector] += 1
-            self._buffer.release(self._reserved.pop(collector, 0))
+            for samples in self._samples.values():
+                samples.release_all(collector)
             self._changed.notify_all()
 
     async def deliver(self, collector: str, delivery: Delivery) -> None:
         """Shape and add the games to learn from; release the places of games that ended."""
-        shaped = [
-            (record, self._rewards.shape(record, learned))
-            for record, learned in zip(delivery.records, delivery.learned, strict=True)
-        ]
-        # A failed game keeps its place for its replacement: only played games release theirs.
-        ended = sum(record.error is None for record in delivery.records)
+        shaped: dict[str, list[tuple[GameRecord, Sequence[Episode]]]] = {}
+        for record, learned in zip(delivery.records, delivery.learned, strict=True):
+            name = record.spec.learner
+            episodes = self._samples[name].rewards.shape(record, learned)
+            shaped.setdefault(name, []).append((record, episodes))
         async with self._changed:
-            self._buffer.add([episode for _, episodes in shaped for episode in episodes])
-            for record, episodes in shaped:
-                # A failed game is replayed: its group waits for the replacement.
-                if not episodes and record.error is None and record.spec.group_id is not None:
-                    self._buffer.pass_over(record.spec.group_id, record.spec.group_size)
-            ended = min(ended, self._reserved.get(collector, 0))
-            self._reserved[collector] = self._reserved.get(collector, 0) - ended
-            self._buffer.release(ended)
+            for name, games in shaped.items():
+                self._samples[name].add(collector, games)
             self._changed.notify_all()
 
-    async def next_batch(self, version: int) -> tuple[TrainBatch | None, bool]:
-        """The batch for the update from ``version`` to ``version`` + 1; waits until it is full.
+    async def next_batch(
+        self, version: int, update: int, name: str = ""
+    ) -> tuple[TrainBatch | None, bool]:
+        """The batch for the run's update number ``update``, of a policy at its ``version``.
 
-        (None, False) once the buffer is stopped. Two values: the caller awaits only the second, and
-        hands the reference of the first to the learner.
+        Waits until it is full. (None, False) once the buffer is stopped. Two values: the caller
+        awaits only the second, and hands the reference of the first to the learner.
         """
+        samples = self._samples[name]
         async with self._changed:
+            self._update = update
             drawn = None
             while drawn is None:
                 if self._stopped:
                     return None, False
-                if self._buffer.ready():
-                    drawn = self._buffer.draw(self._batch_size, version)
+                if samples.buffer.ready():
+                    drawn = samples.buffer.draw(samples.batch_size, version)
                     # Even if nothing was drawn, stale samples may have been dropped.
                     self._changed.notify_all()
                 if drawn is None:
                     await self._changed.wait()
-        batch = dataclasses.replace(drawn, steps=tuple(self._rewards.on_draw(drawn.steps)))
+            self._update = update + 1
+        batch = dataclasses.replace(drawn, steps=tuple(samples.rewards.on_draw(drawn.steps)))
         for suffix in self._formats:
-            path = self._batches / f"batch-{version + 1:06d}.{suffix}"
+            path = self._batches / f"batch-{update:06d}.{suffix}"
             await asyncio.to_thread(write_batch, path, batch)
         return batch, True
 
-    async def set_version(self, version: int) -> None:
+    async def set_version(self, version: int, name: str = "") -> None:
         """A new version is published: drop samples that are too old, make room for games."""
         async with self._changed:
-            self._buffer.set_version(version)
+            self._samples[name].buffer.set_version(version)
+            self._changed.notify_all()
+
+    async def begin_anew(self, name: str) -> None:
+        """A policy began anew: what its former versions played is not learned from."""
+        async with self._changed:
+            self._samples[name].buffer.clear()
             self._changed.notify_all()
 
     async def stop(self) -> None:
@@ -229,19 +337,17 @@ class BufferActor:
             self._stopped = True
             self._changed.notify_all()
 
-    async def figures(self) -> dict[str, float]:
+    async def figures(self, name: str = "") -> dict[str, float]:
         """Samples stored, and episodes replaced for the last batch where that is switched on."""
-        figures = {"buffer_size": float(self._buffer.size())}
-        if isinstance(self._buffer, EpisodeBuffer) and self._dynamic:
-            figures["episodes_replaced"] = float(self._buffer.replaced)
-        return figures
+        return self._samples[name].figures()
 
     async def state_dict(self) -> dict[str, Any]:
-        return {"buffer": self._buffer.state_dict(), "rewards": self._rewards.state_dict()}
+        return {"policies": {name: each.state_dict() for name, each in self._samples.items()}}
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._buffer.load_state_dict(state["buffer"])
-        self._rewards.load_state_dict(state["rewards"])
+        # An earlier version of rlforge knew one policy.
+        for name, own in state.get("policies", {"": state}).items():
+            self._samples[name].load_state_dict(own)
 
 
 def _max_replaced(config: RunConfig) -> int:
@@ -250,14 +356,3 @@ def _max_replaced(config: RunConfig) -> int:
     if not (isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling):
         return 0
     return round(algorithm.max_replaced * config.learner.batch_size)
-
-
-def _episodes_per_game(config: RunConfig) -> float | None:
-    """Trained seats of a game: all of them in self-play, the learner's own otherwise.
-
-    None for the step buffer, which cannot know how many turns a game will have.
-    """
-    if config.buffer.kind != "episode":
-        return None
-    seats = max(env.num_players for env in config.env.train)
-    return float(seats) if config.pool.mode == "mirror" else 1.0

@@ -27,8 +27,9 @@ def make_buffer(
     samples_per_game: float | None = None,
     max_replaced: int = 0,
     save_every: int = 1,
+    wait: int = 1,
 ) -> Buffer:
-    """The buffer that ``config`` asks for; the last three as in ``BufferSettings``."""
+    """The buffer that ``config`` asks for; the last four as in ``BufferSettings``."""
     settings = BufferSettings(
         max_size=config.max_size,
         max_staleness=config.max_staleness,
@@ -38,5 +39,6 @@ def make_buffer(
         samples_per_game=samples_per_game,
         max_replaced=max_replaced,
         save_every=save_every,
+        wait=wait,
     )
     return _BUFFERS[config.kind](settings)

@@ -110,7 +110,8 @@ class BufferSettings:
     a game before the first has ended; None takes the default of the buffer's kind. max_replaced:
     most samples of groups without advantage that are left out for one batch (dynamic sampling of
     DAPO, Yu et al. 2025); only for buffers that keep groups together. save_every: updates from one
-    published version to the next.
+    published version to the next. wait: most updates of the run from one that draws from this
+    buffer to the next, as those between are of other policies.
     """
 
     max_size: int
@@ -121,6 +122,7 @@ class BufferSettings:
     samples_per_game: float | None = None
     max_replaced: int = 0
     save_every: int = 1
+    wait: int = 1
 
     @property
     def ready_size(self) -> int:
@@ -310,7 +312,7 @@ class Buffer(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None: ...
 
     def _oldest_allowed(self) -> int:
-        return self.version - self._settings.max_staleness
+        return self.version - self._settings.max_staleness * self._settings.wait
 
     def _version_that_counts(self, versions: Iterable[int]) -> int:
         """The version of a game or group, of those of its turns."""

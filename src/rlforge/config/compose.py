@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -72,7 +72,8 @@ class Composed(Generic[C_co]):
     """A typed configuration and where its values came from.
 
     overrides: as typed on the command line. choices: group -> chosen option. rest: where values
-    are from that neither the command line nor a YAML file of ``config_dirs`` sets.
+    are from that neither the command line nor a YAML file of ``config_dirs`` sets. elsewhere: where
+    values of keys are from that another key holds, as an entry of ``policies`` does.
     """
 
     config: C_co
@@ -80,9 +81,13 @@ class Composed(Generic[C_co]):
     choices: dict[str, str] = dataclasses.field(default_factory=dict)
     config_dirs: tuple[Path, ...] = ()
     rest: str = "default"
+    elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def origin(self, key: str) -> str:
         """Where ``key`` (dotted) got its value: the command line, a YAML file, or the default."""
+        for own, place in self.elsewhere.items():
+            if f"{key}.".startswith(f"{own}."):
+                return place
         typed = [
             o for o in parse_overrides(self.overrides) if f"{key}.".startswith(f"{key_of(o)}.")
         ]

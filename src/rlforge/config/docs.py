@@ -198,7 +198,7 @@ HEAD = ["", "| key | type | default | meaning |", "|---|---|---|---|"]
 def render() -> str:
     """The whole page."""
     lines = [HEADER, "## Top level", *HEAD]
-    for name in ("name", "seed", "run_dir", "prompts"):
+    for name in ("name", "seed", "run_dir", "prompts", "policies"):
         lines += map(_row, _keys(schema.RunConfig, "", only=name))
     for field in dataclasses.fields(schema.RunConfig):
         group = nested_class(field)

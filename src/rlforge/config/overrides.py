@@ -41,7 +41,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-MAPPINGS = ("prompts", "market.news", "market.traders")
+MAPPINGS = ("prompts", "policies", "market.news", "market.traders")
 """Keys whose values are mappings with names of the user's."""
 
 

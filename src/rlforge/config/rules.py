@@ -310,6 +310,14 @@ def read(cls: type[C], loaded: Any) -> C:
     return build(cls, typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
 
 
+def with_values(config: C, values: Mapping[str, Any]) -> C:
+    """A copy of ``config`` with nested ``values`` in place of its own; raises as ``read`` does."""
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.merge(OmegaConf.structured(_plain_value(config)), values)
+    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(node)))
+
+
 def checked(config: C, where: object) -> C:
     """``config``, read from ``where``; ConfigError for the first of its problems."""
     for key, problem in config.problems():

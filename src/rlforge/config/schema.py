@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
+from rlforge.config.policies import Policies, policy_clashes
+from rlforge.config.policies import PolicyEntry as PolicyEntry
+from rlforge.config.policies import ResetConfig as ResetConfig
 from rlforge.config.pool import ApiConfig as ApiConfig
 from rlforge.config.pool import ExplorationConfig as ExplorationConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
@@ -558,9 +561,14 @@ class RunConfig(GamesConfig):
     buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: GameLearnerConfig = field(default_factory=GameLearnerConfig)
     sentinel: SentinelConfig = field(default_factory=SentinelConfig)
+    #: Several policies instead of one, by name: adapters of one base model that take turns in the
+    #: learner. The first is evaluated, and played where none is named.
+    policies: Policies = field(default_factory=dict)
 
     def clashes(self) -> Iterator[Problem]:
         yield from super().clashes()
+        if self.policies:
+            yield from self._policy_clashes()
         actions, kl = self.sentinel.actions, self.algorithm.kl
         if "rollback" in actions and self.learner.train == "full":
             yield (
@@ -575,7 +583,25 @@ class RunConfig(GamesConfig):
                 "opponents from the past need versions to be kept; raise pool.max_active_lora",
             )
 
+    def _policy_clashes(self) -> Iterator[Problem]:
+        first, *_ = self.policies.values()
+        if self.learner.train == "full":
+            yield "learner.train", "policies are adapters of one model; set learner.train=lora"
+        if self.learner.save_every > 1:
+            yield (
+                "learner.save_every",
+                "counts the updates of all policies, and each publishes its own; set it to 1",
+            )
+        if self.eval.exploitability and first.seats is not None:
+            yield (
+                "eval.exploitability",
+                "is that of one policy at every seat, and the first of policies does not take "
+                "each; leave it out",
+            )
+        players = {env.id: env.num_players for env in self.env.train}
+        yield from policy_clashes(self.policies, players, self.pool.fixed_opponents)
+
     @property
     def total_updates(self) -> int:
-        """Updates until the run is done."""
+        """Updates until the run is done, of all policies together."""
         return self.learner.total_updates

@@ -71,7 +71,7 @@ class WindowLearner:
         if not start.exists():
             await self._group.save(0, None, meta={"window_id": None}, state={})
         elif not read_manifest(start, verify=False).has_state:  # it is learner.initial_adapter
-            await self._group.save_state(0, {})
+            await self._group.save_state(step_name(0), {})
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:

@@ -23,7 +23,8 @@ class PoolView:
 
     current: uid of the learner's newest version. past: uids of the other active checkpoints,
     newest first; with ``pool.history: newest`` ``past[i]`` is i + 1 versions behind, of those that
-    stay (``pool.keep_every``).
+    stay (``pool.keep_every``). newest: with several policies, the newest versions of those that the
+    learner meets, ``past`` being their others; None: its own ones.
     fixed: uids of the fixed opponents. include_current: ``pool.include_current``. temperature: of
     the softmaxes, above 0: ``pool.temperature``, or the mode's own where that is null. weighting,
     power: ``pool.weighting``, ``pool.power``.
@@ -52,6 +53,7 @@ class PoolView:
     mu: Callable[[str], float]
     quality: Callable[[str], float]
     diversity: Callable[[str], float]
+    newest: tuple[str, ...] | None = None
     include_current: bool = False
     weighting: str = "hard"
     power: float = 2.0
@@ -59,9 +61,14 @@ class PoolView:
     payoff: Callable[[str, str], float] = field(default_factory=lambda: lambda one, other: 0.0)
 
     @property
+    def rivals(self) -> tuple[str, ...]:
+        """The newest versions of the policies that the learner meets: its own, if of one."""
+        return (self.current,) if self.newest is None else self.newest
+
+    @property
     def everyone(self) -> tuple[str, ...]:
-        """Fixed opponents and active checkpoints, the current one included."""
-        return (*self.fixed, self.current, *self.past)
+        """Fixed opponents and active checkpoints, the newest ones included."""
+        return (*self.fixed, *self.rivals, *self.past)
 
     @property
     def opponents(self) -> tuple[str, ...]:
@@ -69,7 +76,7 @@ class PoolView:
 
         It is among them with ``pool.include_current``, and where there is no other: self-play.
         """
-        others = (*self.fixed, *self.past)
+        others = tuple(uid for uid in self.everyone if uid != self.current)
         return others if others and not self.include_current else self.everyone
 
 
@@ -104,8 +111,8 @@ def fixed(view: PoolView) -> Weights:
 
 
 def mirror(view: PoolView) -> Weights:
-    """Always the current version: self-play."""
-    return {view.current: 1.0}
+    """Always the current version: self-play. Of several policies that it meets, each equally."""
+    return _uniform(view.rivals)
 
 
 def lagged(view: PoolView) -> Weights:
@@ -115,7 +122,7 @@ def lagged(view: PoolView) -> Weights:
     no version is old enough, the oldest is drawn.
     """
     low, high = view.lag_range
-    versions = (view.current, *view.past)
+    versions = (*view.rivals, *view.past)
     return _uniform(versions[low : high + 1] or versions[-1:])
 
 
@@ -162,7 +169,7 @@ def fictitious(view: PoolView) -> Weights:
     Fictitious self-play (Heinrich, Lanctot and Silver 2015): a response to the average of all
     strategies so far, of which ``pool.history: spaced`` keeps some.
     """
-    return _uniform((view.current, *view.past))
+    return _uniform((*view.rivals, *view.past))
 
 
 def nash(view: PoolView) -> Weights:

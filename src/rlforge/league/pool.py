@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.history import History
-from rlforge.league.modes import Mode, PoolView, Weights, default_temperature, probabilities
+from rlforge.league.matchmaking import Line, Matchmaking
+from rlforge.league.modes import PoolView, Weights, probabilities
 from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import Rating, RatingTable
 from rlforge.league.run_ladder import run_ladder
@@ -37,6 +36,7 @@ class ModelPool:
 
     ``max_active_lora`` checkpoints, the current one included, are active (``History`` says which):
     only they and the fixed opponents are drawn. Single-threaded; holds references, not weights.
+    Of several policies each has its own versions and matchmaking; ratings and results are common.
 
     Example:
         >>> pool = ModelPool(PoolConfig(mode="mirror"), fixed=[], seed=0)
@@ -45,39 +45,54 @@ class ModelPool:
         ['step-0']
     """
 
-    def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
-        self._cfg = cfg
-        self._changed_mode: str | None = None
-        self._find_mode()
-        self._random = random.Random(f"pool {seed}")
+    def __init__(
+        self,
+        cfg: PoolConfig,
+        fixed: Sequence[PolicyRef],
+        seed: int,
+        policies: Mapping[str, Matchmaking] | None = None,
+    ) -> None:
+        """policies: of a run with several, by name; the first is the main one. None: one, without a
+        name, for which ``cfg`` and ``fixed`` count.
+        """
         self._ratings = RatingTable(cfg.trueskill)
         self._exploration = ExplorationTracker(cfg.exploration)
-        self._checkpoints: dict[str, Checkpoint] = {}
         self._policies: dict[str, PolicyRef] = {}
         self._roles: dict[str, Role] = {}
         self._games: dict[str, int] = {}
         self._rated_games: Counter[str] = Counter()
         self._matches: dict[str, dict[str, int]] = {}
         self._results = ResultTable()
-        self._history = History(
-            cfg,
-            mu=lambda uid: self._ratings.rating(uid).mu,
-            payoffs=lambda uids: self._results.payoff_vectors(uids),
-        )
-        for policy in fixed:
-            self.add_fixed(policy)
+        alone = {"": Matchmaking(config=cfg, fixed=tuple(fixed), meets=("",))}
+        self._lines = {
+            name: Line(
+                matchmaking,
+                History(
+                    matchmaking.config,
+                    mu=lambda uid: self._ratings.rating(uid).mu,
+                    payoffs=lambda uids: self._results.payoff_vectors(uids),
+                ),
+                f"pool {seed} {name}".rstrip(),
+            )
+            for name, matchmaking in (policies or alone).items()
+        }
+        self._main = next(iter(self._lines))
+        for line in self._lines.values():
+            for policy in line.matchmaking.fixed:
+                if self._roles.get(policy.uid) != "fixed":
+                    self.add_fixed(policy)
 
     # ------------------------------------------------------------ members
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make ``checkpoint`` the current version; it starts with its parent's rating,
-        made less certain (``pool.trueskill.inherited_sigma``).
+        """Make ``checkpoint`` the current version of its policy; it starts with its parent's
+        rating, made less certain (``pool.trueskill.inherited_sigma``).
 
         Adding the same checkpoint again changes nothing, so a call may be repeated. Raises
         RunError where another policy has the uid or the parent is unknown.
         """
-        known = self._policies.get(checkpoint.uid)
-        if known == checkpoint.policy() and checkpoint.uid in self._checkpoints:
+        line, known = self._line(checkpoint.name), self._policies.get(checkpoint.uid)
+        if known == checkpoint.policy() and checkpoint.uid in line.checkpoints:
             return
         if checkpoint.parent_uid is not None and checkpoint.parent_uid not in self._policies:
             raise RunError(
@@ -85,8 +100,8 @@ class ModelPool:
                 "pool does not know: register the parent first"
             )
         self._register(checkpoint.policy(), "learner", checkpoint.parent_uid)
-        self._checkpoints[checkpoint.uid] = checkpoint
-        for retired in self._history.add(checkpoint.uid, checkpoint.version):
+        line.checkpoints[checkpoint.uid] = checkpoint
+        for retired in line.history.add(checkpoint.uid, checkpoint.version):
             self._exploration.forget(retired)
 
     def add_fixed(self, policy: PolicyRef) -> None:
@@ -99,15 +114,29 @@ class ModelPool:
         else:
             self._register(policy, "fixed")
 
-    def current(self) -> Checkpoint:
-        """The newest checkpoint. Raises RunError before the first is registered."""
-        if not self._checkpoints:
-            raise RunError("the pool holds no checkpoint yet: register version 0 first")
-        return next(reversed(self._checkpoints.values()))
+    def current(self, name: str | None = None) -> Checkpoint:
+        """The newest checkpoint of a policy, None: of the main one.
 
-    def active(self) -> list[Checkpoint]:
-        """At most ``max_active_lora`` checkpoints, newest first; the first one is current."""
-        return [self._checkpoints[uid] for uid in self._history.uids]
+        Raises RunError before the first is registered.
+        """
+        line = self._line(name)
+        if not line.checkpoints:
+            raise RunError("the pool holds no checkpoint yet: register version 0 first")
+        return line.current
+
+    def active(self, name: str | None = None) -> list[Checkpoint]:
+        """At most ``max_active_lora`` checkpoints of a policy, None: of the main one.
+
+        Newest first: the first one is current.
+        """
+        line = self._line(name)
+        return [line.checkpoints[uid] for uid in line.history.uids]
+
+    def _line(self, name: str | None) -> Line:
+        return self._lines[self._main if name is None else name]
+
+    def _all_active(self) -> set[str]:
+        return {uid for line in self._lines.values() for uid in line.history.uids}
 
     def needed(self, games: Iterable[GameSpec]) -> set[str]:
         """Uids of checkpoints that are active, or that ``games`` in progress may still request.
@@ -115,19 +144,31 @@ class ModelPool:
         Opponents play to the end of their game, active or not. A trained seat uses the newest
         version at the time of each request: any version since the game was scheduled.
         """
-        asked, since = {checkpoint.uid for checkpoint in self.active()}, math.inf
+        asked, since = self._all_active(), dict.fromkeys(self._lines, math.inf)
         for spec in games:
             asked |= {seat.policy.uid for seat in spec.seats}
-            since = min([since, *(seat.policy.version for seat in spec.seats if seat.trained)])
+            for policy in (seat.policy for seat in spec.seats if seat.trained):
+                since[policy.name] = min(since[policy.name], policy.version)
         return {
             checkpoint.uid
-            for checkpoint in self._checkpoints.values()
-            if checkpoint.uid in asked or checkpoint.version >= since
+            for name, line in self._lines.items()
+            for checkpoint in line.checkpoints.values()
+            if checkpoint.uid in asked or checkpoint.version >= since[name]
         }
 
-    def fixed(self) -> list[PolicyRef]:
-        """The fixed opponents, in order of registration."""
-        return [self._policies[uid] for uid, role in self._roles.items() if role == "fixed"]
+    def fixed(self, name: str | None = None) -> list[PolicyRef]:
+        """A policy's fixed opponents, None: of the main one, and those that were added later."""
+        others = {
+            policy.uid
+            for line in self._lines.values()
+            if line is not self._line(name)
+            for policy in line.matchmaking.fixed
+        } - {policy.uid for policy in self._line(name).matchmaking.fixed}
+        return [
+            self._policies[uid]
+            for uid, role in self._roles.items()
+            if role == "fixed" and uid not in others
+        ]
 
     def policy(self, uid: str) -> PolicyRef:
         """The policy called ``uid``, active or not. Raises RunError for an unknown one."""
@@ -139,14 +180,14 @@ class ModelPool:
         """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
         return self._ratings.rating(self.policy(uid).uid)
 
-    def learner_results(self, opponent: str) -> Results:
-        """The learner's recent games against ``opponent``, its versions taken as one player.
+    def learner_results(self, opponent: str, name: str | None = None) -> Results:
+        """A policy's recent games against ``opponent``, its versions taken as one player.
 
         Those of the newest versions, back to the first that makes it ``RECENT_GAMES`` or more; a
         version only meets newer ones. None where it is current.
         """
         total = NO_RESULTS
-        for uid in reversed(self._checkpoints):
+        for uid in reversed(self._line(name).checkpoints):
             if uid == opponent or total.games >= RECENT_GAMES:
                 break
             results = self._results.between(uid, opponent)
@@ -155,48 +196,60 @@ class ModelPool:
 
     # ------------------------------------------------------------ sampling
 
-    def weights(self) -> Weights:
-        """The probability of each opponent to be drawn next, by uid; they sum to 1."""
-        current = self.current().uid
+    def weights(self, name: str | None = None, seat: int | None = None) -> Weights:
+        """The probability of each opponent to be drawn next, by uid; they sum to 1.
+
+        name: of the policy that meets them, None: the main one. seat: where the opponent sits; None
+        where it does not matter.
+        """
+        line = self._line(name)
+        current, config = self.current(name).uid, line.config
+        met = [self._lines[each] for each in line.matchmaking.meets]
+        met = [each for each in met if each.matchmaking.takes(seat) and each.checkpoints]
+        newest = tuple(each.current.uid for each in met)
+        past = sorted(
+            (
+                each.checkpoints[uid]
+                for each in met
+                for uid in each.history.uids
+                if uid != each.current.uid
+            ),
+            key=lambda checkpoint: -checkpoint.version,
+        )
         view = PoolView(
             current=current,
-            past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
-            fixed=tuple(policy.uid for policy in self.fixed()),
-            lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
-            temperature=self._temperature,
-            include_current=self._cfg.include_current,
-            weighting=self._cfg.weighting,
-            power=self._cfg.power,
+            past=tuple(checkpoint.uid for checkpoint in past),
+            newest=newest,
+            fixed=tuple(policy.uid for policy in self.fixed(name)),
+            lag_range=(config.lag_range[0], config.lag_range[1]),
+            temperature=line.temperature,
+            include_current=config.include_current,
+            weighting=config.weighting,
+            power=config.power,
             mu=lambda uid: self._ratings.rating(uid).mu,
             quality=lambda uid: self._ratings.quality(current, uid),
             diversity=self._exploration.diversity,
-            win_probability=lambda uid: self.learner_results(uid).win_probability,
+            win_probability=lambda uid: self.learner_results(uid, name).win_probability,
             payoff=self._results.payoff,
         )
-        return probabilities(self._mode(view), view, self.mode)
+        return probabilities(line.mode(view), view, line.mode_name)
 
     def use_mode(self, mode: str) -> None:
-        """Draw opponents by ``mode`` from here on, whatever ``pool.mode`` says."""
-        self._changed_mode = mode
-        self._find_mode()
-
-    def _find_mode(self) -> None:
-        self._mode: Mode = MODES.find(self.mode)
-        own = default_temperature(self.mode, self._cfg.trueskill.beta)
-        self._temperature = self._cfg.temperature or own
+        """Draw the main policy's opponents by ``mode`` from here on, whatever ``pool.mode`` is."""
+        self._line(None).use_mode(mode)
 
     @property
     def mode(self) -> str:
-        """The name of the sampling mode."""
-        return self._changed_mode or self._cfg.mode
+        """The name of the main policy's sampling mode."""
+        return self._line(None).mode_name
 
     def games_with_past(self) -> tuple[int, float]:
-        """Games between versions of the learner so far, and the newer one's points in them.
+        """Games between versions of the main policy so far, and the newer one's points in them.
 
         A win is a point, a draw half of one.
         """
         games, points = 0, 0.0
-        order = {uid: place for place, uid in enumerate(self._checkpoints)}
+        order = {uid: place for place, uid in enumerate(self._line(None).checkpoints)}
         for first, row in self._results.rows().items():
             for second, (wins, draws, losses) in row.items():
                 if order.get(first, -1) > order.get(second, len(order)):
@@ -204,10 +257,40 @@ class ModelPool:
                     points += wins + draws / 2
         return games, points
 
-    def opponents(self, count: int) -> list[PolicyRef]:
-        """``count`` independent draws by ``pool.mode``. Raises RunError without a checkpoint."""
-        weights = self.weights()
-        drawn = self._random.choices(list(weights), list(weights.values()), k=count)
+    def score(self, name: str, since: int) -> tuple[int, float]:
+        """Games of a policy's versions from ``since`` on against others, and its mean score.
+
+        Those of the newest ones, back to the version that makes it ``RECENT_GAMES`` or more. A win
+        counts 1, a draw one half; 0.0 without games.
+        """
+        line, total = self._line(name), NO_RESULTS
+        for uid in reversed(line.checkpoints):
+            if line.checkpoints[uid].version < since or total.games >= RECENT_GAMES:
+                break
+            for other in self._results.rows().get(uid, {}):
+                if other not in line.checkpoints:
+                    total = total.plus(self._results.between(uid, other))
+        return total.games, (total.wins + total.draws / 2) / max(total.games, 1)
+
+    def takes(self, name: str, seat: int) -> bool:
+        """Whether a policy can sit at ``seat``."""
+        return self._line(name).matchmaking.takes(seat)
+
+    def limited(self, name: str) -> bool:
+        """Whether a policy, or one that it meets, can take some seats only."""
+        own = self._line(name).matchmaking
+        met = [self._lines[each].matchmaking for each in own.meets]
+        return any(each.seats is not None for each in (own, *met))
+
+    def opponents(
+        self, count: int, name: str | None = None, seat: int | None = None
+    ) -> list[PolicyRef]:
+        """``count`` independent draws by ``pool.mode``, as :meth:`weights` says.
+
+        Raises RunError without a checkpoint.
+        """
+        weights = self.weights(name, seat)
+        drawn = self._line(name).random.choices(list(weights), list(weights.values()), k=count)
         return [self._policies[uid] for uid in drawn]
 
     # ------------------------------------------------------------ outcomes
@@ -254,12 +337,6 @@ class ModelPool:
             for uid, row in self._matches.items()
         }
 
-    def _newest(self) -> dict[str, Any]:
-        """The history of a state without one."""
-        versions = {uid: checkpoint.version for uid, checkpoint in self._checkpoints.items()}
-        active = list(versions.items())[-self._cfg.max_active_lora :]
-        return {"versions": dict(active), "kept": active[-1][1] if active else None}
-
     def _explore(self, record: GameRecord) -> None:
         """Count the game for its opponents; in self-play the learner is its own opponent."""
         seats = record.spec.seats
@@ -267,7 +344,7 @@ class ModelPool:
         if not opponents:
             opponents = [seat.policy.uid for seat in seats]
         # A game may end after its opponent was retired: its window must not be made again.
-        active = {checkpoint.uid for checkpoint in self.active()}
+        active = self._all_active()
         self._exploration.add(
             [uid for uid in opponents if uid in active or self._roles[uid] != "learner"],
             record.spec.env_id,
@@ -279,18 +356,18 @@ class ModelPool:
     def snapshot(self) -> dict[str, Any]:
         """The pool's contents for display, as plain data for JSON.
 
-        entries: one object per policy with uid, kind, path_or_name, version, role, mu, sigma,
+        entries: one object per policy with uid, kind, path_or_name, version, name, role, mu, sigma,
         active, games, rated_games: those that changed its rating, 0 where it has none of its own.
         matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
         met itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
         ladder: see ``rlforge.league.run_ladder``; policies of equal weights are one, and
         the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
-        active = {checkpoint.uid for checkpoint in self.active()}
+        active = self._all_active()
         ratings, results = self._ratings.ratings(), self._results.rows()
         return {
             "mode": self.mode,
-            "current": self.current().uid if self._checkpoints else None,
+            "current": self.current().uid if self._line(None).checkpoints else None,
             "entries": [
                 {
                     **_POLICIES.encode(policy),
@@ -314,27 +391,27 @@ class ModelPool:
 
     def _ladder(self, results: Mapping[str, Mapping[str, Sequence[int]]]) -> list[LadderRow]:
         names: dict[tuple[str, str | None], list[str]] = {}
-        for uid in sorted(self._policies, key=lambda uid: uid not in self._checkpoints):
+        versions = {uid for line in self._lines.values() for uid in line.checkpoints}
+        for uid in sorted(self._policies, key=lambda uid: uid not in versions):
             policy = self._policies[uid]
             names.setdefault((policy.kind, policy.path_or_name), []).append(uid)
         return run_ladder(results, list(names.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the configuration, as plain data that survives JSON."""
-        version, internal, gauss_next = self._random.getstate()
         return {
-            "random": [version, list(internal), gauss_next],
-            "changed_mode": self._changed_mode,
+            "lines": {name: line.state_dict() for name, line in self._lines.items()},
             "policies": [_POLICIES.encode(policy) for policy in self._policies.values()],
             "roles": dict(self._roles),
             "checkpoints": [
-                _CHECKPOINTS.encode(checkpoint) for checkpoint in self._checkpoints.values()
+                _CHECKPOINTS.encode(checkpoint)
+                for line in self._lines.values()
+                for checkpoint in line.checkpoints.values()
             ],
             "games": dict(self._games),
             "rated_games": dict(self._rated_games),
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
             "results": self._results.rows(),
-            "history": self._history.state_dict(),
             "ratings": self._ratings.state_dict(),
             "exploration": self._exploration.state_dict(),
         }
@@ -345,21 +422,20 @@ class ModelPool:
         A state of a version of rlforge that recorded neither results nor history has the newest
         checkpoints active, and all pairs of policies as if they had not met.
         """
-        version, internal, gauss_next = state["random"]
-        self._random.setstate((version, tuple(internal), gauss_next))
-        self._changed_mode = state.get("changed_mode")
-        self._find_mode()
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
-        self._checkpoints = {
-            entry["uid"]: _CHECKPOINTS.decode(entry) for entry in state["checkpoints"]
-        }
+        for line in self._lines.values():
+            line.checkpoints.clear()
+        for checkpoint in map(_CHECKPOINTS.decode, state["checkpoints"]):
+            self._line(checkpoint.name).checkpoints[checkpoint.uid] = checkpoint
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
         self._rated_games = Counter(state.get("rated_games", self._met_others()))
         self._results.load_rows(state.get("results", {}))
         self._ratings.load_state_dict(state["ratings"])
-        self._history.load_state_dict(state.get("history", self._newest()))
+        earlier = {"": state}  # of a version of rlforge that knew one policy only
+        for name, own in state.get("lines", earlier).items():
+            self._lines[name].load_state_dict(own)
         self._exploration.load_state_dict(state["exploration"])
 
     def _register(self, policy: PolicyRef, role: Role, parent: str | None = None) -> None:

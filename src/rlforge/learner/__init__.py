@@ -13,14 +13,15 @@ decides which rank computes which rows, ``sharding.py`` divides a model among th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import A2cConfig, PolicyConfig
+from rlforge.config.per_policy import of_policy, policy_names
+from rlforge.config.schema import A2cConfig, PolicyConfig, RunConfig
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
 from rlforge.learner.policy import PolicySpec
@@ -31,9 +32,11 @@ from rlforge.system.limits import kept_versions
 
 __all__ = [
     "Learner",
+    "Learners",
     "PolicySpec",
     "learning_rate_factor",
     "make_learner",
+    "make_learners",
     "read_state",
     "write_state",
 ]
@@ -42,18 +45,79 @@ STATE_FOLDER = "state"
 """Folder of a checkpoint with the files that only a resumed run needs."""
 
 
+class Learners:
+    """The learners of a run's policies, which take turns in one model. Every rank has the same.
+
+    A run with one policy has one learner, without a name.
+    """
+
+    def __init__(self, learners: Mapping[str, Learner]) -> None:
+        """learners: by the names of their policies; all but the last have stepped aside."""
+        self._all = dict(learners)
+        self._inside = next(reversed(self._all))
+
+    def turn(self, name: str = "") -> Learner:
+        """The learner of a policy, with its weights in the model until another's turn."""
+        if name != self._inside:
+            self._all[self._inside].step_aside()
+            self._all[name].step_in()
+            self._inside = name
+        return self._all[name]
+
+    def other(self, name: str) -> Learner:
+        """The learner of a policy, wherever its weights are."""
+        return self._all[name]
+
+    def each(self) -> Iterator[Learner]:
+        """All of them, one after the other at its turn."""
+        return (self.turn(name) for name in self._all)
+
+    def rest(self, *, offload: bool) -> None:
+        """See ``Learner.rest``."""
+        for learner in self._all.values():
+            learner.rest(offload=offload)
+
+    def wake(self) -> None:
+        """See ``Learner.wake``."""
+        for learner in self._all.values():
+            learner.wake()
+
+
+def make_learners(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learners:
+    """The learners of all policies of ``config``; raises as ``make_learner``."""
+    if not (isinstance(config, RunConfig) and config.policies):
+        return Learners({"": make_learner(config, device, ranks)})
+    made: dict[str, Learner] = {}
+    for name in policy_names(config):
+        beside = next(reversed(made.values())) if made else None
+        if beside is not None:
+            beside.step_aside()
+        made[name] = _make(of_policy(config, name), device, ranks, name, beside)
+    return Learners(made)
+
+
 def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learner:
     """The learner that ``config`` describes on ``device``, one of ``ranks``.
 
     Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
     """
+    return _make(config, device, ranks)
+
+
+def _make(
+    config: PolicyConfig,
+    device: torch.device,
+    ranks: Ranks,
+    name: str = "",
+    beside: Learner | None = None,
+) -> Learner:
     dtype = resolve_dtype(config.model.dtype, device)
     # A model to be sharded may be too large for one device: it moves there layer by layer.
     first = torch.device("cpu") if config.learner.shard_weights else device
     algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
     critic = config.algorithm if isinstance(config.algorithm, A2cConfig) else None
     spec = PolicySpec(
-        model=load_base_model(config.model, first, dtype),
+        model=load_base_model(config.model, first, dtype) if beside is None else beside.model,
         lora=config.model.lora,
         temperature=config.engine.temperature,
         pad_token_id=load_tokenizer(config.model).pad_token_id,
@@ -69,23 +133,27 @@ def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Le
         ranks=ranks,
         value_learning_rate=critic.value_learning_rate if critic else None,
         kept_versions=kept_versions(config),
+        name=name,
+        beside=beside,
     )
 
 
-def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> None:
-    """Write the learner's state and ``others`` (JSON values of the other actors) into ``folder``.
+def write_state(folder: Path, learners: Learners, others: Mapping[str, Any]) -> None:
+    """Write the learners' states and ``others`` (JSON values of other actors) into ``folder``.
 
-    On rank 0; the other ranks call ``learner.save_state(None)``.
+    On rank 0; the other ranks call ``save_state(None)`` of each.
     """
     state = folder / STATE_FOLDER
     state.mkdir()
-    learner.save_state(state)
+    for learner in learners.each():
+        learner.save_state(state)
     (state / "run.json").write_text(json.dumps(others), encoding="utf-8")
 
 
-def read_state(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Load the learner's state from ``folder``; returns what the other actors saved."""
+def read_state(folder: Path, learners: Learners) -> dict[str, Any]:
+    """Load the learners' states from ``folder``; returns what the other actors saved."""
     state = folder / STATE_FOLDER
-    learner.load_state(state)
+    for learner in learners.each():
+        learner.load_state(state)
     loaded: dict[str, Any] = json.loads((state / "run.json").read_text(encoding="utf-8"))
     return loaded

@@ -82,7 +82,7 @@ class Followers:
 
     @torch.no_grad()
     def follow(self, updates: int) -> None:
-        """Move on after the update that is the ``updates``-th of the run."""
+        """Move on after the update that is the ``updates``-th of these weights."""
         config, reference = self._config, self._reference_of
         if self.average is not None:
             kept = config.average_decay if config.average == "moving" else updates / (updates + 1)
@@ -94,6 +94,13 @@ class Followers:
     def refresh(self) -> None:
         """Take the present weights as the snapshot."""
         self._snapshot = self.copy()
+
+    def begin_anew(self) -> None:
+        """Take the present weights as those of version 0."""
+        if self.average is not None:
+            self.average = self.copy()
+        if self._snapshot is not None:
+            self.refresh()
 
     def state_dict(self, *, keep: bool) -> dict[str, Weights]:
         """CPU copies of what ``follow`` has made; on ranks that do not ``keep`` them, empty ones.

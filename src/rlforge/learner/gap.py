@@ -36,9 +36,11 @@ class EarlierVersions:
     Every rank keeps them and calls the same methods.
     """
 
-    def __init__(self, policy: Policy, most: int) -> None:
-        """most: versions that are kept; above 0 the policy must have an adapter."""
-        self._policy, self._most = policy, most
+    def __init__(self, policy: Policy, most: int, name: str = "") -> None:
+        """most: versions that are kept; above 0 the policy must have an adapter. name: of the
+        policy, one of several.
+        """
+        self._policy, self._most, self._name = policy, most, name
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def keep(self, version: int) -> None:
@@ -59,7 +61,7 @@ class EarlierVersions:
         for version in range(max(0, newest - self._most), newest + 1):
             if version == current or version in self._kept:
                 continue
-            if (path := saved(step_name(version))) is None:
+            if (path := saved(step_name(version, self._name))) is None:
                 continue
             try:
                 self._policy.load_adapter(path)

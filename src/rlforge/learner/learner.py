@@ -62,7 +62,8 @@ class Learner:
     Each of several ranks holds a learner: all get the same batches and the same calls, divide the
     rows of every pass among them, and make the same update (see ``Ranks``).
 
-    version: number of updates done. samples_seen: steps trained on so far.
+    version: number of the newest update, its own or, of several policies, of any. updates: made
+    since its weights began. samples_seen: steps trained on so far.
 
     Example: one update of a random model on one turn of two tokens:
         >>> from rlforge.algorithms import make_algorithm
@@ -96,6 +97,8 @@ class Learner:
         value_learning_rate: float | None = None,
         max_nonfinite: int = 5,
         kept_versions: int = 0,
+        name: str = "",
+        beside: Learner | None = None,
     ) -> None:
         """Take over the model of ``spec``, which is changed in place.
 
@@ -105,10 +108,13 @@ class Learner:
         the same updates; None: it is alone. value_learning_rate: of the critic; None:
         ``config.learning_rate``. max_nonfinite: skipped optimizer steps in a row that end the run.
         kept_versions: earlier adapters that are kept to measure the log-prob gap of what they drew.
+        name: of its policy, one of several. beside: the learner of another one, which has the same
+        model and has stepped aside (see ``Learners``).
         Raises ConfigError for options that the model or the device does not support,
         CheckpointError for initial weights that are missing or do not fit.
         """
         self.version = 0
+        self.updates = 0
         self.samples_seen = 0
         # Differs from ``version`` where updates are counted on from a later one.
         self._weights_version = 0
@@ -122,21 +128,26 @@ class Learner:
         # Of the learning rate, beside its schedule.
         self._step_factor = 1.0
         self._nonfinite_in_a_row = 0
-        self._policy = Policy(
+        self._policy: Policy = Policy(
             spec,
             config,
             device=self._device,
             ranks=self._ranks,
             needs_values=algorithm.needs_values,
             reference=algorithm.reference,
+            beside=None if beside is None else beside._policy,
         )
-        self._earlier = EarlierVersions(self._policy, kept_versions)
+        self._state_file = f"learner-{name}.pt" if name else STATE_FILE
+        self._start = self._policy.followers.copy("cpu") if name else None
+        self._earlier = EarlierVersions(self._policy, kept_versions, name)
         self._earlier.keep(0)
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
         self._operations = Operations.of(spec.model, self._policy.narrowed)
         fixed = config.gradient_accumulation_steps is None
+        #: The model in training, adapter layers included.
+        self.model = spec.model
         self._single_step = fixed and config.epochs * config.optimizer_steps == 1
 
     def update(self, batch: TrainBatch) -> UpdateResult:
@@ -177,8 +188,9 @@ class Learner:
             **gap,
         }
         self.version += 1
+        self.updates += 1
         self._weights_version = self.version
-        self._policy.followers.follow(self.version)
+        self._policy.followers.follow(self.updates)
         self.samples_seen += len(selection.turns)
         return UpdateResult(
             version=self.version,
@@ -244,6 +256,29 @@ class Learner:
         self._weights_version = version
         self._optimizer.state.clear()
 
+    def begin_anew(self, version: int, like: Learner | None = None) -> None:
+        """Have as ``version`` the weights of the start, or the present ones of another learner.
+
+        The optimizer, the averages and the factor of the learning rate begin anew, too; a critic
+        stays. Only one of several policies begins anew.
+        """
+        weights = self._start if like is None else like._policy.weights()
+        assert weights is not None
+        self._earlier.keep(self._weights_version)
+        self._policy.followers.put(weights)
+        self._policy.followers.begin_anew()
+        self._optimizer.state.clear()
+        self.version = self._weights_version = version
+        self.updates, self._step_factor = 0, 1.0
+
+    def step_aside(self) -> None:
+        """Leave the model to another learner, until ``step_in``."""
+        self._policy.step_aside()
+
+    def step_in(self) -> None:
+        """Have the model again, after another learner has stepped aside."""
+        self._policy.step_in()
+
     def rest(self, *, offload: bool = True) -> None:
         """Free device memory for other processes until ``wake``; ``update`` works only after it.
 
@@ -274,6 +309,7 @@ class Learner:
         """A copy of everything a resumed run needs; complete on rank 0 only."""
         return {
             "version": self.version,
+            "updates": self.updates,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -289,27 +325,28 @@ class Learner:
         self._policy.followers.load_state_dict(state.get("followers", {}))
         self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
         self.version = self._weights_version = state["version"]
+        self.updates = state.get("updates", self.version)
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
         self._step_factor = state.get("step_factor", 1.0)
 
     def save_state(self, directory: Path | None) -> None:
-        """Write ``state_dict`` as ``learner.pt`` into ``directory``."""
+        """Write ``state_dict`` into ``directory``: ``learner.pt``, or ``learner-NAME.pt``."""
         state = self.state_dict()
         if directory is None:
             return
         # Through an open file: only then does torch's error name a full disk as the cause.
-        with (directory / STATE_FILE).open("wb") as file:
+        with (directory / self._state_file).open("wb") as file:
             torch.save(state, file)
 
     def load_state(self, directory: Path) -> None:
         """Continue from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
-        file = directory / STATE_FILE
+        file = directory / self._state_file
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except FileNotFoundError:
-            raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
+            raise CheckpointError(f"{directory} holds no {file.name} to resume from") from None
         self.load_state_dict(state)
 
     def recall(self, saved: Callable[[str], Path | None]) -> None:

@@ -21,7 +21,7 @@ from rlforge.learner.batching import (
     most_legal,
     whole,
 )
-from rlforge.learner.followers import Followers
+from rlforge.learner.followers import Followers, Weights
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
 from rlforge.learner.partition import deal, parts, segments, shares
@@ -127,19 +127,29 @@ class Policy:
         ranks: Ranks,
         needs_values: bool = False,
         reference: Reference | None = None,
+        beside: Policy | None = None,
     ) -> None:
+        """beside: a policy whose model and adapter layers this one shares, with weights of its own:
+        the other one has stepped aside.
+        """
         if config.compile:
             check_compiling(device.type)
         model = spec.model
         self._config, self._device, self._ranks = config, device, ranks
         self._dtype: torch.dtype = model.dtype
         self._pad_token_id = spec.pad_token_id
-        self._model = model if config.shard_weights else model.to(device)
-        fuse_norms(model)
+        if beside is None:
+            self._model = model if config.shard_weights else model.to(device)
+            fuse_norms(model)
+            self._adapter = _attach_adapter(spec) if config.train == "lora" else None
+        else:
+            self._model, self._adapter = beside._model, beside._adapter
+            self.go_back(None)
+        #: Its weights while another policy is in the model.
+        self._aside: Weights | None = None
         self.value_head = (
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
-        self._adapter = _attach_adapter(spec) if config.train == "lora" else None
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:
@@ -150,9 +160,10 @@ class Policy:
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
         self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
-        apply_memory_options(model, config)
-        if config.compile:
-            compile_layers(model)
+        if beside is None:
+            apply_memory_options(model, config)
+            if config.compile:
+                compile_layers(model)
         ranks.share_from_first(self._trained().values())
         self.followers = Followers(
             self.parameters,
@@ -197,6 +208,20 @@ class Policy:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name, without those of the critic."""
         return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def step_aside(self) -> None:
+        """Leave the model to another policy, until ``step_in``."""
+        self._aside = self.followers.copy()
+
+    def weights(self) -> Weights:
+        """Its weights, in the model or aside."""
+        return self.followers.copy() if self._aside is None else self._aside
+
+    def step_in(self) -> None:
+        """Have the model again, after another policy has stepped aside."""
+        assert self._aside is not None
+        self.followers.put(self._aside)
+        self._aside = None
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and checkpointing on for training passes, off for scoring."""
@@ -324,6 +349,7 @@ class Policy:
                 yield from module.parameters()
                 yield from module.buffers()
         yield from self.followers.tensors()
+        yield from (self._aside or {}).values()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = self.parameters()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
 from rlforge.config.compose import Composed
+from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
 from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
 from rlforge.config.schema import (
     A2cConfig,
@@ -50,19 +52,62 @@ def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
     keys: also ask for the API keys and packages that a run would need; looking at a preset needs
     none.
     """
-    check_policy(composed)
-    check_learns_from_rewards(composed)
-    check_lineup(composed, keys=keys)
+    config = composed.config
+    for name in policy_names(config):
+        own = dataclasses.replace(
+            composed, config=of_policy(config, name), elsewhere=own_keys(config, name)
+        )
+        try:
+            check_policy(own)
+            check_learns_from_rewards(own)
+            check_lineup(own, keys=keys)
+            _check_rewards(own)
+            _check_algorithm(own, trained_seats(config, name))
+            _check_batches(own)
+            if name:
+                _check_entry(composed, own, name)
+        except ConfigError as error:
+            known = not name or str(error).startswith(f"policies.{name}")
+            raise ConfigError(str(error) if known else f"policies.{name}: {error}") from None
+    check_policy(composed)  # the policies beside each other
+    if keys:
+        check_machine(config)
+
+
+def _check_rewards(composed: Composed[RunConfig]) -> None:
     for stack in ("final", "step", "sampling"):
         entries = {stack: getattr(composed.config.rewards, stack)}
         try:
             RewardPipeline(RewardsConfig(**entries))
         except ConfigError as error:
             raise composed.error(f"rewards.{stack}", str(error)) from None
-    _check_algorithm(composed)
-    _check_batches(composed)
-    if keys:
-        check_machine(composed.config)
+
+
+def _check_entry(composed: Composed[RunConfig], own: Composed[RunConfig], name: str) -> None:
+    """What an entry of ``policies`` says of the form of prompts and of its opponents."""
+    entry, config = composed.config.policies[name], own.config
+    if entry.prompt_template is not None:
+        check_prompt(composed, f"policies.{name}.prompt_template", entry.prompt_template)
+    if entry.action_extraction is not None:
+        key = f"policies.{name}.action_extraction"
+        check_name(composed, key, entry.action_extraction, EXTRACTIONS)
+    if entry.prompt_template is not None or entry.action_extraction is not None:
+        asked = [
+            dataclasses.replace(
+                env,
+                prompt_template=entry.prompt_template or env.prompt_template,
+                action_extraction=entry.action_extraction or env.action_extraction,
+            )
+            for env in config.env.train
+        ]
+        envs = dataclasses.replace(config.env, train=asked)
+        _check_envs(dataclasses.replace(own, config=dataclasses.replace(config, env=envs)))
+    if config.pool.mode == "lagged" and len(entry.meets(name)) > 1:
+        raise composed.error(
+            f"policies.{name}.opponents",
+            "are of several policies, and pool.mode=lagged counts the versions of one; name one, "
+            "or choose another mode",
+        )
 
 
 def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
@@ -311,14 +356,14 @@ def _check_evaluations(composed: Composed[GamesConfig]) -> None:
             raise composed.error("eval.exploitability", str(error)) from None
 
 
-def _check_algorithm(composed: Composed[RunConfig]) -> None:
+def _check_algorithm(composed: Composed[RunConfig], trained: int) -> None:
+    """trained: seats of a game that are."""
     config = composed.config
     algorithm = config.algorithm
     if isinstance(algorithm, GrpoConfig):
         if config.buffer.kind != "episode":
             raise composed.error("algorithm.name", "compares whole games; use buffer=episode")
-        seats = max(env.num_players for env in config.env.train)
-        share = algorithm.group_size * (seats if config.pool.mode == "mirror" else 1)
+        share = algorithm.group_size * trained
         if config.learner.batch_size % share:
             raise composed.error(
                 "learner.batch_size",

@@ -47,8 +47,11 @@ def plan_evaluation(
     step: int,
     seed: int,
     max_games: int | None = None,
+    seats: Sequence[PolicyRef] | None = None,
 ) -> list[GameSpec]:
     """Evaluation games of ``policy`` after ``step`` updates; nothing in them is trained.
+
+    seats: who takes each seat for it, where several policies share them; None: it takes each.
 
     Games come in rounds of one per seat: the same seed, with the policy at each seat once and
     the opponent at all others. ``games`` per environment and opponent is rounded up to whole
@@ -63,7 +66,7 @@ def plan_evaluation(
     ``GameSpec.focus`` is the seat of the policy, also where the opponent has the same uid.
     Raises ConfigError where ``max_games`` leaves an opponent without a round.
     """
-    return list(_deal(pairings, policy, games, step=step, seed=seed, max_games=max_games))
+    return list(_deal(pairings, policy, games, step, seed, max_games, seats))
 
 
 class OpenEvaluation:
@@ -90,10 +93,11 @@ class OpenEvaluation:
         step: int,
         seed: int,
         max_games: int | None = None,
+        seats: Sequence[PolicyRef] | None = None,
     ) -> None:
         """As ``plan_evaluation``."""
         self.policy, self._step = policy, step
-        self._games = _deal(pairings, policy, None, step=step, seed=seed, max_games=max_games)
+        self._games = _deal(pairings, policy, None, step, seed, max_games, seats)
         self._coming = next(self._games, None)
         self._closed = False
         self._under_way = 0
@@ -125,7 +129,7 @@ class OpenEvaluation:
     def results(self) -> list[EvalResult]:
         """Of the games that have ended, in the order of their dealing: see ``summarise``."""
         dealt = sorted(self._played, key=lambda record: record.spec.game_id)
-        return summarise(dealt, self._step)
+        return summarise(dealt, self._step, self.policy.uid)
 
     @property
     def _round_was_last(self) -> bool:
@@ -136,10 +140,10 @@ def _deal(
     pairings: Sequence[Pairing],
     policy: PolicyRef,
     games: int | None,
-    *,
     step: int,
     seed: int,
     max_games: int | None,
+    seats: Sequence[PolicyRef] | None,
 ) -> Iterator[GameSpec]:
     """Round after round, until every opponent has met its ``games``; None: without end."""
     met = [
@@ -154,8 +158,9 @@ def _deal(
             return
         for env, rival in left:
             for focus in range(env.num_players):
-                policies = [policy if rival is None else rival] * env.num_players
-                policies[focus] = policy
+                own = policy if seats is None else seats[focus]
+                policies = [own if rival is None else rival] * env.num_players
+                policies[focus] = own
                 yield GameSpec(
                     game_id=f"eval-{step}-{policy.uid}-{next(numbers):06d}",
                     env=env,
@@ -181,8 +186,10 @@ def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Seque
     return [share + (index < extra) for index in range(rivals)]
 
 
-def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
+def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) -> list[EvalResult]:
     """One result per environment, opponent and policy of ``records``, in order of appearance.
+
+    uid: of the policy that all focus seats count for; None: each for its own.
 
     Outcomes are the focus seat's, by ``EnvSpec.outcome``.
     Rates are over finished games; failed ones are only counted. invalid_rate: share of games
@@ -195,7 +202,7 @@ def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
         spec, focus = record.spec, _focus(record.spec)
         others = [seat.policy.uid for seat in spec.seats if seat.player_id != focus]
         opponent = others[0] if others else NO_OPPONENT
-        key = (spec.env_id, opponent, spec.seats[focus].policy.uid)
+        key = (spec.env_id, opponent, uid or spec.seats[focus].policy.uid)
         results.setdefault(key, []).append(record)
     return [_result(step, *key, played) for key, played in results.items()]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from rlforge.config.compose import compose
-from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig
+from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
+from rlforge.rollout.schedule import Forms
 from rlforge.types import EnvSpec, PolicyRef
 
 
@@ -69,6 +70,14 @@ def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
 def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     """The pool's fixed opponents."""
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
+
+
+def forms_of(config: RunConfig) -> Forms:
+    """How the seats of each policy are asked, where that differs from the environment."""
+    return {
+        name: (entry.prompt_template, entry.action_extraction)
+        for name, entry in config.policies.items()
+    }
 
 
 @cache

@@ -130,16 +130,16 @@ class SeatPolicies:
         }
         self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
         self._api = ApiPlayer(config.pool.api)
-        self._newest: PolicyRef | None = None
+        self._newest: dict[str, PolicyRef] = {}
 
     def use_version(self, policy: PolicyRef) -> None:
-        """Trained seats sample from ``policy`` from now on, also in games in progress.
+        """Trained seats of its policy sample from this version on, also in games in progress.
 
         So a game that lasts longer than an update does not exceed the staleness bound; each
         completion records the version that sampled it. If a game starts with a version newer than
         ``policy``, it keeps that version: the maximum of both is used.
         """
-        self._newest = policy
+        self._newest[policy.name] = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
         """The ``Answer`` function of one game; it owns what that game's players remember."""
@@ -154,8 +154,8 @@ class SeatPolicies:
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
             policy = seat.policy
-            if seat.trained and self._newest is not None:
-                policy = max(policy, self._newest, key=lambda each: each.version)
+            if seat.trained and (newest := self._newest.get(policy.name)) is not None:
+                policy = max(policy, newest, key=lambda each: each.version)
             if policy.kind == "scripted":
                 name = policy.path_or_name or policy.uid
                 if seat.player_id not in players:

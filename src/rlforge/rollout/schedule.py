@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlforge.league.pool import ModelPool
@@ -31,34 +31,46 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+Forms = Mapping[str, tuple[str | None, str | None]]
+"""Prompt template and action extraction of policies by name; None: those of the environment."""
+
+
 def line_up(
-    env: EnvSpec, policies: Sequence[PolicyRef], trained_uid: str | None
+    env: EnvSpec,
+    policies: Sequence[PolicyRef],
+    trained_uid: str | None,
+    forms: Forms | None = None,
 ) -> tuple[Seat, ...]:
     """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained.
 
-    API models are asked as ``env`` says for them, all others as it says for the run's model.
+    API models are asked as ``env`` says for them, all others as it says for the run's model, where
+    ``forms`` say nothing else.
     """
 
     def seat(player_id: int, policy: PolicyRef) -> Seat:
         api = policy.kind == "api"
+        template, extraction = (forms or {}).get(policy.name, (None, None))
         return Seat(
             player_id=player_id,
             policy=policy,
             trained=policy.uid == trained_uid,
-            prompt_template=env.api_prompt_template if api else env.prompt_template,
-            action_extraction=env.api_action_extraction if api else env.action_extraction,
+            prompt_template=env.api_prompt_template if api else template or env.prompt_template,
+            action_extraction=(
+                env.api_action_extraction if api else extraction or env.action_extraction
+            ),
         )
 
     return tuple(map(seat, range(len(policies)), policies))
 
 
 class GameScheduler:
-    """Hands out training games.
+    """Hands out training games of one policy, the learner of them.
 
     Environments are drawn by weight and opponents by the pool. The learner takes every seat of an
-    environment equally often, in random order. Every seat of the current version is trained: all
-    seats in self-play. With ``group_size`` above 1 that many consecutive games share everything
-    but their id; a started group is completed, with its first line-up, before the next draw.
+    environment that it can equally often, in random order. Every seat of its current version is
+    trained: all seats in self-play. With ``group_size`` above 1 that many consecutive games share
+    everything but their id; a started group is completed, with its first line-up, before the next
+    draw.
 
     Everything but the opponents follows from the seed and counters, so the same seed and the same
     pool give the same games.
@@ -72,16 +84,21 @@ class GameScheduler:
         group_size: int,
         seed: int,
         part: int = 0,
+        name: str = "",
+        forms: Forms | None = None,
     ) -> None:
-        """part: how often the run was resumed before; it only enters the game ids.
+        """part: how often the run was resumed before; it only enters the game ids. name: of the
+        policy, one of several; it enters ids and seeds. forms: see ``line_up``.
 
         Games lost in a crash are played again after the resume, under other ids.
         """
-        self._envs = tuple(envs)
         self._pool = pool
+        self._name, self._forms = name, forms
+        self._own = (name,) if name else ()
+        self._prefix = "-".join([*self._own, str(part)])
+        self._envs = tuple(env for env in envs if self._seats(env))
         self._group_size = group_size
         self._seed = seed
-        self._part = part
         self._games = 0
         self._draws = 0
         #: Games in which the learner got a seat, by position of the environment in ``envs``.
@@ -95,7 +112,7 @@ class GameScheduler:
         for _ in range(n):
             if self._open is None or not self._left:
                 self._open, self._left = self._draw(), self._group_size
-            game_id = f"train-{self._part}-{self._games:07d}"
+            game_id = f"train-{self._prefix}-{self._games:07d}"
             games.append(dataclasses.replace(self._open, game_id=game_id))
             self._games += 1
             self._left -= 1
@@ -108,33 +125,47 @@ class GameScheduler:
 
     def _draw(self) -> GameSpec:
         """One environment, line-up and seed; ``next_games`` adds the id."""
-        rng = random.Random(derive_seed(self._seed, "env", self._draws))
+        rng = random.Random(derive_seed(self._seed, *self._own, "env", self._draws))
         [index] = rng.choices(range(len(self._envs)), [env.weight for env in self._envs])
         env = self._envs[index]
-        learner = self._pool.current().policy()
-        policies = self._pool.opponents(env.num_players - 1) if env.num_players > 1 else []
-        if all(policy.uid == learner.uid for policy in policies):
-            policies.append(learner)  # self-play: the same policy at every seat
-        else:
-            policies.insert(self._next_seat(index), learner)
         grouped = self._group_size > 1
+        learner = self._pool.current(self._name).policy()
         spec = GameSpec(
             game_id="",
             env=env,
-            seed=derive_seed(self._seed, "train", self._draws),
+            seed=derive_seed(self._seed, *self._own, "train", self._draws),
             purpose="train",
-            seats=line_up(env, policies, trained_uid=learner.uid),
-            group_id=f"group-{self._part}-{self._draws:07d}" if grouped else None,
+            seats=line_up(env, self._players(index, learner), learner.uid, self._forms),
+            group_id=f"group-{self._prefix}-{self._draws:07d}" if grouped else None,
             group_size=self._group_size,
         )
         self._draws += 1
         return spec
 
+    def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
+        """Who plays, in order of player id: the learner at one seat, opponents at the others."""
+        number = self._envs[index].num_players
+        if not self._pool.limited(self._name):  # it does not matter who sits where
+            policies = self._pool.opponents(number - 1, self._name) if number > 1 else []
+            if all(policy.uid == learner.uid for policy in policies):
+                return [*policies, learner]  # self-play: the same policy at every seat
+            policies.insert(self._next_seat(index), learner)
+            return policies
+        own = self._next_seat(index)
+        return [
+            learner if seat == own else self._pool.opponents(1, self._name, seat)[0]
+            for seat in range(number)
+        ]
+
+    def _seats(self, env: EnvSpec) -> list[int]:
+        """The seats of ``env`` that the learner can take."""
+        return [seat for seat in range(env.num_players) if self._pool.takes(self._name, seat)]
+
     def _next_seat(self, index: int) -> int:
-        """The learner's next seat: each block of num_players draws is a random permutation."""
-        seats = list(range(self._envs[index].num_players))
+        """The learner's next seat: each block of as many draws as seats is a permutation."""
+        seats = self._seats(self._envs[index])
         block, position = divmod(self._seatings[index], len(seats))
-        random.Random(derive_seed(self._seed, "seat", index, block)).shuffle(seats)
+        random.Random(derive_seed(self._seed, *self._own, "seat", index, block)).shuffle(seats)
         self._seatings[index] += 1
         return seats[position]
 
@@ -189,9 +220,16 @@ class GamesUnderWay:
             if player == collector:
                 self._games[first] = (_NO_COLLECTOR, retry(spec))
 
-    def take_lost(self, count: int) -> list[GameSpec]:
-        """At most ``count`` of the games to play again, oldest first; then see ``begin``."""
-        lost = [spec for player, spec in self._games.values() if player == _NO_COLLECTOR]
+    def take_lost(self, count: int, name: str = "") -> list[GameSpec]:
+        """At most ``count`` of the games to play again, oldest first; then see ``begin``.
+
+        name: of the policy that learns from them.
+        """
+        lost = [
+            spec
+            for player, spec in self._games.values()
+            if player == _NO_COLLECTOR and spec.learner == name
+        ]
         return lost[:count]
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -43,21 +43,34 @@ STATE = "state"
 #: Names the newest checkpoint of a root where a name is asked for.
 LATEST = "latest"
 
-_STEP = "step-"
+_STEP = "step"
+_STEP_NAME = re.compile(r"(?!deploy-)[a-z][a-z0-9_]*-\d+")
 
 _TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
 #: Age after which a temporary directory of another machine counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
 
 
-def step_name(version: int) -> str:
-    """The name of the checkpoint after ``version`` updates: ``step-12``."""
-    return f"{_STEP}{version}"
+def step_name(version: int, policy: str = "") -> str:
+    """The name of the checkpoint after ``version`` updates: ``step-12``.
+
+    policy: which of a run's ``policies`` it is, whose checkpoints are called after it.
+
+    Example:
+        >>> step_name(12), step_name(13, "exploiter")
+        ('step-12', 'exploiter-13')
+    """
+    return f"{policy or _STEP}-{version}"
 
 
 def is_step_name(name: str) -> bool:
-    """Whether ``name`` is that of a run's checkpoint, rather than of another policy."""
-    return name.startswith(_STEP)
+    """Whether ``name`` is that of a run's checkpoint, rather than of another policy.
+
+    Example:
+        >>> [is_step_name(name) for name in ("step-3", "exploiter-40", "minimax", "mcts:200")]
+        [True, True, False, False]
+    """
+    return _STEP_NAME.fullmatch(name) is not None
 
 
 def step_number(name: str) -> int:
@@ -67,7 +80,18 @@ def step_number(name: str) -> int:
         >>> step_number(step_name(12))
         12
     """
-    return int(name.removeprefix(_STEP))
+    return int(name.rpartition("-")[2])
+
+
+def policy_in(name: str) -> str:
+    """The policy in a name that ``step_name`` made; empty for that of a run with one.
+
+    Example:
+        >>> policy_in("exploiter-13"), policy_in("step-12")
+        ('exploiter', '')
+    """
+    policy = name.rpartition("-")[0]
+    return "" if policy == _STEP else policy
 
 
 @value

@@ -266,21 +266,27 @@ class Tracker:
         self._activity = doing
         self.tick()
 
-    def log_learner(self, result: UpdateResult, shares: Mapping[str, float]) -> None:
+    def log_learner(
+        self, result: UpdateResult, shares: Mapping[str, float], policy: str = ""
+    ) -> None:
         """One update: a line of metrics.jsonl and ``learner/…``, with what came since the last.
 
         shares: of wall time in which engines, learner and neither of them worked
         (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); further entries are
-        recorded as well.
+        recorded as well. policy: of several the one that was updated, unless it is the first; its
+        metrics are ``policies/NAME/…``, so that curves of ``learner/…`` are of one policy.
         """
         now = self._elapsed()
         self._update = result.version
         self._samples += result.samples
-        self._learner = {name: float(number) for name, number in result.metrics.items()}
+        metrics = {name: float(number) for name, number in result.metrics.items()}
+        if not policy:
+            self._learner = metrics
+        others = {f"policies/{policy}/{name}": each for name, each in metrics.items() if policy}
         self._shares = {name: float(number) for name, number in shares.items()}
         growth = self._pace.update(now, self._counts())
         row = {
-            **self._learner,
+            **({} if policy else metrics),
             **self._shares,
             "samples": result.samples,
             "samples_seen": self._samples,
@@ -294,13 +300,14 @@ class Tracker:
                 "step": result.version,
                 "time_s": now,
                 **row,
+                **others,
                 **self._counts(),
                 "failed_games": self._failed,
                 **measured,
             }
         )
         learner = {f"learner/{name}": number for name, number in row.items()}
-        self._write(result.version, {**self._metrics.drain(), **learner, **measured})
+        self._write(result.version, {**self._metrics.drain(), **learner, **others, **measured})
         self._publish()
         self.tick()
 

@@ -24,6 +24,7 @@ lost are played by another.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,9 +37,12 @@ import ray
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
 from rlforge.actors.process import restarted
+from rlforge.config.per_policy import entry_of, policy_names, turns
+from rlforge.config.policies import START
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
-from rlforge.rollout.lineup import eval_envs
+from rlforge.league.pool import RECENT_GAMES
+from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
@@ -59,6 +63,36 @@ ENGINE_POLL_S = 5.0
 """Seconds between throughput reports of the engines."""
 
 
+@dataclasses.dataclass
+class _Trained:
+    """One of the policies in training; that of a run with one has no name.
+
+    newest: its newest saved version. parent: of its next version; None: ``newest``. updated: number
+    of its newest update. begun: of the update at which it began, or began anew; updates: its own
+    since then.
+    """
+
+    name: str
+    newest: Checkpoint
+    parent: str | None = None
+    updated: int = 0
+    begun: int = 0
+    updates: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "newest": _CHECKPOINTS.encode(self.newest),
+            "begun": self.begun,
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.newest = _CHECKPOINTS.decode(state["newest"])
+        self.updated = self.newest.version
+        self.begun = state.get("begun", 0)
+        self.updates = state.get("updates", self.updated)
+
+
 class GameController:
     """Training on games; see ``rlforge.training.lifecycle`` for what calls it."""
 
@@ -67,14 +101,25 @@ class GameController:
         assert isinstance(config, RunConfig)
         self._config, self._hardware, self._run_dir = config, context.hardware, context.run_dir
         self._actors, self._note = context.actors, context.note
-        self._newest = Checkpoint(uid=step_name(0), version=0, path=config.learner.initial_adapter)
+        self._turns = turns(config)
+        self._policies = {
+            name: _Trained(
+                name=name,
+                newest=Checkpoint(
+                    uid=step_name(0, name),
+                    version=0,
+                    path=config.learner.initial_adapter,
+                    name=name,
+                ),
+            )
+            for name in policy_names(config)
+        }
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._elastic = context.hardware.elastic
         collectors = list(self._actors.replicas("collector"))
         self._evaluations = Evaluations(config, collectors, self._play, self._rate, self._measure)
         self._guard = Guard(context)
-        # Of the next version that is saved.
-        self._parent = self._newest.uid
+        # Updates so far, of all policies.
         self._version = 0
         self._interrupted = False
         self._publication: asyncio.Task[None] | None = None
@@ -119,7 +164,7 @@ class GameController:
                 self._evaluate(edge=True)
             else:  # resumed
                 self._evaluate_if_due()
-                self._evaluations.follow(self._newest)
+                self._evaluations.follow(self._seated())
             await self._learn()
             await self._actors.buffer.stop.remote()
             await self._finish()
@@ -130,47 +175,93 @@ class GameController:
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
         learner = self._config.learner
-        update: Callable[[Any], Any] = self._actors.learner.update
-        if self._hardware.alternate:
-            update = partial(update_in_turn, self._actors, self._call)
         while self._version < learner.total_updates and not self._interrupted:
-            # The batch goes from the buffer to the learner; only its reference passes here.
-            next_batch = self._actors.buffer.next_batch.options(num_returns=2)
-            batch, drawn = next_batch.remote(self._version)
-            if not await drawn:  # the buffer was stopped
+            policy = self._policies[self._turns[self._version % len(self._turns)]]
+            if await self._begins_anew(policy):
+                await self._begin_anew(policy)
+            elif not await self._update(policy):  # the buffer was stopped
                 return
-            result, span = await update(batch)
-            self._version = result.version
-            self._utilisation.learner_worked(span)
-            custom, figures = await asyncio.gather(
-                self._actors.custom_scalars(), self._actors.buffer.figures.remote()
-            )
-            self._actors.tracker.log_scalars.remote(custom)
-            shares = self._utilisation.shares(time.time())
-            self._actors.tracker.log_learner.remote(
-                result, {**shares, **figures, "restarts": self._restarts}
-            )
             last = self._version == learner.total_updates
-            if (back_to := await self._guard.look_out(result)) is not None:
-                self._parent = back_to
             if last:  # before it is published: no update would use its games
                 await self._actors.buffer.stop.remote()
                 self._evaluations.close()
             if self._version % learner.save_every == 0 or last:
-                await self._save()
+                await self._save(policy)
             if self._version % learner.state_every == 0:
                 await self._save_state()
             self._evaluate_if_due()
 
-    async def _save(self) -> None:
-        """Write the version, and publish it while the next update is made."""
-        if self._newest.version == self._version:
+    async def _update(self, policy: _Trained) -> bool:
+        """One update of a policy, which is recorded and judged; False where no batch comes."""
+        update: Callable[..., Any] = self._actors.learner.update
+        if self._hardware.alternate:
+            update = partial(update_in_turn, self._actors, self._call)
+        number, name = self._version + 1, policy.name
+        # The batch goes from the buffer to the learner; only its reference passes here.
+        next_batch = self._actors.buffer.next_batch.options(num_returns=2)
+        batch, drawn = next_batch.remote(policy.updated, number, name)
+        if not await drawn:
+            return False
+        result, span = await update(batch, name, number)
+        self._version = policy.updated = result.version
+        policy.updates += 1
+        self._utilisation.learner_worked(span)
+        custom, figures = await asyncio.gather(
+            self._actors.custom_scalars(), self._actors.buffer.figures.remote(name)
+        )
+        self._actors.tracker.log_scalars.remote(custom)
+        shares = self._utilisation.shares(time.time())
+        main = policy is self._main
+        self._actors.tracker.log_learner.remote(
+            result,
+            {**shares, **figures, "restarts": self._restarts},
+            policy="" if main else name,
+        )
+        if main and (back_to := await self._guard.look_out(result)) is not None:
+            policy.parent = back_to
+        return True
+
+    @property
+    def _main(self) -> _Trained:
+        """The policy that is evaluated: the first, or the only one."""
+        return next(iter(self._policies.values()))
+
+    async def _begins_anew(self, policy: _Trained) -> bool:
+        """Whether ``reset`` says so of the policy whose turn it is; the last update is one."""
+        reset = entry_of(self._config, policy.name).reset
+        if not policy.updates or self._version + 1 == self._config.learner.total_updates:
+            return False
+        if reset.every is not None and policy.updates >= reset.every:
+            return True
+        if reset.score is None:
+            return False
+        games, score = await self._actors.pool.score.remote(policy.name, policy.begun)
+        return bool(games >= RECENT_GAMES and score > reset.score)
+
+    async def _begin_anew(self, policy: _Trained) -> None:
+        """In place of an update, give the policy other weights, which become its next version."""
+        to = entry_of(self._config, policy.name).reset.to
+        like = None if to == START else self._policies[to]
+        number = self._version + 1
+        await self._actors.learner.begin_anew(policy.name, number, None if like is None else to)
+        await self._actors.buffer.begin_anew.remote(policy.name)
+        self._version = policy.updated = policy.begun = number
+        policy.updates = 0
+        policy.parent = step_name(0, policy.name) if like is None else like.newest.uid
+        source = "its start" if like is None else like.newest.uid
+        self._note(f"{policy.name} begins anew as {step_name(number, policy.name)}, from {source}")
+
+    async def _save(self, policy: _Trained) -> None:
+        """Write the policy's version, and publish it while the next update is made."""
+        if policy.newest.version == policy.updated:
             return
-        self._newest = await self._actors.learner.save(self._version, self._parent)
-        self._parent = self._newest.uid
-        log.info("%s is saved", self._newest.uid)
+        policy.newest = await self._actors.learner.save(
+            policy.updated, policy.parent or policy.newest.uid, name=policy.name
+        )
+        policy.parent = None
+        log.info("%s is saved", policy.newest.uid)
         await self._published()
-        self._publication = self._group.create_task(self._publish(self._newest))
+        self._publication = self._group.create_task(self._publish(policy.newest))
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
         """Load it in the engines first: games, pool and buffer only name loaded versions."""
@@ -178,10 +269,10 @@ class GameController:
         for collector in self._actors.collectors:
             collector.use_version.remote(checkpoint.policy())
         snapshot = await self._actors.pool.add_checkpoint.remote(checkpoint)
-        await self._actors.buffer.set_version.remote(checkpoint.version)
+        await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
         if checkpoint.version:  # version 0 has the evaluation of the start
-            self._evaluations.follow(checkpoint)
+            self._evaluations.follow(self._seated())
         needed = self._evaluations.needed | await self._actors.pool.needed.remote()
         self._retention.prune(needed | self._guard.needed(), checkpoint.version)
 
@@ -212,7 +303,8 @@ class GameController:
         if self._state_saved == self._version:
             return
         self._state_saved = self._version
-        await self._save()
+        newest = max(self._policies.values(), key=lambda policy: policy.updated)
+        await self._save(newest)
         await self._published()
         self._retention.resumable = await self._actors.pool.needed.remote()
         pool, buffer = await asyncio.gather(
@@ -222,11 +314,11 @@ class GameController:
             "run_dir": str(self._run_dir),
             "pool": pool,
             "buffer": buffer,
-            "newest": _CHECKPOINTS.encode(self._newest),
+            "policies": {name: each.state_dict() for name, each in self._policies.items()},
             "sentinel": self._guard.sentinel.state_dict(),
         }
-        await self._actors.learner.save_state(self._version, state)
-        log.info("--resume can continue from %s", self._newest.uid)
+        await self._actors.learner.save_state(newest.newest.uid, state)
+        log.info("--resume can continue from %s", newest.newest.uid)
 
     # ---------------------------------------------------------------- beginning and end
 
@@ -243,16 +335,19 @@ class GameController:
             if path is not None:
                 await self._restore(path, version)
                 return
-        await self._publish(self._newest)
+        for policy in self._policies.values():
+            await self._publish(policy.newest)
 
     async def _restore(self, path: Path, version: int) -> None:
         state = await self._actors.learner.load_state(path.name)
         here = str(self._run_dir)
         was = state.get("run_dir", here)
-        state |= {name: moved(state[name], was, here) for name in ("pool", "newest")}
+        if "policies" not in state:  # an earlier version of rlforge knew one
+            state["policies"] = {"": {"newest": state["newest"]}}
+        state |= {name: moved(state[name], was, here) for name in ("pool", "policies")}
         self._version = self._state_saved = version
-        self._newest = _CHECKPOINTS.decode(state["newest"])
-        self._parent = self._newest.uid
+        for name, policy in self._policies.items():
+            policy.load_state_dict(state["policies"][name])
         if "sentinel" in state:  # not in that of earlier versions of rlforge
             self._guard.sentinel.load_state_dict(state["sentinel"])
         await asyncio.gather(
@@ -260,10 +355,11 @@ class GameController:
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
         )
         self._retention.resumable = await self._actors.pool.needed.remote()
-        await self._load(self._newest.policy())
-        for collector in self._actors.collectors:
-            collector.use_version.remote(self._newest.policy())
-        await self._actors.buffer.set_version.remote(version)
+        for policy in self._policies.values():
+            await self._load(policy.newest.policy())
+            for collector in self._actors.collectors:
+                collector.use_version.remote(policy.newest.policy())
+            await self._actors.buffer.set_version.remote(policy.newest.version, policy.name)
 
     async def _finish(self) -> None:
         """Save the last version with its state; unless interrupted, evaluate it."""
@@ -288,7 +384,22 @@ class GameController:
 
     def _evaluate(self, *, edge: bool) -> None:
         """Evaluate the newest saved version. edge: at the start or the end of training."""
-        self._evaluations.evaluate(self._newest, self._published, edge=edge)
+        self._evaluations.evaluate(self._seated(), self._published, edge=edge)
+
+    def _seated(self) -> list[Checkpoint]:
+        """What is evaluated at each seat: the newest version of the first policy that takes it."""
+        envs = [*train_envs(self._config), *eval_envs(self._config)]
+        return [
+            next(
+                (
+                    policy.newest
+                    for name, policy in self._policies.items()
+                    if entry_of(self._config, name).takes(seat)
+                ),
+                self._main.newest,
+            )
+            for seat in range(max(env.num_players for env in envs))
+        ]
 
     def _evaluate_if_due(self) -> None:
         """After every ``eval.every`` updates; the last version is evaluated at the end."""

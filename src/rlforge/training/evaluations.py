@@ -49,8 +49,8 @@ class Evaluations:
         self._measure = measure
         self._pairings = eval_pairings(config)
         self._results: dict[tuple[str, str], EvalResult] = {}
-        #: Uids of the versions whose evaluation is under way: engines may load them again.
-        self.needed: set[str] = set()
+        #: Uids of the versions in each evaluation under way, by what names it.
+        self._needed: dict[str, set[str]] = {}
         self._begun: set[int] = set()
         self._planned: asyncio.Task[None] | None = None
         self._slots: list[asyncio.Task[None]] = []
@@ -79,16 +79,21 @@ class Evaluations:
         rates = rates or [result.win_rate for result in self._results.values()]
         return sum(rates) / len(rates) if rates else 0.0
 
-    def _is_first(self, checkpoint: Checkpoint) -> bool:
+    def _is_first(self, checkpoint: Checkpoint, seated: Sequence[Checkpoint]) -> bool:
         """Whether the version has no evaluation yet; from now on it has one under way."""
         if checkpoint.version in self._begun:
             return False
         self._begun.add(checkpoint.version)
-        self.needed.add(checkpoint.uid)
+        self._needed[checkpoint.uid] = {each.uid for each in seated}
         return True
 
+    @property
+    def needed(self) -> set[str]:
+        """Uids of the versions whose evaluation is under way: engines may load them again."""
+        return set().union(*self._needed.values())
+
     def _record(self, uid: str, results: Sequence[EvalResult]) -> None:
-        self.needed.discard(uid)
+        self._needed.pop(uid, None)
         for result in results:
             self._results[result.env_id, result.opponent] = result
             log.info(
@@ -104,14 +109,16 @@ class Evaluations:
     # ---------------------------------------------------------------- a number of games at once
 
     def evaluate(
-        self, checkpoint: Checkpoint, published: Callable[[], Awaitable[None]], *, edge: bool
+        self, seated: Sequence[Checkpoint], published: Callable[[], Awaitable[None]], *, edge: bool
     ) -> None:
         """Evaluate a version in the background, unless it was, after any earlier evaluation.
 
-        published: returns once the engines have the version. edge: at the start or the end of
-        training, with ``final_games``.
+        seated: what takes each seat: the version, or versions of several policies, of which the
+        newest names the evaluation. published: returns once the engines have them. edge: at the
+        start or the end of training, with ``final_games``.
         """
-        if not self._is_first(checkpoint):
+        checkpoint = _newest(seated)
+        if not self._is_first(checkpoint, seated):
             return
         settings, before = self._config.eval, self._planned
         specs = plan_evaluation(
@@ -121,6 +128,7 @@ class Evaluations:
             step=checkpoint.version,
             seed=self._config.seed,
             max_games=settings.max_games_per_checkpoint,
+            seats=[each.policy() for each in seated],
         )
 
         measured: asyncio.Task[None] | None = None
@@ -142,27 +150,29 @@ class Evaluations:
                 )
             )
             records = [record for share in shares for record in share]
-            self._record(checkpoint.uid, summarise(records, checkpoint.version))
+            self._record(checkpoint.uid, summarise(records, checkpoint.version, checkpoint.uid))
 
         self._planned = self._group.create_task(evaluate())
 
     # ---------------------------------------------------------------- all the time
 
-    def follow(self, checkpoint: Checkpoint) -> None:
+    def follow(self, seated: Sequence[Checkpoint]) -> None:
         """With ``eval.continuous``: the engines have this version, which is evaluated from now on.
 
-        Older ones are recorded once the games that were begun are over.
+        Older ones are recorded once the games that were begun are over. seated: as in ``evaluate``.
         """
         if not self._config.eval.continuous or self._closed:
             return
         self._supersede()
-        if self._is_first(checkpoint):
+        checkpoint = _newest(seated)
+        if self._is_first(checkpoint, seated):
             evaluation = OpenEvaluation(
                 self._pairings,
                 checkpoint.policy(),
                 step=checkpoint.version,
                 seed=self._config.seed,
                 max_games=self._config.eval.max_games_per_checkpoint,
+                seats=[each.policy() for each in seated],
             )
             self._open.append(evaluation)
             self._more.set()
@@ -213,3 +223,7 @@ class Evaluations:
             if (spec := evaluation.next_game()) is not None:
                 return evaluation, spec
         return None
+
+
+def _newest(seated: Sequence[Checkpoint]) -> Checkpoint:
+    return max(seated, key=lambda checkpoint: checkpoint.version)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import RunConfig
-from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, step_name
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    list_checkpoints,
+    policy_in,
+    step_name,
+)
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.sentinel import Sentinel
 from rlforge.types import Alarm, EvalResult, ExactResult, UpdateResult
@@ -17,6 +23,8 @@ PAST = "fictitious"
 class Guard:
     """Gives a run's updates to its sentinel, reports the alarms and acts on them.
 
+    Of several policies it watches the first.
+
     sentinel: its state belongs to that of the run.
     """
 
@@ -25,6 +33,7 @@ class Guard:
         self._config, self._settings = context.config, context.config.sentinel
         self._actors, self._note = context.actors, context.note
         self._checkpoints = context.run_dir / "checkpoints"
+        self._policy = policy_names(context.config)[0]
         self.sentinel = Sentinel(self._settings)
         self._alarms: list[Alarm] = []
 
@@ -63,7 +72,7 @@ class Guard:
         """Uids of the saved versions that a rollback may go to."""
         if "rollback" not in self._settings.actions:
             return set()
-        return {step_name(self._saved_until(good)) for good in self.sentinel.good()}
+        return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}
 
     async def _act(self, good: int) -> tuple[str | None, list[str]]:
         """Where the learner went back to, and what was done in words.
@@ -76,14 +85,14 @@ class Guard:
             done.append("opponents from the past")
         if "rollback" in actions:
             version = self._saved_until(good)
-            back_to = step_name(version)
-            await learner.go_back(version)
+            back_to = step_name(version, self._policy)
+            await learner.go_back(version, self._policy)
             done.append(f"rollback to {back_to}")
         if "magnet" in actions:
-            await learner.refresh_reference()
+            await learner.refresh_reference(self._policy)
             done.append("new snapshot as reference")
         if "smaller_steps" in actions:
-            await learner.take_smaller_steps(self._settings.step_factor)
+            await learner.take_smaller_steps(self._settings.step_factor, self._policy)
             done.append(f"learning rate × {self._settings.step_factor:g}")
         if done:
             self.sentinel.restart()
@@ -91,5 +100,9 @@ class Guard:
 
     def _saved_until(self, version: int) -> int:
         """The newest saved version that is not above ``version``; 0 where there is none."""
-        saved = map(checkpoint_version, list_checkpoints(self._checkpoints))
+        saved = [
+            checkpoint_version(path)
+            for path in list_checkpoints(self._checkpoints)
+            if policy_in(path.name) == self._policy
+        ]
         return max((each for each in saved if each <= version), default=0)

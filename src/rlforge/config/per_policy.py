@@ -1,0 +1,115 @@
+"""The configuration of each policy of a run: of the only one, or of each entry of ``policies``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+
+from rlforge.config.policies import PolicyEntry
+from rlforge.config.rules import build, hints, plain, with_values
+from rlforge.config.schema import RunConfig
+from rlforge.config.training import algorithm_config
+from rlforge.errors import ConfigError, nearest
+
+
+def policy_names(config: RunConfig) -> tuple[str, ...]:
+    """The policies that a run trains; of a run without ``policies`` one without a name.
+
+    The first is the one that is evaluated, measured and played where none is named.
+
+    Example:
+        >>> from rlforge import compose
+        >>> policy_names(compose("policies={main: {}, rival: {opponents: [main]}}"))
+        ('main', 'rival')
+    """
+    return tuple(config.policies) or ("",)
+
+
+def entry_of(config: RunConfig, name: str) -> PolicyEntry:
+    """What ``policies`` says of a policy; that of a run without them plays every seat."""
+    return config.policies[name] if name else PolicyEntry()
+
+
+def of_policy(config: RunConfig, name: str) -> RunConfig:
+    """The configuration with the groups of one of its policies in place of the run's.
+
+    Raises ConfigError, which names the key, for keys that a group does not have and values of
+    another type.
+    """
+    if not name:
+        return config
+    entry = config.policies[name]
+    groups: dict[str, Any] = {}
+    for group in ("algorithm", "learner", "pool", "rewards"):
+        values: Mapping[str, Any] = getattr(entry, group)
+        base = getattr(config, group)
+        if group == "algorithm" and values.get("name", base.name) != base.name:
+            kind = algorithm_config(values["name"])
+            base = build(kind, dataclasses.asdict(plain(kind)()))
+        for key in values:
+            if key not in (known := hints(type(base))):
+                near = nearest(key, known)
+                raise ConfigError(f"policies.{name}.{group}.{key}: no such key{near}")
+        try:
+            groups[group] = with_values(base, values) if values else base
+        except OmegaConfBaseException as error:
+            place, text = f"policies.{name}.{group}", str(error).splitlines()[0]
+            raise ConfigError(f"{place}={dict(values)}: {text}") from None
+    return dataclasses.replace(config, **groups, policies={})
+
+
+def own_keys(config: RunConfig, name: str) -> dict[str, str]:
+    """The keys that ``of_policy`` takes from the policy's entry, each with the entry's key."""
+    entry, groups = entry_of(config, name), ("algorithm", "learner", "pool", "rewards")
+    return {
+        f"{group}.{key}": f"policies.{name}.{group}"
+        for group in groups
+        for key in getattr(entry, group)
+    }
+
+
+def turns(config: RunConfig) -> tuple[str, ...]:
+    """Whose update comes when: update N, from 1, is of the policy at (N - 1) modulo the length.
+
+    Each has as many places as its ``share``, as evenly spread as they can be: at every place the
+    policy with the least part of its share done is next.
+
+    Example:
+        >>> from rlforge import compose
+        >>> turns(compose("policies={main: {share: 3}, rival: {opponents: [main]}}"))
+        ('main', 'rival', 'main', 'main')
+    """
+    names = policy_names(config)
+    shares = {name: entry_of(config, name).share for name in names}
+    done = dict.fromkeys(names, 0)
+    order = []
+    for _ in range(sum(shares.values())):
+        name = min(names, key=lambda each: (2 * done[each] + 1) / shares[each])
+        done[name] += 1
+        order.append(name)
+    return tuple(order)
+
+
+def longest_wait(config: RunConfig, name: str) -> int:
+    """Most updates of the run from one of a policy to its next.
+
+    Example:
+        >>> from rlforge import compose
+        >>> both = compose("policies={main: {share: 3}, rival: {opponents: [main]}}")
+        >>> longest_wait(both, "main"), longest_wait(both, "rival")
+        (2, 4)
+    """
+    order = turns(config)
+    own = [place for place, each in enumerate(order) if each == name]
+    return max(after - place for place, after in pairwise([*own, own[0] + len(order)]))
+
+
+def trained_seats(config: RunConfig, name: str) -> int:
+    """Most seats of a game that a policy learns from: all in self-play, its own one otherwise."""
+    entry = entry_of(config, name)
+    mirrors = of_policy(config, name).pool.mode == "mirror" and entry.meets(name) == (name,)
+    return max(env.num_players for env in config.env.train) if mirrors else 1

@@ -1,0 +1,157 @@
+"""Several policies in one run (key ``policies``): what each plays, meets and learns by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from rlforge.config.rules import (
+    Count,
+    Distinct,
+    Group,
+    Length,
+    Pattern,
+    Probability,
+    Problem,
+    Text,
+    Whole,
+)
+from rlforge.errors import nearest
+
+START = "start"
+"""Stands for the weights with which a policy began, where the name of a policy is asked for."""
+
+COMMON = (
+    "train",
+    "initial_adapter",
+    "compile",
+    "gradient_checkpointing",
+    "activation_checkpointing",
+    "num_learners",
+    "shard_weights",
+    "keep_checkpoints",
+    "total_updates",
+    "save_every",
+    "state_every",
+)
+"""Keys of ``learner`` that are of the model or of the whole run, and so the same for all."""
+
+
+@dataclass
+class ResetConfig(Group):
+    """When a policy of ``policies`` begins anew, as the exploiters of a league do.
+
+    The version that it had by then stays in the pool, as ``pool.history`` says.
+    """
+
+    #: Updates of its own after which it begins anew; null: it does not by their number.
+    every: Count | None = None
+    #: Share of its last 100 games, of draws one half, above which it begins anew: it has found what
+    #: there was to find. null: it does not by its success.
+    score: Probability | None = None
+    #: Weights to begin with: those of its ``start``, or of the newest version of a policy, by name.
+    to: Text = START
+
+
+@dataclass
+class PolicyEntry(Group):
+    """One of several policies that a run trains; all are adapters of one base model.
+
+    Each trains on the games that it leads: it sits at one of its seats, and opponents are drawn for
+    the others. Where the opponent that is drawn is its own newest version, all seats of that
+    version are trained, as in self-play.
+    """
+
+    #: Seats that it can take; null: each.
+    seats: Annotated[list[Whole], Length(1, 16), Distinct()] | None = None
+    #: Updates of it for each of a policy with 1.
+    share: Count = 1
+    #: Policies, by name, whose versions it meets, by ``pool.mode``; null: itself.
+    opponents: Annotated[list[Text], Length(1, 64), Distinct()] | None = None
+    #: Prompt template of its seats; null takes the environment's.
+    prompt_template: str | None = None
+    #: Action extraction of its seats; null takes the environment's.
+    action_extraction: str | None = None
+    #: When it begins anew.
+    reset: ResetConfig = field(default_factory=ResetConfig)
+    #: Keys of ``algorithm`` that differ; with another ``name`` the others have that one's defaults.
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    #: Keys of ``learner`` that differ, such as ``batch_size`` and ``learning_rate``.
+    learner: dict[str, Any] = field(default_factory=dict)
+    #: Keys of ``pool`` that differ, such as ``mode`` and ``fixed_opponents``.
+    pool: dict[str, Any] = field(default_factory=dict)
+    #: Keys of ``rewards`` that differ.
+    rewards: dict[str, Any] = field(default_factory=dict)
+
+    def clashes(self) -> Iterator[Problem]:
+        for key in self.learner:
+            if key in COMMON:
+                yield f"learner.{key}", f"is the same for all policies; set learner.{key}"
+
+    def meets(self, name: str) -> tuple[str, ...]:
+        """The policies whose versions it meets, this one being called ``name``."""
+        return tuple(self.opponents) if self.opponents is not None else (name,)
+
+    def takes(self, seat: int) -> bool:
+        """Whether it can sit there."""
+        return self.seats is None or seat in self.seats
+
+
+Policies = dict[
+    Annotated[
+        str,
+        Pattern(
+            r"(?!(step|base|start|deploy|latest|best|average)$)[a-z][a-z0-9_]*",
+            "be lower-case letters, digits and '_', and no word that names versions",
+        ),
+    ],
+    PolicyEntry,
+]
+"""The policies of a run by name."""
+
+
+def policy_clashes(
+    policies: Mapping[str, PolicyEntry], players: Mapping[str, int], fixed: Sequence[str]
+) -> Iterator[Problem]:
+    """Contradictions of ``policies`` with each other and with the games.
+
+    players: of each training game, by its id. fixed: ``pool.fixed_opponents``.
+    """
+    unknown = list(_unknown(policies))
+    yield from unknown or _seat_clashes(policies, players, fixed)
+
+
+def _unknown(known: Mapping[str, PolicyEntry]) -> Iterator[Problem]:
+    """Names that are no policies."""
+    for name, entry in known.items():
+        named = {"opponents": entry.opponents or [], "reset.to": [entry.reset.to]}
+        for key, others in named.items():
+            for other in others:
+                if other not in known and not (key == "reset.to" and other == START):
+                    mend = f"{nearest(other, known)} (there are {', '.join(known)})"
+                    yield f"policies.{name}.{key}", f"there is no policy {other}{mend}"
+
+
+def _seat_clashes(
+    policies: Mapping[str, PolicyEntry], players: Mapping[str, int], fixed: Sequence[str]
+) -> Iterator[Problem]:
+    """Policies that no game has a seat for, and seats that no policy would take."""
+    most = max(players.values())
+    for name, entry in policies.items():
+        if not any(entry.takes(seat) for seat in range(most)):
+            yield f"policies.{name}.seats", f"no game has one of them: seats are 0 to {most - 1}"
+        met = [policies[other] for other in entry.meets(name)]
+        for game, number in players.items():
+            own = [seat for seat in range(number) if entry.takes(seat)]
+            empty = [
+                seat
+                for seat in range(number)
+                if own not in ([], [seat]) and not any(other.takes(seat) for other in met)
+            ]
+            if empty and not entry.pool.get("fixed_opponents", fixed):
+                yield (
+                    f"policies.{name}.opponents",
+                    f"none of them sits at seat {empty[0]} of {game}; name a policy that does, "
+                    "or add pool.fixed_opponents",
+                )

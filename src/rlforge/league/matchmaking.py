@@ -1,0 +1,93 @@
+"""A policy's versions, and how its opponents are drawn: one of a run, or each of several."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.config.plugins import MODES
+from rlforge.config.schema import PoolConfig
+from rlforge.league.history import History
+from rlforge.league.modes import Mode, default_temperature
+from rlforge.types import Checkpoint, PolicyRef, value
+
+
+@value
+class Matchmaking:
+    """How opponents are drawn for a policy, one of several of a run.
+
+    config: of the pool, with the policy's own settings. fixed: its fixed opponents. meets: names of
+    the policies whose versions it meets. seats: that it can take; None: each.
+    """
+
+    config: PoolConfig
+    fixed: tuple[PolicyRef, ...]
+    meets: tuple[str, ...]
+    seats: tuple[int, ...] | None = None
+
+    def takes(self, seat: int | None) -> bool:
+        """Whether the policy can sit at ``seat``; None: at any."""
+        return self.seats is None or seat is None or seat in self.seats
+
+
+class Line:
+    """A policy's versions from its start, and how its opponents are drawn.
+
+    checkpoints: all of its versions by uid, in order. history: those that are active. mode,
+    temperature: what draws opponents now. random: for these draws.
+    """
+
+    def __init__(self, matchmaking: Matchmaking, history: History, seed: str) -> None:
+        self.matchmaking, self.history = matchmaking, history
+        self.random = random.Random(seed)
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self._changed_mode: str | None = None
+        self._find_mode()
+
+    @property
+    def config(self) -> PoolConfig:
+        """The policy's settings of the pool."""
+        return self.matchmaking.config
+
+    @property
+    def current(self) -> Checkpoint:
+        """The newest version."""
+        return next(reversed(self.checkpoints.values()))
+
+    @property
+    def mode_name(self) -> str:
+        """``pool.mode``, or what took its place."""
+        return self._changed_mode or self.config.mode
+
+    def use_mode(self, name: str | None) -> None:
+        """Draw opponents by another mode from here on; None: by ``pool.mode``."""
+        self._changed_mode = name
+        self._find_mode()
+
+    def _find_mode(self) -> None:
+        self.mode: Mode = MODES.find(self.mode_name)
+        own = default_temperature(self.mode_name, self.config.trueskill.beta)
+        self.temperature = self.config.temperature or own
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the versions, as plain data that survives JSON."""
+        version, internal, gauss_next = self.random.getstate()
+        return {
+            "random": [version, list(internal), gauss_next],
+            "changed_mode": self._changed_mode,
+            "history": self.history.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, with the versions of that time in place."""
+        version, internal, gauss_next = state["random"]
+        self.random.setstate((version, tuple(internal), gauss_next))
+        self.use_mode(state.get("changed_mode"))
+        self.history.load_state_dict(state.get("history") or self._newest())
+
+    def _newest(self) -> dict[str, Any]:
+        """The history of a state without one."""
+        versions = {uid: checkpoint.version for uid, checkpoint in self.checkpoints.items()}
+        active = list(versions.items())[-self.config.max_active_lora :]
+        return {"versions": dict(active), "kept": active[-1][1] if active else None}
