@@ -78,12 +78,21 @@ class PolicyRef:
 
 
 @value
+class Form:
+    """How seats of one of a run's ``policies``, called ``name``, are asked in every game."""
+
+    name: str
+    prompt_template: str
+    action_extraction: str
+
+
+@value
 class EnvSpec:
     """One environment: its id, when a game of it ends or is won, and how its players are asked.
 
     win_score: the least reward that is a win in a game of one player.
     prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
-    models, which know none of the model's short forms.
+    models, which know none of the model's short forms. forms: of policies that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -104,11 +113,19 @@ class EnvSpec:
     api_action_extraction: str = "boxed"
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
+    forms: tuple[Form, ...] = ()
 
     @property
     def drops_turns(self) -> bool:
         """Whether the oldest turns of its conversations are dropped once they are too long."""
         return self.context == "conversation" and self.overflow == "drop_oldest"
+
+    def asked(self, policy: PolicyRef) -> tuple[str, str]:
+        """The prompt template and the action extraction of the seats of ``policy``."""
+        if policy.kind == "api":
+            return self.api_prompt_template, self.api_action_extraction
+        own = next((form for form in self.forms if form.name == policy.name), self)
+        return own.prompt_template, own.action_extraction
 
     def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
         """The result of ``player_id``: the one rule of rewards, metrics and evaluations.

@@ -26,7 +26,7 @@ from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
-from rlforge.rollout.lineup import fixed_opponents, forms_of, train_envs
+from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
 from rlforge.tracking.files import open_log
@@ -108,7 +108,6 @@ class PoolActor:
                 seed=config.seed,
                 part=part,
                 name=name,
-                forms=forms_of(config),
             )
             for name in names
         }

@@ -98,14 +98,15 @@ def _runs() -> list[Offer]:
 
 def _versions() -> list[Offer]:
     """The versions of the run that the line names; an option without its value hides it in ctx."""
+    from rlforge.system.checkpoint import is_step_name, step_number
     from rlforge.tracking.files import RunPaths
     from rlforge.tracking.overview import newest_run
 
     line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
     words = [newest_run(Path("runs")) if word == "latest" else Path(word) for word in line.split()]
     run = next((path for path in words if RunPaths(root=path).is_run()), None)
-    folders = [] if run is None else (run / "checkpoints").glob("step-*")
-    names = sorted((path.name for path in folders), key=lambda name: int(name.partition("-")[2]))
+    folders = [] if run is None else (run / "checkpoints").glob("*-*")
+    names = sorted((each.name for each in folders if is_step_name(each.name)), key=step_number)
     return [(name, "a version of the run") for name in reversed(names)]
 
 

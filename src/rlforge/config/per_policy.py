@@ -11,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.rules import build, hints, plain, with_values
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, nearest
 
 
-def policy_names(config: RunConfig) -> tuple[str, ...]:
+def policy_names(config: PolicyConfig) -> tuple[str, ...]:
     """The policies that a run trains; of a run without ``policies`` one without a name.
 
     The first is the one that is evaluated, measured and played where none is named.
@@ -26,7 +26,7 @@ def policy_names(config: RunConfig) -> tuple[str, ...]:
         >>> policy_names(compose("policies={main: {}, rival: {opponents: [main]}}"))
         ('main', 'rival')
     """
-    return tuple(config.policies) or ("",)
+    return (tuple(config.policies) if isinstance(config, RunConfig) else ()) or ("",)
 
 
 def entry_of(config: RunConfig, name: str) -> PolicyEntry:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from rlforge.config.per_policy import policy_names
 from rlforge.config.roots import read_any
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
 from rlforge.engines.base import LocalEngine
@@ -19,10 +20,12 @@ from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
+    LATEST,
     checkpoint_version,
     find_checkpoint,
     is_step_name,
     list_checkpoints,
+    policy_in,
     step_name,
 )
 from rlforge.system.hardware import detect, resolve_hardware
@@ -68,10 +71,11 @@ def start_engine(
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
-    name: ``step-N``, ``latest``, ``best`` (by win rate in the evaluations), or ``deploy-N`` of a
-    continuous run. With ``-average`` behind it: the average of the weights until then; ``average``
-    alone is that of the newest version. Raises ConfigError where there is no such version,
-    CheckpointError where its files are damaged.
+    name: ``step-N`` (of a run with ``policies`` ``NAME-N``), ``latest``, ``best`` (by win rate in
+    the evaluations), or ``deploy-N`` of a continuous run. Of several policies ``latest`` is the
+    first one's newest version. With ``-average`` behind it: the average of the weights until then;
+    ``average`` alone is that of the newest version. Raises ConfigError where there is no such
+    version, CheckpointError where its files are damaged.
     """
     run = RunPaths(root=run_dir)
     name, averaged = name.removesuffix(f"-{AVERAGE}"), name.endswith(AVERAGE)
@@ -79,16 +83,22 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
         name = "latest"
     if name == BEST:
         name = best_version(run)
-    if name == step_name(0) and not averaged:
-        start, own = read_any(run_dir).learner.initial_adapter, run.checkpoints / name
+    config = read_any(run_dir)
+    names = policy_names(config)
+    if name == LATEST and names[0]:
+        name = _versions_of(run, names[0])[-1]
+    if name in [step_name(0, each) for each in names] and not averaged:
+        start, own = config.learner.initial_adapter, run.checkpoints / step_name(0)
         start = str(own) if start is not None and own.exists() else start
-        return PolicyRef(uid=name, kind="checkpoint", path_or_name=start), 0
+        one = policy_in(name)
+        return PolicyRef(uid=name, kind="checkpoint", path_or_name=start, name=one), 0
     try:
         path = find_checkpoint(
             run.deployed if name.startswith("deploy-") else run.checkpoints, name
         )
     except CheckpointError as error:
-        raise ConfigError(f"{error}; use {step_name(0)} for the start of the run") from None
+        start = step_name(0, names[0])
+        raise ConfigError(f"{error}; use {start} for the start of the run") from None
     version = checkpoint_version(path, verify=True)
     uid = path.name
     if averaged:
@@ -97,8 +107,22 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
             raise ConfigError(
                 f"{run_dir} keeps no average of its weights: train with learner.average=moving"
             )
-    policy = PolicyRef(uid=uid, kind="checkpoint", path_or_name=str(path), version=version)
+    one = policy_in(name) if policy_in(name) in names else ""
+    policy = PolicyRef(
+        uid=uid, kind="checkpoint", path_or_name=str(path), version=version, name=one
+    )
     return policy, version
+
+
+def saved_versions(run_dir: Path) -> list[str]:
+    """The start of a run, and its saved versions: of several policies those of the first."""
+    return _versions_of(RunPaths(root=run_dir), policy_names(read_any(run_dir))[0])
+
+
+def _versions_of(run: RunPaths, policy: str) -> list[str]:
+    saved = [path.name for path in list_checkpoints(run.checkpoints)]
+    own = [name for name in saved if policy_in(name) == policy]
+    return list(dict.fromkeys([step_name(0, policy), *own]))
 
 
 def best_version(run: RunPaths) -> str:

@@ -10,8 +10,7 @@ from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
-from rlforge.rollout.schedule import Forms
-from rlforge.types import EnvSpec, PolicyRef
+from rlforge.types import EnvSpec, Form, PolicyRef
 
 
 def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
@@ -72,14 +71,6 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
 
 
-def forms_of(config: RunConfig) -> Forms:
-    """How the seats of each policy are asked, where that differs from the environment."""
-    return {
-        name: (entry.prompt_template, entry.action_extraction)
-        for name, entry in config.policies.items()
-    }
-
-
 @cache
 def env_named(name: str) -> EnvSpec:
     """The environment of an option of the group ``env``; ConfigError where there is none."""
@@ -90,6 +81,9 @@ def env_named(name: str) -> EnvSpec:
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     """One environment; what its entry leaves open comes from the model."""
     model, api = config.model, config.pool.api
+    template = entry.prompt_template or model.prompt_template
+    extraction = entry.action_extraction or model.action_extraction
+    policies = config.policies if isinstance(config, RunConfig) else {}
     return EnvSpec(
         id=entry.id,
         source=entry.source,  # checked before the run starts
@@ -99,12 +93,21 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
         error_allowance=entry.error_allowance,
         weight=entry.weight,
         win_score=entry.win_score,
-        prompt_template=entry.prompt_template or model.prompt_template,
-        action_extraction=entry.action_extraction or model.action_extraction,
+        prompt_template=template,
+        action_extraction=extraction,
         api_prompt_template=api.prompt_template,
         api_action_extraction=api.action_extraction,
         context=config.env.context,
         overflow=config.env.overflow,
+        forms=tuple(
+            Form(
+                name=name,
+                prompt_template=own.prompt_template or template,
+                action_extraction=own.action_extraction or extraction,
+            )
+            for name, own in policies.items()
+            if own.prompt_template or own.action_extraction
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlforge.league.pool import ModelPool
@@ -31,33 +31,22 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-Forms = Mapping[str, tuple[str | None, str | None]]
-"""Prompt template and action extraction of policies by name; None: those of the environment."""
-
-
 def line_up(
-    env: EnvSpec,
-    policies: Sequence[PolicyRef],
-    trained_uid: str | None,
-    forms: Forms | None = None,
+    env: EnvSpec, policies: Sequence[PolicyRef], trained_uid: str | None
 ) -> tuple[Seat, ...]:
     """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained.
 
-    API models are asked as ``env`` says for them, all others as it says for the run's model, where
-    ``forms`` say nothing else.
+    Each is asked as ``env`` says for it.
     """
 
     def seat(player_id: int, policy: PolicyRef) -> Seat:
-        api = policy.kind == "api"
-        template, extraction = (forms or {}).get(policy.name, (None, None))
+        template, extraction = env.asked(policy)
         return Seat(
             player_id=player_id,
             policy=policy,
             trained=policy.uid == trained_uid,
-            prompt_template=env.api_prompt_template if api else template or env.prompt_template,
-            action_extraction=(
-                env.api_action_extraction if api else extraction or env.action_extraction
-            ),
+            prompt_template=template,
+            action_extraction=extraction,
         )
 
     return tuple(map(seat, range(len(policies)), policies))
@@ -85,15 +74,14 @@ class GameScheduler:
         seed: int,
         part: int = 0,
         name: str = "",
-        forms: Forms | None = None,
     ) -> None:
         """part: how often the run was resumed before; it only enters the game ids. name: of the
-        policy, one of several; it enters ids and seeds. forms: see ``line_up``.
+        policy, one of several; it enters ids and seeds.
 
         Games lost in a crash are played again after the resume, under other ids.
         """
         self._pool = pool
-        self._name, self._forms = name, forms
+        self._name = name
         self._own = (name,) if name else ()
         self._prefix = "-".join([*self._own, str(part)])
         self._envs = tuple(env for env in envs if self._seats(env))
@@ -135,7 +123,7 @@ class GameScheduler:
             env=env,
             seed=derive_seed(self._seed, *self._own, "train", self._draws),
             purpose="train",
-            seats=line_up(env, self._players(index, learner), learner.uid, self._forms),
+            seats=line_up(env, self._players(index, learner), learner.uid),
             group_id=f"group-{self._prefix}-{self._draws:07d}" if grouped else None,
             group_size=self._group_size,
         )

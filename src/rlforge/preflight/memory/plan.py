@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.models.shape import ModelShape
 from rlforge.preflight.memory import engine as engine_memory
@@ -166,7 +167,8 @@ def make_plan(
     process = Part(name="process", bytes=PROCESS_BYTES[device])
     # Earlier versions are kept on the host.
     versions = kept_versions(config) if device == "cpu" else 0
-    learner = learner_need(learner_job(config, shape, bf16=bf16), process, versions)
+    policies = len(policy_names(config))
+    learner = learner_need(learner_job(config, shape, bf16=bf16), process, versions, policies)
     job = engine_job(config, shape, device, bf16=bf16, gpus=hardware.engine_gpus)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     alternate = config.hardware.alternate
@@ -267,21 +269,24 @@ def engine_job(
     )
 
 
-def learner_need(job: LearnerJob, process: Part, versions: int = 0) -> Need:
+def learner_need(job: LearnerJob, process: Part, versions: int = 0, policies: int = 1) -> Need:
     """The learner at the peak of its longest pass, with ``versions`` earlier adapters.
+
+    policies: each has an adapter and optimizer states of its own, which stay.
 
     The peak may come when no logits exist; then the workspace is what exceeds their room.
     """
     kept, workspace = learner_memory.pass_bytes(job)
     logits, adapter = learner_memory.logits_bytes(job), learner_memory.adapter_bytes(job)
-    earlier = (Part(name="versions", bytes=versions * adapter),) if versions else ()
+    earlier = versions * policies
+    kept_adapters = (Part(name="versions", bytes=earlier * adapter),) if earlier else ()
     return Need(
         parts=(
             Part(name="weights", bytes=learner_memory.weight_bytes(job)),
-            Part(name="adapter", bytes=adapter),
-            *earlier,
+            Part(name="adapter", bytes=policies * adapter),
+            *kept_adapters,
             Part(name="gradients", bytes=learner_memory.gradient_bytes(job)),
-            Part(name="AdamW states", bytes=learner_memory.optimizer_bytes(job)),
+            Part(name="AdamW states", bytes=policies * learner_memory.optimizer_bytes(job)),
             Part(name="activations", bytes=kept),
             Part(name="logits", bytes=logits),
             Part(name="workspace", bytes=workspace - logits),
