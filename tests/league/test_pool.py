@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import ExplorationConfig, PoolConfig
 from rlforge.errors import RunError
+from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
 from rlforge.types import (
@@ -579,3 +580,82 @@ def test_the_seed_decides_the_draws():
     draws = first.opponents(30)
     assert again.opponents(30) == draws
     assert other.opponents(30) != draws
+
+
+# ---------------------------------------------------------------- several policies
+
+
+def version_of(name: str, version: int, parent: int | None = None) -> Checkpoint:
+    return Checkpoint(
+        uid=f"{name}-{version}",
+        version=version,
+        path=f"checkpoints/{name}-{version}" if version else None,
+        parent_uid=None if parent is None else f"{name}-{parent}",
+        name=name,
+    )
+
+
+def league(rival_mode: str = "random") -> ModelPool:
+    """A main policy in self-play, and one that meets its versions and a fixed opponent."""
+    pool = ModelPool(
+        PoolConfig(),
+        [],
+        7,
+        {
+            "main": Matchmaking(config=PoolConfig(), fixed=(), meets=("main",)),
+            "rival": Matchmaking(
+                config=PoolConfig(mode=rival_mode, max_active_lora=2),
+                fixed=(RANDOM,),
+                meets=("main",),
+            ),
+        },
+    )
+    for name in ("main", "rival"):
+        pool.add_checkpoint(version_of(name, 0))
+    for name, version, parent in (("main", 1, 0), ("rival", 2, 0), ("main", 3, 1), ("rival", 4, 2)):
+        pool.add_checkpoint(version_of(name, version, parent))
+    return pool
+
+
+def test_each_policy_has_its_versions_its_opponents_and_its_mode():
+    pool = league()
+    assert pool.current().uid == pool.current("main").uid == "main-3"
+    assert [c.uid for c in pool.active("rival")] == ["rival-4", "rival-2"]
+    assert pool.weights("main") == {"main-3": 1.0}
+    assert set(pool.weights("rival")) == {"random_legal", "main-3", "main-1", "main-0"}
+    assert len(set(pool.weights("rival").values())) == 1
+    assert league("mirror").weights("rival") == {"main-3": 1.0}
+
+
+def test_policies_share_ratings_and_results():
+    pool = league("prioritized")
+    rival, main = pool.current("rival").policy(), pool.current("main").policy()
+    for _ in range(30):
+        pool.push_outcome(record([rival, main], [1, -1]))
+        pool.push_outcome(record([rival, RANDOM], [-1, 1]))
+    assert pool.rating("rival-4").mu > pool.rating("main-3").mu
+    weights = pool.weights("rival")
+    assert weights["random_legal"] > weights["main-1"] > weights["main-3"]
+    assert pool.score("rival", since=4) == (60, 0.5)
+    assert pool.score("rival", since=5) == (0, 0.0)
+    assert pool.games_with_past() == (0, 0.0)
+
+
+def test_games_under_way_keep_the_versions_of_their_policy():
+    pool = league()
+    game = record([version_of("rival", 2).policy(), RANDOM], [1, -1]).spec
+    for version in range(5, 25, 2):
+        pool.add_checkpoint(version_of("main", version))
+    assert {"rival-2", "rival-4"} <= pool.needed([game])
+    assert not {"main-1", "main-3", "main-5"} & pool.needed([game])
+
+
+def test_the_state_of_several_goes_on_with_the_same_draws():
+    pool = league()
+    pool.push_outcome(record([pool.current("rival").policy(), RANDOM], [1, -1]))
+    state = json.loads(json.dumps(pool.state_dict()))
+    again = league()
+    again.load_state_dict(state)
+    assert again.snapshot() == pool.snapshot()
+    assert again.opponents(20, "rival") == pool.opponents(20, "rival")
+    assert json.loads(json.dumps(again.state_dict())) == json.loads(json.dumps(pool.state_dict()))

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
+from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
-from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
+from rlforge.types import Checkpoint, EnvSpec, Form, GameRecord, GameSpec, PolicyRef
 
 RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
 MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
@@ -271,3 +272,88 @@ def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():
     [last] = scheduler.next_games(1)
     assert last.seats == spec.seats
     assert scheduler.open_group is None
+
+
+# ---------------------------------------------------------------- several policies
+
+
+def league(**matchmaking: Matchmaking) -> ModelPool:
+    pool = ModelPool(PoolConfig(), [], 5, matchmaking)
+    for number, name in enumerate(matchmaking):
+        pool.add_checkpoint(Checkpoint(uid=f"{name}-0", version=0, path=None, name=name))
+        pool.add_checkpoint(
+            Checkpoint(uid=f"{name}-{number + 1}", version=number + 1, path="p", name=name)
+        )
+    return pool
+
+
+def meets(*names: str, seats: tuple[int, ...] | None = None, mode: str = "mirror") -> Matchmaking:
+    return Matchmaking(config=PoolConfig(mode=mode), fixed=(), meets=names, seats=seats)
+
+
+def test_each_policy_leads_its_own_games_and_alone_is_trained_in_them():
+    pool = league(main=meets("main"), rival=meets("main"))
+    games = {
+        name: GameScheduler([TWO], pool, group_size=1, seed=3, name=name).next_games(40)
+        for name in ("main", "rival")
+    }
+    for spec in games["main"]:
+        assert [(seat.policy.uid, seat.trained) for seat in spec.seats] == [("main-1", True)] * 2
+    for spec in games["rival"]:
+        assert {(s.policy.uid, s.trained) for s in spec.seats} == {
+            ("main-1", False),
+            ("rival-2", True),
+        }
+    assert {spec.learner for spec in games["rival"]} == {"rival"}
+    assert Counter(spec.trained for spec in games["rival"]) == {(0,): 20, (1,): 20}
+    ids = [spec.game_id for specs in games.values() for spec in specs]
+    assert len(set(ids)) == 80
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**31), st.sampled_from(["mirror", "random", "fictitious", "prioritized"]))
+def test_policies_take_their_seats_alone(seed, mode):
+    takes = {"first": (0,), "second": (1, 2), "any": None}
+    pool = league(
+        first=meets("second", seats=(0,), mode=mode),
+        second=meets("first", "second", seats=(1, 2), mode=mode),
+        any=meets("any", "first", "second", mode=mode),
+    )
+    for name in takes:
+        scheduler = GameScheduler([THREE], pool, group_size=1, seed=seed, name=name)
+        for spec in scheduler.next_games(12):
+            for seat in spec.seats:
+                seats = takes[seat.policy.name]
+                assert seats is None or seat.player_id in seats
+            assert {spec.seats[player].policy.name for player in spec.trained} == {name}
+
+
+def test_a_policy_plays_the_games_that_have_a_seat_for_it():
+    pool = league(third=meets("any", seats=(2,)), any=meets("any"))
+    specs = GameScheduler([TWO, THREE], pool, group_size=1, seed=0, name="third").next_games(9)
+    assert {spec.env_id for spec in specs} == {THREE.id}
+
+
+def test_a_policy_with_a_form_of_its_own_is_asked_in_it():
+    env = dataclasses.replace(
+        TWO, forms=(Form(name="rival", prompt_template="chat", action_extraction="boxed"),)
+    )
+    pool = league(main=meets("main"), rival=meets("main"))
+    [spec] = GameScheduler([env], pool, group_size=1, seed=0, name="rival").next_games(1)
+    assert {
+        (seat.policy.name, seat.prompt_template, seat.action_extraction) for seat in spec.seats
+    } == {
+        ("main", "board", "bracket"),
+        ("rival", "chat", "boxed"),
+    }
+
+
+def test_lost_games_go_to_the_policy_that_learns_from_them():
+    pool = league(main=meets("main"), rival=meets("main"))
+    under_way = GamesUnderWay()
+    for name in ("main", "rival"):
+        games = GameScheduler([TWO], pool, group_size=1, seed=0, name=name).next_games(3)
+        under_way.begin("collector-0", games)
+    under_way.lose("collector-0")
+    assert [spec.learner for spec in under_way.take_lost(2, "rival")] == ["rival"] * 2
+    assert [spec.learner for spec in under_way.take_lost(9, "main")] == ["main"] * 3

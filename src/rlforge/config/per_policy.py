@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.rules import build, hints, plain, with_values
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -48,6 +49,8 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
         values: Mapping[str, Any] = getattr(entry, group)
         base = getattr(config, group)
         if group == "algorithm" and values.get("name", base.name) != base.name:
+            if (problem := ALGORITHMS.problem(values["name"])) is not None:
+                raise ConfigError(f"policies.{name}.algorithm.name={values['name']}: {problem}")
             kind = algorithm_config(values["name"])
             base = build(kind, dataclasses.asdict(plain(kind)()))
         for key in values:
@@ -81,7 +84,7 @@ def turns(config: RunConfig) -> tuple[str, ...]:
     Example:
         >>> from rlforge import compose
         >>> turns(compose("policies={main: {share: 3}, rival: {opponents: [main]}}"))
-        ('main', 'rival', 'main', 'main')
+        ('main', 'main', 'rival', 'main')
     """
     names = policy_names(config)
     shares = {name: entry_of(config, name).share for name in names}

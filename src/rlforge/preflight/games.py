@@ -53,6 +53,8 @@ def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
     none.
     """
     config = composed.config
+    if config.policies:  # beside each other
+        check_policy(composed)
     for name in policy_names(config):
         own = dataclasses.replace(
             composed, config=of_policy(config, name), elsewhere=own_keys(config, name)
@@ -69,7 +71,6 @@ def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
         except ConfigError as error:
             known = not name or str(error).startswith(f"policies.{name}")
             raise ConfigError(str(error) if known else f"policies.{name}: {error}") from None
-    check_policy(composed)  # the policies beside each other
     if keys:
         check_machine(config)
 

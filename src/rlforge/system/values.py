@@ -45,7 +45,7 @@ class Codec(Generic[T]):
         >>> from rlforge.types import PolicyRef
         >>> policies = Codec(PolicyRef, form="json")
         >>> policies.encode(PolicyRef(uid="step-3", kind="checkpoint", version=3))
-        {'uid': 'step-3', 'kind': 'checkpoint', 'path_or_name': None, 'version': 3}
+        {'uid': 'step-3', 'kind': 'checkpoint', 'path_or_name': None, 'version': 3, 'name': ''}
         >>> policies.decode({"uid": "base", "kind": "checkpoint"}).version
         0
     """

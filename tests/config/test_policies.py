@@ -1,0 +1,133 @@
+"""Several policies in one run: their configuration, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge import launch
+from rlforge.config.compose import compose
+from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats, turns
+from rlforge.config.policies import PolicyEntry
+from rlforge.config.schema import GrpoConfig, PpoConfig, RunConfig
+from rlforge.errors import ConfigError
+
+QUICK = "+experiment=kuhn_nash"
+
+
+def config_of(policies: str, *overrides: str) -> RunConfig:
+    return compose([QUICK, f"policies={{{policies}}}", *overrides]).config
+
+
+def refusal(policies: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        launch.check(compose([QUICK, f"policies={{{policies}}}", *overrides]), keys=False)
+    return str(caught.value)
+
+
+def test_a_policy_has_the_settings_of_the_run_and_its_own() -> None:
+    config = config_of(
+        "main: {}, rival: {opponents: [main], learner: {batch_size: 128}, pool: {mode: random}}"
+    )
+    main, rival = (of_policy(config, name) for name in policy_names(config))
+    assert (main.learner, main.pool, main.algorithm) == (
+        config.learner,
+        config.pool,
+        config.algorithm,
+    )
+    assert rival.learner.batch_size == 128
+    assert rival.learner.learning_rate == config.learner.learning_rate
+    assert rival.pool.mode == "random"
+    assert rival.policies == {}
+
+
+def test_another_algorithm_comes_with_its_own_defaults() -> None:
+    config = config_of(
+        "main: {algorithm: {entropy_coef: 0.25}}, rival: {algorithm: {name: ppo, gamma: 0.5}}"
+    )
+    main, rival = (of_policy(config, name).algorithm for name in policy_names(config))
+    assert isinstance(main, GrpoConfig)
+    assert (main.entropy_coef, main.kl) == (0.25, config.algorithm.kl)
+    assert rival == PpoConfig(gamma=0.5)
+
+
+def test_a_run_without_policies_trains_one_without_a_name() -> None:
+    config = compose([QUICK]).config
+    assert policy_names(config) == ("",)
+    assert of_policy(config, "") is config
+    assert turns(config) == ("",)
+    assert (longest_wait(config, ""), trained_seats(config, "")) == (1, 2)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_each_has_its_share_of_updates_evenly_spread(shares: list[int]) -> None:
+    names = [f"policy_{index}" for index in range(len(shares))]
+    entries = {name: PolicyEntry(share=share) for name, share in zip(names, shares, strict=True)}
+    config = RunConfig(policies=entries)
+    order = turns(config)
+    assert Counter(order) == dict(zip(names, shares, strict=True))
+    for name, share in zip(names, shares, strict=True):
+        # Between two updates of a policy no other one gets more than about its part of them.
+        assert longest_wait(config, name) <= sum(-(-other // share) + 1 for other in shares)
+
+
+def test_only_self_play_trains_every_seat() -> None:
+    config = config_of("main: {}, rival: {opponents: [main]}, past: {pool: {mode: random}}")
+    assert [trained_seats(config, name) for name in policy_names(config)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("policies", "overrides", "said"),
+    [
+        (
+            "main: {opponents: [mian]}",
+            (),
+            r"policies.main.opponents=\['mian'\] .* did you mean main",
+        ),
+        ("main: {reset: {to: mian}}", (), "policies.main.reset.to=mian .* did you mean main"),
+        ("main: {seats: [2]}", (), "policies.main.seats=.*: no game has one of them: .* 0 to 1"),
+        ("main: {seats: [0]}", (), "policies.main.opponents=None .* seat 1 of kuhn_poker"),
+        ("main: {}", ("learner.save_every=2",), "learner.save_every=2 .* set it to 1"),
+        (
+            "one: {seats: [0], opponents: [two]}, two: {seats: [1], opponents: [one]}",
+            ("eval.exploitability=true",),
+            "eval.exploitability=True .*: is that of one policy at every seat",
+        ),
+        (
+            "main: {learner: {total_updates: 3}}",
+            (),
+            "policies.main.learner.total_updates=3 .* set learner.total",
+        ),
+        ("main: {learner: {batch: 3}}", (), "policies.main.learner.batch: no such key; .* batch_"),
+        ("main: {learner: {batch_size: x}}", (), "policies.main.learner=.*'x'.* Integer"),
+        ("main: {algorithm: {name: pop}}", (), "policies.main.algorithm.name=pop: .* mean ppo"),
+        ("main: {pool: {mode: laged}}", (), r"policies.main: pool.mode=laged \(policies.main.pool"),
+        ("main: {algorithm: {group_size: 7}}", (), "policies.main: learner.batch_size=.* of 14"),
+        ("main: {prompt_template: chta}", (), "policies.main.prompt_template=chta .* mean chat"),
+        ("main: {action_extraction: bx}", (), "policies.main.action_extraction=bx .*: no such"),
+        ("main: {prompt_template: chat}", (), "policies.main: .*reads compact boards only"),
+        (
+            "main: {}, rival: {opponents: [main, rival], pool: {mode: lagged}}",
+            (),
+            "policies.rival.opponents=.* pool.mode=lagged counts the versions of one",
+        ),
+        ("step: {}", (), "policies.step=.*: must be lower-case letters"),
+        ("Main: {}", (), "policies.Main=.*: must be lower-case letters"),
+        ("main: {rewards: {final: [{name: nice}]}}", (), "policies.main: rewards.final=.*nice"),
+    ],
+)
+def test_what_is_refused_is_named_with_its_mend(
+    policies: str, overrides: tuple[str, ...], said: str
+) -> None:
+    assert re.match(said, text := refusal(policies, *overrides)), text
+
+
+def test_full_weights_cannot_be_several_policies() -> None:
+    with pytest.raises(ConfigError, match=r"learner.train=full .*: policies are adapters of one"):
+        launch.check(
+            compose(["+experiment=smollm2_kuhn", "learner=full", "policies={main: {}}"]), keys=False
+        )
