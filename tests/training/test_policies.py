@@ -9,7 +9,7 @@ import pytest
 from tests.live_run import rows, run, train_arguments
 
 from rlforge.buffer.batches import read_batch
-from rlforge.system.checkpoint import list_checkpoints, policy_in, read_manifest
+from rlforge.system.checkpoint import find_checkpoint, list_checkpoints, policy_in, read_manifest
 from rlforge.tracking.game_files import read_games
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
@@ -53,6 +53,7 @@ def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(small_model: Pat
             assert trained == {game.spec.learner}
             assert (len(game.spec.trained) == 2) == (game.spec.learner == "main")
     assert {row["policy_uid"] for row in rows("evals.jsonl")} == {"main-0", "main-7", "main-13"}
+    assert find_checkpoint(Path("run/checkpoints")).name == "main-13"
     entries = json.loads(Path("run/pool.json").read_text())["entries"]
     assert {"main-13", "rival-14"} <= {entry["uid"] for entry in entries if entry["active"]}
 

@@ -14,6 +14,7 @@ import ray
 
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import limit_threads, turn_file
+from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
@@ -194,7 +195,7 @@ class LearnerActor:
         uid = step_name(version, name)
         facts = {"version": version, "experiment": self._config.name, "parent_uid": parent_uid}
         if name:
-            facts["policy"] = name
+            facts |= {"policy": name, "first_policy": policy_names(self._config)[0]}
         write_checkpoint(self._folder.checkpoints, uid, fill, {**facts, **(meta or {})})
         path = self._folder.hand_in(uid)
         return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid, name=name)
@@ -254,14 +255,13 @@ class LearnerGroup:
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 
-    async def update(
-        self, batch: Any, name: str = "", number: int | None = None
-    ) -> tuple[UpdateResult, Span]:
+    async def update(self, batch: Any, *turn: str | int) -> tuple[UpdateResult, Span]:
         """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks.
 
-        name: of the policy that learns, one of several; number: of the update, None: the next.
+        turn: name of the policy that learns, and number of the update among those of all policies;
+        left out: of a single policy the next one.
         """
-        answer: tuple[UpdateResult, Span] = await self._all("update", batch, name, number)
+        answer: tuple[UpdateResult, Span] = await self._all("update", batch, *turn)
         return answer
 
     async def begin_turn(self) -> None:

@@ -20,7 +20,6 @@ from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
-    LATEST,
     checkpoint_version,
     find_checkpoint,
     is_step_name,
@@ -85,8 +84,6 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
         name = best_version(run)
     config = read_any(run_dir)
     names = policy_names(config)
-    if name == LATEST and names[0]:
-        name = _versions_of(run, names[0])[-1]
     if name in [step_name(0, each) for each in names] and not averaged:
         start, own = config.learner.initial_adapter, run.checkpoints / step_name(0)
         start = str(own) if start is not None and own.exists() else start
@@ -116,11 +113,8 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
 
 def saved_versions(run_dir: Path) -> list[str]:
     """The start of a run, and its saved versions: of several policies those of the first."""
-    return _versions_of(RunPaths(root=run_dir), policy_names(read_any(run_dir))[0])
-
-
-def _versions_of(run: RunPaths, policy: str) -> list[str]:
-    saved = [path.name for path in list_checkpoints(run.checkpoints)]
+    policy = policy_names(read_any(run_dir))[0]
+    saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]
     own = [name for name in saved if policy_in(name) == policy]
     return list(dict.fromkeys([step_name(0, policy), *own]))
 

@@ -277,7 +277,8 @@ def check_room(config: GamesConfig) -> None:
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
     prompter, positions = Prompter(tokenizer, config.prompts), positions_in(folder)
-    for env in dict.fromkeys((*train_envs(config), *eval_envs(config))):
+    games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
+    for env in [asked for game in games for asked in _as_asked(game)]:
         view = make_game(env, seed=0).view()
         _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
         write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
@@ -307,6 +308,21 @@ def check_room(config: GamesConfig) -> None:
                 f"model {config.model.label} has positions for {positions} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
+
+
+def _as_asked(env: EnvSpec) -> list[EnvSpec]:
+    """``env``, and as policies with forms of their own are asked in it."""
+    return [
+        env,
+        *(
+            dataclasses.replace(
+                env,
+                prompt_template=form.prompt_template,
+                action_extraction=form.action_extraction,
+            )
+            for form in env.forms
+        ),
+    ]
 
 
 def _check_batches(composed: Composed[RunConfig]) -> None:

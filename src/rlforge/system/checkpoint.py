@@ -255,13 +255,16 @@ def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
 def find_checkpoint(root: Path, name: str = LATEST) -> Path:
     """The checkpoint ``name`` of ``root``, or its newest for ``latest``.
 
+    Of a run with several policies, as its manifests say, that is the newest of the first one.
     Raises CheckpointError naming the newest ones when it is not there.
     """
     if name == LATEST:
         newest = latest_checkpoint(root)
         if newest is None:
             raise CheckpointError(f"{root}: holds no checkpoint yet")
-        return newest
+        first = read_manifest(newest, verify=False).meta.get("first_policy", "")
+        own = [path for path in list_checkpoints(root) if policy_in(path.name) == first]
+        return own[-1] if own else newest
     path = root / name
     if not path.is_dir():
         names = [entry.name for entry in reversed(list_checkpoints(root)[-3:])]
