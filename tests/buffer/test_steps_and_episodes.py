@@ -409,3 +409,30 @@ def test_the_seed_decides_the_draw(make_episode, kind):
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_updates_of_other_policies_make_nothing_stale(kind, make_episode):
+    buffer = buffer_of(kind, batch_size=1, wait=3)  # its own updates are 1, 4 and 7
+    buffer.add([make_episode("a", (1,)), make_episode("b", (4,))])
+    buffer.set_version(4)
+    assert texts(buffer.draw(1, version=4).steps) == ["a at 0"]
+    buffer.set_version(8)
+    assert buffer.draw(1, version=8) is None
+    assert buffer.size() == 0
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_a_policy_that_begins_anew_learns_from_no_former_version(kind, make_episode):
+    buffer = buffer_of(kind, batch_size=1, max_staleness=9)
+    buffer.add([make_episode("a", (3,))])
+    buffer.begin_anew(5)
+    assert buffer.size() == 0
+    assert buffer.add([make_episode("late", (3, 4))]).refused > 0
+    buffer.add([make_episode("new", (4, 5))])
+    resumed = buffer_of(kind, batch_size=1, max_staleness=9)
+    resumed.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    for each in (buffer, resumed):
+        assert each.add([make_episode("later", (4,))]).refused == 1
+        drawn = each.draw(2 if kind is StepBuffer else 1, version=5)
+        assert texts(drawn.steps) == ["new at 0", "new at 1"]

@@ -324,10 +324,10 @@ class BufferActor:
             self._samples[name].buffer.set_version(version)
             self._changed.notify_all()
 
-    async def begin_anew(self, name: str) -> None:
-        """A policy began anew: what its former versions played is not learned from."""
+    async def begin_anew(self, version: int, name: str) -> None:
+        """A policy begins anew as ``version``: what others of it played is not learned from."""
         async with self._changed:
-            self._samples[name].buffer.clear()
+            self._samples[name].buffer.begin_anew(version)
             self._changed.notify_all()
 
     async def stop(self) -> None:

@@ -154,6 +154,8 @@ class Buffer(ABC):
         self._settings = settings
         self._random = random.Random(settings.seed)
         self._dropped_stale_steps = 0
+        #: The first version whose samples are taken.
+        self._first_version = 0
         self._admission = Admission(
             max_stored=settings.max_size,
             max_ahead=(settings.max_staleness + 1) * settings.ready_size,
@@ -237,6 +239,11 @@ class Buffer(ABC):
         Buffers that do not keep groups together have nothing to do.
         """
 
+    def begin_anew(self, version: int) -> None:
+        """Remove all samples, and take none that a version before ``version`` played."""
+        self._first_version = version
+        self.clear()
+
     @abstractmethod
     def clear(self) -> None:
         """Remove all samples."""
@@ -264,6 +271,7 @@ class Buffer(ABC):
         return {
             "kind": self.kind,
             "version": self.version,
+            "first_version": self._first_version,
             "random": [kind, list(internal), gauss],
             "dropped_stale_steps": self._dropped_stale_steps,
             "admission": self._admission.state_dict(),
@@ -280,6 +288,7 @@ class Buffer(ABC):
         kind, internal, gauss = state["random"]
         self._random.setstate((kind, tuple(internal), gauss))
         self.version = state["version"]
+        self._first_version = state.get("first_version", 0)
         self._dropped_stale_steps = state["dropped_stale_steps"]
         self._admission.load_state_dict(state["admission"])
         self._restore(state)
@@ -312,7 +321,8 @@ class Buffer(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None: ...
 
     def _oldest_allowed(self) -> int:
-        return self.version - self._settings.max_staleness * self._settings.wait
+        oldest = self.version - self._settings.max_staleness * self._settings.wait
+        return max(oldest, self._first_version)
 
     def _version_that_counts(self, versions: Iterable[int]) -> int:
         """The version of a game or group, of those of its turns."""

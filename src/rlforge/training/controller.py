@@ -244,7 +244,7 @@ class GameController:
         like = None if to == START else self._policies[to]
         number = self._version + 1
         await self._actors.learner.begin_anew(policy.name, number, None if like is None else to)
-        await self._actors.buffer.begin_anew.remote(policy.name)
+        await self._actors.buffer.begin_anew.remote(number, policy.name)
         self._version = policy.updated = policy.begun = number
         policy.updates = 0
         policy.parent = step_name(0, policy.name) if like is None else like.newest.uid
