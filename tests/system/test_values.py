@@ -117,7 +117,7 @@ def test_a_game_record_comes_back_from_json_as_it_was(record: GameRecord) -> Non
 def test_names_in_camel_case() -> None:
     policies = Codec(PolicyRef, camel_case=True)
     row = policies.encode(PolicyRef(uid="a", kind="checkpoint"))
-    assert list(row) == ["uid", "kind", "pathOrName", "version"]
+    assert list(row) == ["uid", "kind", "pathOrName", "version", "name"]
     assert [field.name for field in policies.arrow_type] == list(row)
     assert policies.decode(row) == PolicyRef(uid="a", kind="checkpoint")
 

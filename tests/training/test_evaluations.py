@@ -97,9 +97,9 @@ class Run:
 async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> None:
     run = Run()
     async with run.live() as evaluations:
-        evaluations.evaluate(version(0), at_once, edge=True)
-        evaluations.evaluate(version(2), at_once, edge=False)
-        evaluations.evaluate(version(2), at_once, edge=False)
+        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
+        evaluations.evaluate([version(2)] * 2, at_once, edge=False)
+        evaluations.evaluate([version(2)] * 2, at_once, edge=False)
         await settle()
         assert run.tables.versions() == [0] * 8
         assert evaluations.needed == {"step-0", "step-2"}
@@ -123,7 +123,7 @@ async def test_an_evaluated_version_is_measured_exactly_before_its_games() -> No
     run = Run("env=openspiel_kuhn", "eval.exploitability=true")
     async with run.live() as evaluations:
         for number in (0, 2, 2):
-            evaluations.evaluate(version(number), at_once, edge=False)
+            evaluations.evaluate([version(number)] * 2, at_once, edge=False)
         await settle()
         assert run.measured == [0, 2]
         await run.tables.end(4)
@@ -134,16 +134,16 @@ async def test_an_evaluated_version_is_measured_exactly_before_its_games() -> No
 async def test_all_slots_always_play_the_newest_version() -> None:
     run = Run("eval.continuous=true")
     async with run.live() as evaluations:
-        evaluations.evaluate(version(0), at_once, edge=True)
+        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
         await settle()
-        evaluations.follow(version(1))
+        evaluations.follow([version(1)] * 2)
         await run.tables.end(8)  # the start comes first
         assert run.tables.versions() == [1] * SLOTS
         assert {name for name, _, _ in run.tables.under_way} == {"collector-0", "collector-1"}
         for _ in range(3):
             await run.tables.end(2)
             assert run.tables.versions() == [1] * SLOTS
-        evaluations.follow(version(2))
+        evaluations.follow([version(2)] * 2)
         assert evaluations.needed == {"step-1", "step-2"}
         await run.tables.end(2)
         assert run.tables.versions() == [1, 1, 2, 2]
@@ -152,11 +152,11 @@ async def test_all_slots_always_play_the_newest_version() -> None:
         assert run.tables.versions() == [2] * SLOTS
         assert evaluations.needed == {"step-2"}
         evaluations.close()  # the last version has an evaluation of its own
-        evaluations.follow(version(3))
+        evaluations.follow([version(3)] * 2)
         await run.tables.end(SLOTS)
         assert run.tables.under_way == []
         await evaluations.finish()
-        evaluations.evaluate(version(3), at_once, edge=True)
+        evaluations.evaluate([version(3)] * 2, at_once, edge=True)
         await settle()
         await run.tables.end(8)
         await evaluations.finish()
@@ -176,14 +176,14 @@ async def test_all_slots_always_play_the_newest_version() -> None:
 async def test_the_cap_ends_a_versions_games_and_records_it_at_once() -> None:
     run = Run("eval.continuous=true", "eval.max_games_per_checkpoint=6")
     async with run.live() as evaluations:
-        evaluations.follow(version(1))
+        evaluations.follow([version(1)] * 2)
         await settle()
         await run.tables.end(SLOTS)
         assert run.tables.versions() == [1] * 2
         await run.tables.end(2)
         assert run.steps() == [(1, "base", 4), (1, "random_legal", 2)]
         assert run.tables.under_way == []
-        evaluations.follow(version(2))
+        evaluations.follow([version(2)] * 2)
         await settle()
         assert run.tables.versions() == [2] * SLOTS
     assert run.tables.most == SLOTS
@@ -194,7 +194,7 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
     paths = create_run(Path("run"))
     first = Run()
     async with first.live() as evaluations:
-        evaluations.evaluate(version(4), at_once, edge=False)
+        evaluations.evaluate([version(4)] * 2, at_once, edge=False)
         await settle()
         await first.tables.end(4)
     lines = [{name: getattr(one, name) for name in one.__slots__} for one in first.recorded]
@@ -202,11 +202,11 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
     resumed = Run(f"eval.continuous={continuous}")
     async with resumed.live() as evaluations:
         assert evaluations.objective() == 1.0
-        evaluations.evaluate(version(4), at_once, edge=False)
-        evaluations.follow(version(4))
+        evaluations.evaluate([version(4)] * 2, at_once, edge=False)
+        evaluations.follow([version(4)] * 2)
         await settle()
         assert resumed.tables.under_way == []
-        evaluations.evaluate(version(6), at_once, edge=False)
+        evaluations.evaluate([version(6)] * 2, at_once, edge=False)
         await settle()
         assert resumed.tables.versions() == [6] * 4
 
@@ -214,7 +214,7 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
 async def test_games_under_way_are_given_up_and_not_recorded_when_the_run_is_stopped() -> None:
     run = Run("eval.continuous=true")
     async with run.live() as evaluations:
-        evaluations.follow(version(1))
+        evaluations.follow([version(1)] * 2)
         await settle()
         await run.tables.end(3)
     assert run.recorded == []

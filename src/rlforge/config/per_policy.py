@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from omegaconf.errors import OmegaConfBaseException
-
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.rules import build, hints, plain, with_values
@@ -43,6 +41,8 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
     """
     if not name:
         return config
+    from omegaconf.errors import OmegaConfBaseException  # here: a learner alone needs no OmegaConf
+
     entry = config.policies[name]
     groups: dict[str, Any] = {}
     for group in ("algorithm", "learner", "pool", "rewards"):

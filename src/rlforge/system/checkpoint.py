@@ -262,7 +262,9 @@ def find_checkpoint(root: Path, name: str = LATEST) -> Path:
         newest = latest_checkpoint(root)
         if newest is None:
             raise CheckpointError(f"{root}: holds no checkpoint yet")
-        first = read_manifest(newest, verify=False).meta.get("first_policy", "")
+        if not policy_in(newest.name):
+            return newest
+        first = read_manifest(newest, verify=False).meta.get("first_policy")
         own = [path for path in list_checkpoints(root) if policy_in(path.name) == first]
         return own[-1] if own else newest
     path = root / name
