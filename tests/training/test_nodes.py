@@ -250,7 +250,10 @@ def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no
             nodes.mend("first")
         _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
-    assert ("collector-0 died and is restarted" in stderr) == (until != "15 s later")
+    if until == "15 s later":  # its process goes on, whether connections outlive the cut or not
+        assert "died" not in stderr
+    else:
+        assert "collector-0 does not answer" in stderr
     check_games_of_one_update_each(run, updates=60)
     # Games are numbered as they begin. One that was lost is played again, as NUMBER~1.
     games = [record for record in read_games(run) if record.spec.purpose == "train"]

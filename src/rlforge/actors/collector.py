@@ -65,11 +65,25 @@ class CollectorActor:
             time_limit=clock.timeout,
             legal_tokens=LegalTokens(config.model, tokenizer) if over_legal else None,
         )
+        self._training: asyncio.Task[None] | None = None
         freeze_gc()
 
+    def process(self) -> int:
+        """The id of this process, which another one has after a restart."""
+        return os.getpid()
+
     async def train(self) -> None:
+        """Play training games to the end of the run.
+
+        A caller that lost the connection, and not this process, calls again: the games that were
+        begun for the first call end without a result, and are played again.
+        """
+        if self._training is not None:
+            self._training.cancel()
+            await asyncio.wait([self._training])
         await self._pool.lose_games.remote(self._name)
-        await self._collector.train()
+        self._training = asyncio.create_task(self._collector.train())
+        await self._training
 
     def use_version(self, policy: PolicyRef) -> None:
         self._answers.use_version(policy)

@@ -94,6 +94,7 @@ class Collector:
         """
         ports = self._ports
         assert ports is not None
+        self._under_way = 0  # after a call that was cancelled
         try:
             async with asyncio.TaskGroup() as group:
                 flusher = group.create_task(self._flush_forever())

@@ -128,6 +128,8 @@ class GameController:
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
         self._utilisation = Utilisation(time.time())
         self._restarts = 0
+        #: Process ids of the collectors.
+        self._processes: dict[str, int] = {}
         self._given_up: set[str] = set()
 
     def stop(self) -> None:
@@ -459,8 +461,13 @@ class GameController:
         """Let a collector play whenever it is there."""
         while True:
             await self._back(collector)
+            actor = self._actors.named[collector]
             try:
-                await self._actors.named[collector].train.remote()
+                process = await actor.process.remote()
+                if self._processes.setdefault(collector, process) != process:
+                    self._processes[collector] = process
+                    self._count_restart(collector)
+                await actor.train.remote()
                 return
             except ray.exceptions.ActorUnavailableError as error:
                 self._lost(collector, error)
@@ -490,10 +497,9 @@ class GameController:
     def _lost(self, name: str, error: Exception) -> None:
         """An actor does not answer: it is absent until ``_back`` returns."""
         log.warning("%s is absent: %s", name, error)
-        if name not in self._actors.absent:  # the first of the calls that failed with it
-            self._actors.absent.add(name)
-            if name.startswith("collector"):  # engines: see ``_look_at``
-                self._count_restart(name)
+        if self._elastic and name not in self._actors.absent:  # it may come back, or not
+            self._note(f"{name} does not answer")
+        self._actors.absent.add(name)
 
     async def _back(self, name: str) -> None:
         """Wait until an actor is no longer absent."""
