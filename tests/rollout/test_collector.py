@@ -113,6 +113,21 @@ async def test_every_game_is_played_once_and_delivered() -> None:
     assert all(record.error is None for record in ports.records)
 
 
+async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots() -> None:
+    ports = ListPorts([game(i) for i in range(40)])
+    table = Table()
+    collector = Collector(CollectorConfig(num_train_workers=8), ports, table)
+    first = asyncio.create_task(collector.train())
+    while table.most_under_way < 8:
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    lost = 40 - len(ports.waiting) - len(ports.records)
+    assert lost > 0
+    await asyncio.wait_for(collector.train(), 60)
+    assert len({record.spec.game_id for record in ports.records}) == len(ports.records) == 40 - lost
+
+
 async def test_failed_games_are_recorded_and_replaced() -> None:
     ports = ListPorts([game(i) for i in range(10)])
     await Collector(CollectorConfig(num_train_workers=4), ports, Table(broken=["g3", "g7"])).train()
