@@ -14,6 +14,9 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, nearest
 
+GROUPS = ("algorithm", "learner", "pool", "rewards")
+"""Groups of the run of which an entry of ``policies`` can set keys of its own."""
+
 
 def policy_names(config: PolicyConfig) -> tuple[str, ...]:
     """The policies that a run trains; of a run without ``policies`` one without a name.
@@ -45,7 +48,7 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
 
     entry = config.policies[name]
     groups: dict[str, Any] = {}
-    for group in ("algorithm", "learner", "pool", "rewards"):
+    for group in GROUPS:
         values: Mapping[str, Any] = getattr(entry, group)
         base = getattr(config, group)
         if group == "algorithm" and values.get("name", base.name) != base.name:
@@ -67,10 +70,10 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
 
 def own_keys(config: RunConfig, name: str) -> dict[str, str]:
     """The keys that ``of_policy`` takes from the policy's entry, each with the entry's key."""
-    entry, groups = entry_of(config, name), ("algorithm", "learner", "pool", "rewards")
+    entry = entry_of(config, name)
     return {
         f"{group}.{key}": f"policies.{name}.{group}"
-        for group in groups
+        for group in GROUPS
         for key in getattr(entry, group)
     }
 

@@ -65,7 +65,7 @@ class Learners:
         return self._all[name]
 
     def other(self, name: str) -> Learner:
-        """The learner of a policy, wherever its weights are."""
+        """The learner of a policy, with its weights in the model or aside."""
         return self._all[name]
 
     def each(self) -> Iterator[Learner]:
