@@ -183,7 +183,7 @@ class Kuhn:
             if action is None:  # forfeits, as in rlforge.games.openspiel
                 least = self._game.min_utility()
                 return turns, [least if seat == loser else -least for loser in (0, 1)]
-            state.apply_action(action_numbers(state)[action])
+            state.apply_action(action_numbers(state, "words")[action])
         return turns, list(state.returns())
 
     def _against_start(self, table: Table, version: int) -> EvalResult:

@@ -90,7 +90,8 @@ class Form:
 class EnvSpec:
     """One environment: its id, when a game of it ends or is won, and how its players are asked.
 
-    win_score: the least reward that is a win in a game of one player.
+    win_score: the least reward that is a win in a game of one player. actions: how actions of
+    OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
     prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
     models, which know none of the model's short forms. forms: of policies that have their own.
 
@@ -107,6 +108,7 @@ class EnvSpec:
     error_allowance: int = 1
     weight: float = 1.0
     win_score: float = 1.0
+    actions: Literal["words", "numbers"] = "words"
     prompt_template: str = "default"
     action_extraction: str = "boxed"
     api_prompt_template: str = "chat-actions"

@@ -74,7 +74,7 @@ def test_values_and_gains_of_random_policies_are_those_of_openspiel(name, seed):
         key = state.information_state_string()
         row = theirs.action_probability_array[theirs.state_lookup[key]]
         row[:] = 0.0
-        for action, number in action_numbers(state).items():
+        for action, number in action_numbers(state, "words").items():
             row[number] = table[key][action]
     found = game.exploitability(table)
     expected = exploitability.nash_conv(
@@ -132,7 +132,7 @@ def test_a_perfect_player_cannot_be_exploited():
         key = f"{state.current_player()}\n{state}"
         if key not in best:
             sign = 1 if state.current_player() == 0 else -1
-            numbers = action_numbers(state)
+            numbers = action_numbers(state, "words")
             values = {a: sign * solve(state.child(n)) for a, n in numbers.items()}
             best[key] = max(values, key=values.get), sign * max(values.values())
         return best[key][1]
@@ -141,6 +141,18 @@ def test_a_perfect_player_cannot_be_exploited():
     perfect = {each.key: {best[each.key][0]: 1.0} for each in game.decisions}
     found = game.exploitability(perfect)
     assert (found.nash_conv, found.values) == (0.0, (0.0, 0.0))
+
+
+def test_a_policy_in_numbers_is_as_exploitable_as_in_words():
+    found = []
+    for actions in ("words", "numbers"):
+        game = ExactGame("kuhn_poker", actions=actions)
+        table = {
+            each.key: dict(zip(each.view.legal_actions, (0.25, 0.75), strict=True))
+            for each in game.decisions
+        }
+        found.append(game.exploitability(table))
+    assert found[0] == found[1]
 
 
 def test_policies_with_holes_or_other_actions_are_refused():

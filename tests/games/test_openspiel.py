@@ -1,4 +1,5 @@
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -187,6 +188,55 @@ def test_listed_actions_are_accepted_in_random_play(name):
 )
 def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
     with pytest.raises(ConfigError, match=message):
+        check_env(env)
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "board"),
+    [
+        ("kuhn_poker", "[0] (Pass), [1] (Bet)", r"kuhn [JQK] none none \[0\] \[1\] go"),
+        (
+            "leduc_poker",
+            "[1] (Call), [2] (Raise)",
+            r"leduc [JQK]( none){8} \[1\] \[2\] go",
+        ),
+        ("tiny_hanabi", "[0] (p0a0), [1] (p0a1), [2] (p0a2)", r"tiny_hanabi p0:d[01] .*\[2\] go"),
+        ("connect_four", "[col 0], [col 1]", "four( [a-f]_{7}){6} go"),
+    ],
+)
+def test_actions_can_be_written_as_numbers(name, listed, board):
+    env = EnvSpec(id=name, source="openspiel", actions="numbers")
+    game = OpenSpielGame(env, seed=3)
+    view = game.view()
+    assert f"Your available actions are: {listed}" in view.observation
+    assert re.fullmatch(board, view.board)
+    game.step(view.legal_actions[-1])
+    assert game.accepted
+
+
+@pytest.mark.parametrize("name", ["leduc_poker", "tiny_hanabi", "dark_hex(num_rows=2,num_cols=2)"])
+def test_a_game_in_numbers_is_the_game_in_words(name):
+    """The same cards, decisions and rewards, action by action."""
+    for seed in range(20):
+        choose = random.Random(seed)
+        games = [
+            OpenSpielGame(EnvSpec(id=name, source="openspiel", actions=actions), seed)
+            for actions in ("words", "numbers")
+        ]
+        while not games[0].done:
+            views = [game.view() for game in games]
+            assert len({(view.player_id, view.history) for view in views}) == 1
+            place = choose.randrange(len(views[0].legal_actions))
+            for game, view in zip(games, views, strict=True):
+                game.step(view.legal_actions[place])
+                assert game.accepted
+        assert games[1].done
+        assert games[0].result() == games[1].result()
+
+
+def test_numbers_are_for_games_of_openspiel():
+    env = EnvSpec(id="TicTacToe-v0", actions="numbers")
+    with pytest.raises(ConfigError, match="actions=numbers is for games of OpenSpiel"):
         check_env(env)
 
 

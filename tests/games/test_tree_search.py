@@ -153,7 +153,7 @@ def test_exact_actions_keep_the_value_of_openspiels_own_search(name: str) -> Non
             continue
         view = game.view()
         state = state_after(name, view.history or ())
-        numbers = action_numbers(state)
+        numbers = action_numbers(state, "words")
 
         def value(after: pyspiel.State, player: int = view.player_id) -> float:
             found, _ = minimax.alpha_beta_search(
@@ -180,7 +180,7 @@ def test_exact_actions_maximise_the_expected_utility_where_there_is_chance() -> 
         return max(children) if state.current_player() == 0 else min(children)
 
     state = state_after(env.id, view.history or ())
-    values = {token: value(state.child(n)) for token, n in action_numbers(state).items()}
+    values = {token: value(state.child(n)) for token, n in action_numbers(state, "words").items()}
     best = max(values.values())
     assert exact_actions(env, view) == [t for t, v in values.items() if v == pytest.approx(best)]
 

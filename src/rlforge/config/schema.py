@@ -71,6 +71,9 @@ class EnvEntry(Group):
     #: Least score that is a win in a game of one player, in rewards (``win_draw_loss``), metrics
     #: and evaluations. TextArena pays 1 for a solution and less for a part of it.
     win_score: float = 1.0
+    #: How the actions of OpenSpiel games are written: in ``words``, or as OpenSpiel's ``numbers``,
+    #: ``[0]``, ``[1]`` …, which a model without ``[raise]`` among its tokens learns sooner.
+    actions: Literal["words", "numbers"] = "words"
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None
     #: Action extraction; null takes ``model.action_extraction``.

@@ -90,7 +90,8 @@ def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
     if second_slots:
         second = hand.rounds[1] if len(hand.rounds) > 1 else ()
         words += [hand.public or _NONE, *_padded(second, second_slots)]
-    return " ".join([*words, *sorted(legal_actions, key=_ACTION_ORDER.index), _END])
+    in_words = [action for action in _ACTION_ORDER if action in legal_actions]
+    return " ".join([*words, *(in_words or legal_actions), _END])
 
 
 def state_board(game: str, known: str, legal_actions: Sequence[str]) -> str:

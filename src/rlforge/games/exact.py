@@ -10,7 +10,7 @@ import pyspiel
 
 from rlforge.errors import ConfigError
 from rlforge.games.base import View
-from rlforge.games.openspiel import action_numbers, load_game, view_of
+from rlforge.games.openspiel import Actions, load_game, view_of
 from rlforge.types import value
 
 MOST_STATES = 400_000
@@ -70,10 +70,12 @@ class ExactGame:
         0.9167
     """
 
-    def __init__(self, name: str, most_states: int = MOST_STATES) -> None:
+    def __init__(
+        self, name: str, most_states: int = MOST_STATES, actions: Actions = "words"
+    ) -> None:
         """Raises ConfigError for no game of OpenSpiel, and where it has more than ``most_states``.
 
-        Histories are counted, or states where nothing is hidden.
+        Histories are counted, or states where nothing is hidden. actions: as ``EnvSpec.actions``.
         """
         self.name = name
         self._game = load_game(name)
@@ -92,9 +94,10 @@ class ExactGame:
                 continue
             key = self.key(state)
             if key not in found:
-                view = view_of(state)
+                view = view_of(state, actions=actions)
                 found[key] = Decision(key=key, player=state.current_player(), view=view)
-                self._numbers[key] = action_numbers(state)
+                legal = zip(view.legal_actions or (), state.legal_actions(), strict=True)
+                self._numbers[key] = dict(legal)
         #: In the order of their keys.
         self.decisions = tuple(found[key] for key in sorted(found))
 
@@ -191,6 +194,6 @@ def _exploitability(values: list[float], best: list[float]) -> Exploitability:
 
 
 @cache
-def exact_game(name: str) -> ExactGame:
-    """``ExactGame(name)``, whose tree is walked once in a process."""
-    return ExactGame(name)
+def exact_game(name: str, actions: Actions) -> ExactGame:
+    """``ExactGame``, whose tree is walked once in a process."""
+    return ExactGame(name, actions=actions)

@@ -13,18 +13,19 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import pyspiel
 
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board, state_board
-from rlforge.games.grids import LINE_LENGTHS, Grid, placements
+from rlforge.games.grids import LINE_LENGTHS, Grid
 from rlforge.games.openspiel_rules import introduction
 from rlforge.types import EndReason, EnvSpec
 
-#: Games whose actions have the words of their TextArena counterparts.
-_OWN_WORDS = ("kuhn_poker", "leduc_poker", "connect_four", "tic_tac_toe")
+Actions = Literal["words", "numbers"]
+"""How actions are written; see ``action_numbers``."""
 
 
 class OpenSpielGame(TurnGame):
@@ -52,7 +53,7 @@ class OpenSpielGame(TurnGame):
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the game itself fails."""
         player = self.view().player_id
-        token, known = _written_action(action), action_numbers(self._state)
+        token, known = _written_action(action), action_numbers(self._state, self._spec.actions)
         self._view = None
         self._turn += 1
         if token in known:
@@ -75,7 +76,7 @@ class OpenSpielGame(TurnGame):
 
     def _look(self) -> View:
         with self._foreign("view"):
-            return view_of(self._state, self._feedback)
+            return view_of(self._state, self._feedback, self._spec.actions)
 
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
@@ -171,11 +172,14 @@ def load_game(name: str) -> pyspiel.Game:
     return game
 
 
-def view_of(state: pyspiel.State, feedback: str = "") -> View:
-    """The view of the player to move. feedback: on its last action, where that was not accepted."""
+def view_of(state: pyspiel.State, feedback: str = "", actions: Actions = "words") -> View:
+    """The view of the player to move, with its actions in OpenSpiel's order.
+
+    feedback: on its last action, where that was not accepted.
+    """
     player = state.current_player()
     grid, shown = _grid(state, player), _hand(state, player) or _known(state, player)
-    legal = tuple(placements(grid)) if grid is not None else tuple(action_numbers(state))
+    legal = tuple(action_numbers(state, actions))
     if grid is not None:
         board = grid_board(grid)
     elif isinstance(shown, Hand):
@@ -225,9 +229,9 @@ def _known(state: pyspiel.State, player: int) -> str:
 
 def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
     """The actions; those that are numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``."""
-    own_words = state.get_game().get_type().short_name in _OWN_WORDS
+    on_a_board = state.get_game().get_type().short_name == "tic_tac_toe"
     for token, action in zip(legal, state.legal_actions(), strict=True):
-        if own_words or not token[1:-1].isdigit():
+        if on_a_board or not token[1:-1].isdigit():
             yield token
             continue
         name = state.action_to_string(state.current_player(), action)
@@ -241,23 +245,23 @@ def _written_action(action: str) -> str:
     return found.group() if found else ""
 
 
-def action_numbers(state: pyspiel.State) -> dict[str, int]:
+def action_numbers(state: pyspiel.State, actions: Actions) -> dict[str, int]:
     """Each legal action in text form, and OpenSpiel's number for it.
 
-    Poker and grid games use the words of their TextArena counterparts, so that one prompt format
-    serves both; elsewhere it is OpenSpiel's own name, or the number where that has brackets.
+    Grids, and poker in words, have the actions of their TextArena counterparts, so that one prompt
+    format serves both. Other words are OpenSpiel's own, or numbers where those have brackets.
     """
     name, legal = state.get_game().get_type().short_name, state.legal_actions()
+    if name == "connect_four":
+        return {f"[col {action}]": action for action in legal}
+    if actions == "numbers" or name == "tic_tac_toe":
+        return {f"[{action}]": action for action in legal}
     if name == "kuhn_poker":
         faces_bet = any(entry.action == 1 for entry in _bets(state))
         words = ("[fold]", "[call]") if faces_bet else ("[check]", "[bet]")
         return {words[action]: action for action in legal}
     if name == "leduc_poker":
         return {("[fold]", "[call]", "[raise]")[action]: action for action in legal}
-    if name == "connect_four":
-        return {f"[col {action}]": action for action in legal}
-    if name == "tic_tac_toe":
-        return {f"[{action}]": action for action in legal}
     player = state.current_player()
     named = {f"[{state.action_to_string(player, action)}]": action for action in legal}
     if len(named) == len(legal) and all(re.fullmatch(r"\[[^\[\]\n]+\]", text) for text in named):

@@ -53,6 +53,11 @@ def check_env(env: EnvSpec) -> None:
             f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
             f"negative, got {env.max_turns}, {env.timeout_s:g} and {env.error_allowance}"
         )
+    if env.actions == "numbers" and env.source in ("textarena", "market"):
+        raise ConfigError(
+            f"env {env.id!r}: actions=numbers is for games of OpenSpiel; leave it out for those of "
+            f"{env.source}"
+        )
     with SOURCES.trial(env.source):
         _source(env.source).check(env)
 

@@ -21,7 +21,7 @@ from open_spiel.python.algorithms import ismcts, mcts
 from rlforge.errors import GameError
 from rlforge.games.base import View
 from rlforge.games.grids import Grid, connecting_cells
-from rlforge.games.openspiel import action_numbers, state_after
+from rlforge.games.openspiel import state_after
 from rlforge.types import EnvSpec
 
 #: Most positions of a game that ``exact_actions`` solves.
@@ -56,7 +56,7 @@ class TreeSearch:
             if self._bot is None:
                 self._bot = _bot(state, self._simulations, self._rng)
             action = self._bot.step(state)
-        return next(token for token, number in _numbers(state).items() if number == action)
+        return next(token for token, number in _numbers(state, view).items() if number == action)
 
 
 def exact_actions(env: EnvSpec, view: View) -> list[str]:
@@ -92,7 +92,7 @@ def exact_actions(env: EnvSpec, view: View) -> list[str]:
     if solution is None:
         raise GameError(f"it has more than {MOST_POSITIONS:,} positions to solve; use mcts:200")
     best = solution[_key(state)].actions
-    return [token for token, number in action_numbers(state).items() if number in best]
+    return [token for token, number in _numbers(state, view).items() if number in best]
 
 
 @contextlib.contextmanager
@@ -128,10 +128,10 @@ def _placed(grid: Grid) -> pyspiel.State:
     return pyspiel.load_game(game).new_initial_state(json.dumps(described))
 
 
-def _numbers(state: Any) -> dict[str, int]:
-    if isinstance(state, _SimpleTak):
-        return {f"[{cell}]": cell for cell in state.legal_actions()}
-    return action_numbers(state)
+def _numbers(state: Any, view: View) -> dict[str, int]:
+    """The actions of ``view``, as it writes them, with the numbers that the search has for them."""
+    assert view.legal_actions is not None
+    return dict(zip(view.legal_actions, state.legal_actions(), strict=True))
 
 
 def _bot(state: Any, simulations: int, rng: random.Random) -> Any:

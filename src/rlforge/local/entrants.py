@@ -26,7 +26,7 @@ from rlforge.tracking.ladder_card import FileHash, LadderMember, LadderRules
 from rlforge.types import EnvSpec, PolicyRef, value
 
 #: Fields of an environment that decide who wins; members must agree in them.
-_GAME_RULES = ("source", "num_players", "max_turns", "error_allowance")
+_GAME_RULES = ("source", "num_players", "max_turns", "error_allowance", "actions")
 
 
 @value

@@ -95,11 +95,14 @@ def measured_game(env: EnvSpec) -> ExactGame:
             f"env {env.id!r}: a policy that remembers its answers (env.context=conversation) is no "
             "table of decisions; measure a run with env.context=turn"
         )
-    return exact_game(env.id)
+    return exact_game(env.id, env.actions)
 
 
 def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
     """``env`` asked and read as ``other`` is."""
     return dataclasses.replace(
-        env, prompt_template=other.prompt_template, action_extraction=other.action_extraction
+        env,
+        prompt_template=other.prompt_template,
+        action_extraction=other.action_extraction,
+        actions=other.actions,
     )
