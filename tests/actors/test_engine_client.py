@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 
 import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
+from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine import Request
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.errors import EngineError
@@ -51,7 +52,8 @@ class Handle:
             raise self.death
         await self.alive.wait()
 
-    async def _on_submit(self, client: str, requests: Sequence[Request]) -> None:
+    async def _on_submit(self, client: str, bundle: Bundle) -> None:
+        requests = cast(Sequence[Request], bundle.content)
         self.bundles.append(len(requests))
         for request in requests:
             self.held.append(request.ticket)

@@ -55,7 +55,7 @@ class BufferPorts:
         return games or None
 
     async def deliver(self, delivery: Delivery) -> None:
-        await self._buffer.deliver("collector", delivery)
+        await self._buffer.deliver("collector", delivery.records, delivery.learned)
 
 
 def forfeiting(seats: dict[str, int]) -> MakeAnswer:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from rlforge.actors import collector, engine, learner, state
+from rlforge.actors.bundle import Bundle
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.specs import RunGraph
@@ -60,14 +62,24 @@ class Method:
         return [asyncio.ensure_future(_item(call, index)) for index in range(self._num_returns)]
 
     def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> asyncio.Future[Any]:
+        arguments = tuple(map(_arrived, arguments))
         if inspect.iscoroutinefunction(self._method):
-            return asyncio.ensure_future(self._method(*arguments, **named))
+            return asyncio.ensure_future(_result(self._method(*arguments, **named)))
         call = partial(self._method, *arguments, **named)
         return asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _after(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         known = [await each if isinstance(each, asyncio.Future) else each for each in arguments]
         return await self._call(tuple(known), named)
+
+
+def _arrived(what: Any) -> Any:
+    """``what`` as the other side of a remote call has it."""
+    return pickle.loads(pickle.dumps(what)) if isinstance(what, Bundle) else what
+
+
+async def _result(call: Coroutine[Any, Any, Any]) -> Any:
+    return _arrived(await call)
 
 
 async def _item(call: asyncio.Future[Any], index: int) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import freeze_gc
@@ -99,8 +100,8 @@ class CollectorActor:
         records = await self._collector.evaluate(specs)
         outlines = [_outline(record) for record in records]
         if self._saves:
-            await self._tracker.save_games.remote(records)
-        await self._pool.push_outcomes.remote(outlines)
+            await self._tracker.save_games.remote(Bundle(records))
+        await self._pool.push_outcomes.remote(Bundle(outlines))
         return outlines
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
@@ -108,12 +109,13 @@ class CollectorActor:
         return await self._pool.next_games.remote(self._name, granted) if granted else None
 
     async def deliver(self, delivery: Delivery) -> None:
-        outlines = [_outline(record) for record in delivery.records]
+        games = Bundle(delivery.records)
+        outlines = Bundle([_outline(record) for record in delivery.records])
         self._pool.push_outcomes.remote(outlines)
         # Games that the tracker has are on record whatever becomes of this process.
         await asyncio.gather(
-            self._tracker.add_games.remote(delivery.records if self._saves else outlines),
-            self._buffer.deliver.remote(self._name, delivery),
+            self._tracker.add_games.remote(games if self._saves else outlines),
+            self._buffer.deliver.remote(self._name, games, delivery.learned),
         )
 
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import ray
 
+from rlforge.actors.bundle import Bundle
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import end, freeze_gc, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
@@ -183,14 +184,14 @@ class EngineActor:
         self._outbox.setdefault(client, []).append((ticket, answer))
         self._event(client).set()
 
-    async def collect(self, client: str) -> list[Answered]:
-        """Answers and tokens for ``client``, as soon as there are some."""
+    async def collect(self, client: str) -> Bundle:
+        """``Answered`` of requests of ``client``, as soon as there are some."""
         event = self._event(client)
         await event.wait()
         if self._filled[client] is not event:  # a call from before ``in_hand``
-            return []
+            return Bundle([])
         event.clear()
-        return self._outbox.pop(client, [])
+        return Bundle(self._outbox.pop(client, []))
 
     async def in_hand(self, client: str) -> list[int]:
         """Tickets of ``client`` that this process works on or has answers to.

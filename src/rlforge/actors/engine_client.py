@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import ray
 
+from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine import Request
 from rlforge.actors.process import restarted
 from rlforge.engines.base import EngineStats, OnTokens
@@ -326,7 +327,7 @@ class RemoteEngine:
     async def _send(self, index: int, requests: Sequence[Request]) -> None:
         tickets = [request.ticket for request in requests]
         try:
-            await self._engines[index].submit.remote(self._client, requests)
+            await self._engines[index].submit.remote(self._client, Bundle(requests))
         except ray.exceptions.RayActorError as error:
             self._lost(index, error)
             self._fail(index, tickets, error)

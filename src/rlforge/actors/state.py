@@ -25,7 +25,6 @@ from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.collector import Delivery
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
@@ -278,12 +277,17 @@ class BufferActor:
                 samples.release_all(collector)
             self._changed.notify_all()
 
-    async def deliver(self, collector: str, delivery: Delivery) -> None:
-        """Shape and add the games to learn from; release the places of games that ended."""
+    async def deliver(
+        self, collector: str, records: Sequence[GameRecord], learned: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Shape and add the games to learn from; release the places of games that ended.
+
+        learned: of each game, the players whose episodes are learned from.
+        """
         shaped: dict[str, list[tuple[GameRecord, Sequence[Episode]]]] = {}
-        for record, learned in zip(delivery.records, delivery.learned, strict=True):
+        for record, players in zip(records, learned, strict=True):
             name = record.spec.learner
-            episodes = self._samples[name].rewards.shape(record, learned)
+            episodes = self._samples[name].rewards.shape(record, players)
             shaped.setdefault(name, []).append((record, episodes))
         async with self._changed:
             for name, games in shaped.items():
