@@ -1,6 +1,6 @@
 """Time to skill: from the start of the command to the first evaluation that passes a level.
 
-    python benchmarks/skill.py [--games GAME …] [--seeds N …] [--against COMMIT]
+    python benchmarks/skill.py [--games GAME …] [--seeds N …] [--against COMMIT [--worst RATIO]]
 
 Each run is ``rlforge train`` of a shipped experiment with the tiny model, which is made before, and
 an evaluation every few updates; it is interrupted, as with Ctrl-C, once it passes the level:
@@ -22,7 +22,8 @@ Ray, starts Ray and imports the model's classes in two of its workers. Of the wh
 divided by the cores, which is how long it would take if none were ever idle.
 
 ``--against COMMIT`` measures that commit as well, run by run in turn, and the ratio of each pair.
-Medians of every measured commit stay in the results.
+Medians of every measured commit stay in the results. ``--worst RATIO`` records nothing: it ends
+with exit code 1 where the best ratio by CPU time is above RATIO, or fewer runs reach the level.
 """
 
 from __future__ import annotations
@@ -239,10 +240,13 @@ def main() -> None:
     parser.add_argument("--games", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--against", metavar="COMMIT")
+    parser.add_argument("--worst", metavar="RATIO", type=float)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run")
     arguments = parser.parse_args()
     if len(arguments.seeds) < 2:
         parser.error("--seeds: a spread needs at least 2")
+    if arguments.worst is not None and arguments.against is None:
+        parser.error("--worst: needs --against")
     starts = [bare_start() for _ in range(3)]
     results: dict[str, Any] = {
         "bare_start": {
@@ -272,6 +276,10 @@ def main() -> None:
             if arguments.against is not None:
                 ours, theirs = runs.values()
                 print(f"  ratios to {arguments.against}: {ratios(ours, theirs)}")
+                if arguments.worst is not None and is_slower(ours, theirs, arguments.worst):
+                    raise SystemExit(f"{name}: slower than {arguments.against}")
+    if arguments.worst is not None:
+        return
     kept = RESULTS / "skill.json"
     earlier = json.loads(kept.read_text())["commits"] if kept.exists() else {}
     date = time.strftime("%Y-%m-%d")
@@ -292,6 +300,14 @@ def ratios(
         "wall": [round(a.wall_s / b.wall_s, 2) for a, b in pairs],
         "cpu": [round(a.cpu_s / b.cpu_s, 2) for a, b in pairs],
     }
+
+
+def is_slower(
+    ours: list[dict[str, Reached]], theirs: list[dict[str, Reached]], worst: float
+) -> bool:
+    """Whether fewer of our runs reach the level, or even the best pair takes too much CPU time."""
+    passed = [sum("skill" in one for one in runs) for runs in (ours, theirs)]
+    return passed[0] < passed[1] or min(ratios(ours, theirs)["cpu"], default=0.0) > worst
 
 
 if __name__ == "__main__":

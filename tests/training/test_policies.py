@@ -9,6 +9,9 @@ import pytest
 from tests.live_run import rows, run, train_arguments
 
 from rlforge.buffer.batches import read_batch
+from rlforge.config.roots import read_run
+from rlforge.config.schema import GamesConfig
+from rlforge.local.policies import find_policy, seated_with
 from rlforge.system.checkpoint import find_checkpoint, list_checkpoints, policy_in, read_manifest
 from rlforge.tracking.game_files import read_games
 
@@ -75,3 +78,9 @@ def test_two_policies_share_the_seats_of_a_game(small_model: Path) -> None:
     evals = rows("evals.jsonl")
     assert {row["policy_uid"] for row in evals} == {"first-0", "second-4"}
     assert {row["games"] for row in evals} == {4}
+    again = run("eval", "run", "--checkpoint", "second-2", "--games", "2", "--opponent", "base")
+    assert again.returncode == 0, again.stderr
+    root = Path("run")
+    second = find_policy(root, "second-2")[0]
+    there = seated_with(root, second, read_run(root, GamesConfig), seats=2)
+    assert [policy.uid for policy in there] == ["first-1", "second-2"]

@@ -36,6 +36,19 @@ def entry_of(config: RunConfig, name: str) -> PolicyEntry:
     return config.policies[name] if name else PolicyEntry()
 
 
+def evaluated_at(config: RunConfig, seat: int) -> str:
+    """The policy that evaluations have at a seat: the first that can take it.
+
+    Example:
+        >>> from rlforge import compose
+        >>> both = compose("policies={main: {seats: [0]}, rival: {seats: [1], opponents: [main]}}")
+        >>> evaluated_at(both, 0), evaluated_at(both, 1)
+        ('main', 'rival')
+    """
+    names = policy_names(config)
+    return next((name for name in names if entry_of(config, name).takes(seat)), names[0])
+
+
 def of_policy(config: RunConfig, name: str) -> RunConfig:
     """The configuration with the groups of one of its policies in place of the run's.
 

@@ -13,7 +13,13 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
-from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies
+from rlforge.local.policies import (
+    can_play,
+    find_opponent,
+    find_policy,
+    seat_policies,
+    seated_with,
+)
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.evaluation import Pairing, plan_evaluation, summarise
 from rlforge.rollout.lineup import eval_pairings
@@ -54,6 +60,7 @@ async def evaluate_run(
 ) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
+    Where policies of the run share the seats, the others of that time take theirs.
     opponents: names as in the config, or uids of the same run, each in the environments that it can
     play; None takes those of the run.
     games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
@@ -76,17 +83,19 @@ async def evaluate_run(
     for rival in against:
         if rival.kind == "api":
             check_api(rival.path_or_name or rival.uid, config.pool.api)
-    specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed)
-    async with seat_policies(config, [policy, *against], say) as answers:
+    most = max(each.env.num_players for each in pairings)
+    seats = seated_with(run_dir, policy, config, most)
+    specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
+    async with seat_policies(config, [policy, *seats, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, None, answers.for_game)
-        progress = _Progress(step, len(specs), say, keep)
+        progress = _Progress(policy, len(specs), say, keep)
         try:
             records = await collector.evaluate(specs, progress.add)
         except asyncio.CancelledError:
             progress.report()
             raise
-    results = summarise(records, step)
+    results = summarise(records, step, policy.uid)
     return Measurement(
         policy=policy,
         results=tuple(results),
@@ -99,12 +108,12 @@ class _Progress:
 
     def __init__(
         self,
-        step: int,
+        policy: PolicyRef,
         games: int,
         say: Callable[[str], None],
         keep: Callable[[Results], None],
     ) -> None:
-        self._step, self._games, self._say, self._keep = step, games, say, keep
+        self._policy, self._games, self._say, self._keep = policy, games, say, keep
         self._records: list[GameRecord] = []
         self._said = time.monotonic()
 
@@ -117,7 +126,7 @@ class _Progress:
     def report(self) -> None:
         """Say and keep what is known."""
         self._said = time.monotonic()
-        results = summarise(self._records, self._step)
+        results = summarise(self._records, self._policy.version, self._policy.uid)
         won = (
             f"{r.win_rate:.1%} won of {r.games} against {r.opponent}" for r in results if r.games
         )

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rlforge.config.per_policy import policy_names
+from rlforge.config.per_policy import entry_of, evaluated_at, policy_names
 from rlforge.config.roots import read_any
-from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
+from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError, ConfigError
@@ -26,6 +26,7 @@ from rlforge.system.checkpoint import (
     list_checkpoints,
     policy_in,
     step_name,
+    step_number,
 )
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.tracking.files import RunPaths, read_jsonl
@@ -109,6 +110,29 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
         uid=uid, kind="checkpoint", path_or_name=str(path), version=version, name=one
     )
     return policy, version
+
+
+def seated_with(
+    run_dir: Path, policy: PolicyRef, config: GamesConfig, seats: int
+) -> list[PolicyRef]:
+    """Which version evaluations have at each of ``seats`` seats where ``policy`` is evaluated.
+
+    The policy itself, at the seats that it can take; at others the policy of the run that is
+    evaluated there, as it was after as many updates.
+    """
+    if not (isinstance(config, RunConfig) and policy.name in config.policies):
+        return [policy] * seats
+    saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]
+    there = []
+    for seat in range(seats):
+        other = evaluated_at(config, seat)
+        if entry_of(config, policy.name).takes(seat) or other == policy.name:
+            there.append(policy)
+            continue
+        own = [name for name in saved if policy_in(name) == other]
+        past = [name for name in own if step_number(name) <= policy.version]
+        there.append(find_policy(run_dir, past[-1] if past else step_name(0, other))[0])
+    return there
 
 
 def saved_versions(run_dir: Path) -> list[str]:

@@ -37,7 +37,7 @@ import ray
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
 from rlforge.actors.process import restarted
-from rlforge.config.per_policy import entry_of, policy_names, turns
+from rlforge.config.per_policy import entry_of, evaluated_at, policy_names, turns
 from rlforge.config.policies import START
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
@@ -389,17 +389,10 @@ class GameController:
         self._evaluations.evaluate(self._seated(), self._published, edge=edge)
 
     def _seated(self) -> list[Checkpoint]:
-        """What is evaluated at each seat: the newest version of the first policy that takes it."""
+        """What is evaluated at each seat: the newest version of the policy there."""
         envs = [*train_envs(self._config), *eval_envs(self._config)]
         return [
-            next(
-                (
-                    policy.newest
-                    for name, policy in self._policies.items()
-                    if entry_of(self._config, name).takes(seat)
-                ),
-                self._main.newest,
-            )
+            self._policies[evaluated_at(self._config, seat)].newest
             for seat in range(max(env.num_players for env in envs))
         ]
 
