@@ -68,6 +68,7 @@ def whole(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     run_continuous: Run, small: Sequence[str], whole: Path
 ) -> None:

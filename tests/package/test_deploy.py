@@ -61,6 +61,7 @@ def test_the_example_of_the_slurm_script_fills_its_nodes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(
     small_model: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import ray
 
 from rlforge.actors.cluster import RunActors, explained, start_actors
+from rlforge.actors.process import turn_file
 from rlforge.actors.session import ray_started
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
@@ -200,6 +201,7 @@ async def _live(
         await _logged(_record_failure(controller, tracker, failure))
         await _logged(controller.close())
         await context.actors.come_home()
+        turn_file(context.run_dir).unlink(missing_ok=True)  # of a learner that died in its turn
         raise failure from None
     except BaseException:  # interrupted at once
         await _logged(controller.close())
