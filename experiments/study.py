@@ -31,7 +31,7 @@ from recording import ROOT, heading, recorded, write_study
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
-from rlforge.games.exact import exact_game
+from rlforge.games.exact import ExactGame
 from rlforge.local.exploit import exploit_run
 from rlforge.types import ExactResult
 
@@ -110,7 +110,7 @@ def nash_conv(run_dir: Path) -> dict[str, Any]:
     averages: list[ExactResult] = []
     if config.learner.average != "off":
         averages = list(exploit_run(run_dir, [f"step-{step}-average" for step in steps[1:]]))
-    game = exact_game(own[0].env_id)
+    game = ExactGame(own[0].env_id)
     uniform = {
         decision.key: dict.fromkeys(actions, 1 / len(actions))
         for decision in game.decisions

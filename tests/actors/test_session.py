@@ -41,7 +41,8 @@ def test_no_process_that_ray_started_outlives_the_block(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of another cluster
     bystander = psutil.Popen(["sleep", "60"])
     with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        pids = ray.get(ray.remote(Process).options(num_cpus=0).remote().pids.remote())
+        actor = ray.remote(Process).options(num_cpus=0).remote()  # ends with its last handle
+        pids = ray.get(actor.pids.remote())
         assert all(map(runs, pids))
     assert not any(map(runs, pids))
     assert bystander.is_running()
@@ -70,9 +71,13 @@ def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
             return os.getpgrp(), os.getpgid(child.pid)
 
     graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    this = psutil.Process()
+    before = set(this.children(recursive=True))  # of other tests of this process
     with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        groups = {*ray.get(ray.remote(Process).options(num_cpus=0).remote().groups.remote())}
-        groups |= {os.getpgid(child.pid) for child in psutil.Process().children(recursive=True)}
+        actor = ray.remote(Process).options(num_cpus=0).remote()
+        groups = {*ray.get(actor.groups.remote())}
+        rays = set(this.children(recursive=True)) - before
+        groups |= {os.getpgid(child.pid) for child in rays}
         own = psutil.Popen(["sleep", "60"], preexec_fn=os.getpid)
         assert os.getpgid(own.pid) == os.getpgrp()
         own.kill()

@@ -41,7 +41,8 @@ def evaluated_at(config: RunConfig, seat: int) -> str:
 
     Example:
         >>> from rlforge import compose
-        >>> both = compose("policies={main: {seats: [0]}, rival: {seats: [1], opponents: [main]}}")
+        >>> first = "policies.main={seats: [0], opponents: [rival]}"
+        >>> both = compose(first, "policies.rival={seats: [1], opponents: [main]}")
         >>> evaluated_at(both, 0), evaluated_at(both, 1)
         ('main', 'rival')
     """
