@@ -21,9 +21,11 @@ Beside them stand the machine's limits. Of the start: a script that imports torc
 Ray, starts Ray and imports the model's classes in two of its workers. Of the whole: its CPU seconds
 divided by the cores, which is how long it would take if none were ever idle.
 
-``--against COMMIT`` measures that commit as well, run by run in turn, and the ratio of each pair.
-Medians of every measured commit stay in the results. ``--worst RATIO`` records nothing: it ends
-with exit code 1 where the best ratio by CPU time is above RATIO, or fewer runs reach the level.
+``--against COMMIT`` measures that commit as well, run by run in turn, and the ratio of each pair;
+``--against last`` takes the newest commit on record. Medians of every measured commit stay in the
+results. ``--worst RATIO`` records nothing and stops runs after 60 updates, since the update at
+which a single run reaches a level is chance: the exit code is 1 where they take more than RATIO
+times the CPU seconds, start included, in every pair.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ from typing import Any
 
 from common import RESULTS, cpu_seconds, record, shown, spread
 
+from rlforge.config.compose import compose
 from rlforge.local.exploit import exploit_run
+from rlforge.models.load import resolve_model
 from rlforge.tracking.metrics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +56,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 PHASES = ("composed", "ready", "first_update", "skill")
 NASH_CONV = 0.15
+#: Updates of a run that is only compared.
+COMPARED = 60
 #: Starts what every run starts, and nothing else.
 BARE_START = """
 import ray, torch, transformers
@@ -118,10 +124,13 @@ def overrides_for(level: Level, seed: int) -> list[str]:
     ]
 
 
-def run(level: Level, seed: int, source: Path, more: list[str]) -> dict[str, Reached]:
+def run(
+    level: Level, seed: int, source: Path, more: list[str], most_updates: int | None = None
+) -> dict[str, Reached]:
     """When one run reached each phase; without ``skill`` where it never did.
 
-    source: the repository whose rlforge runs. more: overrides.
+    source: the repository whose rlforge runs. more: overrides. most_updates: after which it is
+    stopped, in the phase ``compared``.
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir, log = Path(folder) / "run", Path(folder) / "output.txt"
@@ -142,12 +151,14 @@ def run(level: Level, seed: int, source: Path, more: list[str]) -> dict[str, Rea
             if version is not None:
                 versions[version] = now
             reached.setdefault(phase, now)
-            if "skill" in reached:
+            if version == most_updates is not None:
+                reached["compared"] = now
+            if "skill" in reached or "compared" in reached:
                 process.send_signal(signal.SIGINT)
                 break
-        if process.wait() != 0 and "skill" not in reached:
+        if process.wait() != 0 and not {"skill", "compared"} & reached.keys():
             raise SystemExit(f"rlforge train failed:\n{log.read_text()[-2000:]}")
-        if level.passed is None:
+        if level.passed is None and most_updates is None:
             tried = [f"step-{v}" for v in range(level.every, max(versions) + 1, level.every)]
             for exact in exploit_run(run_dir, tried):
                 if exact.nash_conv <= NASH_CONV:
@@ -243,18 +254,24 @@ def main() -> None:
     parser.add_argument("--worst", metavar="RATIO", type=float)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run")
     arguments = parser.parse_args()
-    if len(arguments.seeds) < 2:
+    compares = arguments.worst is not None
+    if len(arguments.seeds) < 2 and not compares:
         parser.error("--seeds: a spread needs at least 2")
-    if arguments.worst is not None and arguments.against is None:
+    if compares and arguments.against is None:
         parser.error("--worst: needs --against")
-    starts = [bare_start() for _ in range(3)]
-    results: dict[str, Any] = {
-        "bare_start": {
+    kept = RESULTS / "skill.json"
+    earlier = json.loads(kept.read_text())["commits"] if kept.exists() else {}
+    if arguments.against == "last":
+        arguments.against = max(reversed(earlier), key=lambda commit: earlier[commit]["date"])
+    resolve_model(compose(["model=tiny"]).config.model, print)  # made before the first run
+    results: dict[str, Any] = {}
+    if not compares:
+        starts = [bare_start() for _ in range(3)]
+        results["bare_start"] = {
             "wall": spread([one.wall_s for one in starts]),
             "cpu": spread([one.cpu_s for one in starts]),
         }
-    }
-    print(f"packages and Ray alone: {results['bare_start']['wall']['median_s']:.1f} s")
+        print(f"packages and Ray alone: {results['bare_start']['wall']['median_s']:.1f} s")
     with tempfile.TemporaryDirectory() as folder:
         sources = {commit_of(ROOT): ROOT}
         if arguments.against is not None:
@@ -269,45 +286,37 @@ def main() -> None:
             runs: dict[str, list[dict[str, Reached]]] = {commit: [] for commit in sources}
             for seed in arguments.seeds:
                 for commit, source in sources.items():
-                    runs[commit].append(run(LEVELS[name], seed, source, arguments.overrides))
-            for commit, found in runs.items():
-                commits[commit][name] = summary(found)
+                    most = COMPARED if compares else None
+                    runs[commit].append(run(LEVELS[name], seed, source, arguments.overrides, most))
+            if compares:
+                found = ratios(*runs.values(), "compared")["cpu"]
+                print(f"{name}: CPU seconds of {COMPARED} updates, to {arguments.against}: {found}")
+                if min(found) > arguments.worst:
+                    raise SystemExit(f"{name}: slower than {arguments.against}")
+                continue
+            for commit, found_runs in runs.items():
+                commits[commit][name] = summary(found_runs)
                 show(f"{name} at {commit}", commits[commit][name])
             if arguments.against is not None:
-                ours, theirs = runs.values()
-                print(f"  ratios to {arguments.against}: {ratios(ours, theirs)}")
-                if arguments.worst is not None and is_slower(ours, theirs, arguments.worst):
-                    raise SystemExit(f"{name}: slower than {arguments.against}")
-    if arguments.worst is not None:
+                print(f"  ratios to {arguments.against}: {ratios(*runs.values(), 'skill')}")
+    if compares:
         return
-    kept = RESULTS / "skill.json"
-    earlier = json.loads(kept.read_text())["commits"] if kept.exists() else {}
     date = time.strftime("%Y-%m-%d")
     now = {commit: {"date": date, "games": games} for commit, games in commits.items()}
     record("skill", results | {"commits": earlier | now})
 
 
 def ratios(
-    ours: list[dict[str, Reached]], theirs: list[dict[str, Reached]]
+    ours: list[dict[str, Reached]], theirs: list[dict[str, Reached]], phase: str
 ) -> dict[str, list[float]]:
-    """Of each pair of runs that both reached the level: by the clock and by CPU time."""
+    """Of each pair of runs that both reached the phase: by the clock and by CPU time."""
     pairs = [
-        (a["skill"], b["skill"])
-        for a, b in zip(ours, theirs, strict=True)
-        if "skill" in a and "skill" in b
+        (a[phase], b[phase]) for a, b in zip(ours, theirs, strict=True) if phase in a and phase in b
     ]
     return {
         "wall": [round(a.wall_s / b.wall_s, 2) for a, b in pairs],
         "cpu": [round(a.cpu_s / b.cpu_s, 2) for a, b in pairs],
     }
-
-
-def is_slower(
-    ours: list[dict[str, Reached]], theirs: list[dict[str, Reached]], worst: float
-) -> bool:
-    """Whether fewer of our runs reach the level, or even the best pair takes too much CPU time."""
-    passed = [sum("skill" in one for one in runs) for runs in (ours, theirs)]
-    return passed[0] < passed[1] or min(ratios(ours, theirs)["cpu"], default=0.0) > worst
 
 
 if __name__ == "__main__":
