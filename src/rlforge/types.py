@@ -16,6 +16,7 @@ Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "context", "scripted", "error"]
 EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "timeout", "error"]
 Outcome = Literal["win", "draw", "loss"]
+Actions = Literal["words", "numbers"]
 
 
 OTHER_RUN = -1
@@ -108,7 +109,7 @@ class EnvSpec:
     error_allowance: int = 1
     weight: float = 1.0
     win_score: float = 1.0
-    actions: Literal["words", "numbers"] = "words"
+    actions: Actions = "words"
     prompt_template: str = "default"
     action_extraction: str = "boxed"
     api_prompt_template: str = "chat-actions"

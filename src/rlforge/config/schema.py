@@ -73,6 +73,7 @@ class EnvEntry(Group):
     win_score: float = 1.0
     #: How the actions of OpenSpiel games are written: in ``words``, or as OpenSpiel's ``numbers``,
     #: ``[0]``, ``[1]`` …, which a model without ``[raise]`` among its tokens learns sooner.
+    #: connect_four has its columns either way.
     actions: Literal["words", "numbers"] = "words"
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None

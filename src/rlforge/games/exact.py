@@ -10,8 +10,8 @@ import pyspiel
 
 from rlforge.errors import ConfigError
 from rlforge.games.base import View
-from rlforge.games.openspiel import Actions, load_game, view_of
-from rlforge.types import value
+from rlforge.games.openspiel import load_game, view_of
+from rlforge.types import Actions, value
 
 MOST_STATES = 400_000
 """States of a tree that are visited before a game counts as too large."""

@@ -13,7 +13,6 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 import pyspiel
 
@@ -22,10 +21,7 @@ from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board, state_board
 from rlforge.games.grids import LINE_LENGTHS, Grid
 from rlforge.games.openspiel_rules import introduction
-from rlforge.types import EndReason, EnvSpec
-
-Actions = Literal["words", "numbers"]
-"""How actions are written; see ``action_numbers``."""
+from rlforge.types import Actions, EndReason, EnvSpec
 
 
 class OpenSpielGame(TurnGame):
