@@ -178,7 +178,7 @@ def test_actions_that_no_answer_has_room_for_are_refused(small_model: Path, tmp_
     with pytest.raises(ConfigError, match=r"max_tokens=4: .* \[raise\] of leduc_poker has 7"):
         rlforge.sft(
             "kuhn_nash",
-            "env=openspiel_leduc",
+            "env.train=[{id: leduc_poker, source: openspiel, max_turns: 30}]",
             "model=hf",
             run_dir=tmp_path / "run",
             data=LEARNING,
