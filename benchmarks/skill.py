@@ -132,6 +132,7 @@ def run(
     source: the repository whose rlforge runs. more: overrides. most_updates: after which it is
     stopped, in the phase ``compared``.
     """
+    last = "skill" if most_updates is None else "compared"
     with tempfile.TemporaryDirectory() as folder:
         run_dir, log = Path(folder) / "run", Path(folder) / "output.txt"
         began = time.monotonic()
@@ -153,10 +154,10 @@ def run(
             reached.setdefault(phase, now)
             if version == most_updates is not None:
                 reached["compared"] = now
-            if "skill" in reached or "compared" in reached:
+            if last in reached:
                 process.send_signal(signal.SIGINT)
                 break
-        if process.wait() != 0 and not {"skill", "compared"} & reached.keys():
+        if process.wait() != 0 and last not in reached:
             raise SystemExit(f"rlforge train failed:\n{log.read_text()[-2000:]}")
         if level.passed is None and most_updates is None:
             tried = [f"step-{v}" for v in range(level.every, max(versions) + 1, level.every)]
@@ -264,14 +265,6 @@ def main() -> None:
     if arguments.against == "last":
         arguments.against = max(reversed(earlier), key=lambda commit: earlier[commit]["date"])
     resolve_model(compose(["model=tiny"]).config.model, print)  # made before the first run
-    results: dict[str, Any] = {}
-    if not compares:
-        starts = [bare_start() for _ in range(3)]
-        results["bare_start"] = {
-            "wall": spread([one.wall_s for one in starts]),
-            "cpu": spread([one.cpu_s for one in starts]),
-        }
-        print(f"packages and Ray alone: {results['bare_start']['wall']['median_s']:.1f} s")
     with tempfile.TemporaryDirectory() as folder:
         sources = {commit_of(ROOT): ROOT}
         if arguments.against is not None:
@@ -281,29 +274,48 @@ def main() -> None:
                 ["git", "-C", str(other), "checkout", "-q", arguments.against], check=True
             )
             sources[commit_of(other)] = other
+        if compares:
+            compare(arguments, sources)
+            return
+        starts = [bare_start() for _ in range(3)]
+        results: dict[str, Any] = {
+            "bare_start": {
+                "wall": spread([one.wall_s for one in starts]),
+                "cpu": spread([one.cpu_s for one in starts]),
+            }
+        }
+        print(f"packages and Ray alone: {results['bare_start']['wall']['median_s']:.1f} s")
         commits: dict[str, dict[str, Any]] = {commit: {} for commit in sources}
         for name in arguments.games:
             runs: dict[str, list[dict[str, Reached]]] = {commit: [] for commit in sources}
             for seed in arguments.seeds:
                 for commit, source in sources.items():
-                    most = COMPARED if compares else None
-                    runs[commit].append(run(LEVELS[name], seed, source, arguments.overrides, most))
-            if compares:
-                found = ratios(*runs.values(), "compared")["cpu"]
-                print(f"{name}: CPU seconds of {COMPARED} updates, to {arguments.against}: {found}")
-                if min(found) > arguments.worst:
-                    raise SystemExit(f"{name}: slower than {arguments.against}")
-                continue
-            for commit, found_runs in runs.items():
-                commits[commit][name] = summary(found_runs)
+                    runs[commit].append(run(LEVELS[name], seed, source, arguments.overrides))
+            for commit, found in runs.items():
+                commits[commit][name] = summary(found)
                 show(f"{name} at {commit}", commits[commit][name])
             if arguments.against is not None:
                 print(f"  ratios to {arguments.against}: {ratios(*runs.values(), 'skill')}")
-    if compares:
-        return
     date = time.strftime("%Y-%m-%d")
     now = {commit: {"date": date, "games": games} for commit, games in commits.items()}
     record("skill", results | {"commits": earlier | now})
+
+
+def compare(arguments: argparse.Namespace, sources: dict[str, Path]) -> None:
+    """End with exit code 1 where this commit takes too much CPU time in every pair of runs."""
+    for name in arguments.games:
+        pairs = [
+            [
+                run(LEVELS[name], seed, source, arguments.overrides, COMPARED)
+                for source in sources.values()
+            ]
+            for seed in arguments.seeds
+        ]
+        ours, theirs = (list(runs) for runs in zip(*pairs, strict=True))
+        found = ratios(ours, theirs, "compared")["cpu"]
+        print(f"{name}: CPU seconds of {COMPARED} updates, to {arguments.against}: {found}")
+        if min(found) > arguments.worst:
+            raise SystemExit(f"{name}: slower than {arguments.against}")
 
 
 def ratios(

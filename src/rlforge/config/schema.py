@@ -44,7 +44,7 @@ from rlforge.config.training import PpoConfig as PpoConfig
 from rlforge.config.training import RatioConfig as RatioConfig
 from rlforge.config.training import ReinforceConfig as ReinforceConfig
 from rlforge.config.training import WindowGrpoConfig as WindowGrpoConfig
-from rlforge.types import SamplingParams
+from rlforge.types import Actions, SamplingParams
 
 # ---------------------------------------------------------------- env
 
@@ -74,7 +74,7 @@ class EnvEntry(Group):
     #: How the actions of OpenSpiel games are written: in ``words``, or as OpenSpiel's ``numbers``,
     #: ``[0]``, ``[1]`` …, which a model without ``[raise]`` among its tokens learns sooner.
     #: connect_four has its columns either way.
-    actions: Literal["words", "numbers"] = "words"
+    actions: Actions = "words"
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None
     #: Action extraction; null takes ``model.action_extraction``.

@@ -86,7 +86,8 @@ async def evaluate_run(
     most = max(each.env.num_players for each in pairings)
     seats = seated_with(run_dir, policy, config, most)
     specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
-    async with seat_policies(config, [policy, *seats, *against], say) as answers:
+    met = list(dict.fromkeys([*seats, *against]))
+    async with seat_policies(config, met, say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, None, answers.for_game)
         progress = _Progress(policy, len(specs), say, keep)
