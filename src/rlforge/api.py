@@ -273,6 +273,71 @@ class Run:
             ]
         )
 
+    def fork(
+        self,
+        game: str,
+        turn: int,
+        *,
+        action: str = "",
+        seats: Mapping[int, str] | None = None,
+        samples: int = 100,
+    ) -> list[GameRecord]:
+        """Play a finished game on from before its turn ``turn``, counted from 1; the new games.
+
+        game: its id, or ``latest``. action: taken at that turn; empty: the policy answers. seats:
+        policies by player in place of those of the game, by the names of ``evaluate``. What is
+        hidden stays as it was dealt; answers, and chance events to come, are drawn anew. Raises
+        ConfigError for what cannot be, RunError where all new games failed.
+        """
+        from rlforge.local.forks import Start, fork_game
+        from rlforge.local.replay import find_game
+
+        start = Start(turn=turn, games=samples, action=action)
+        return wait_for(fork_game(self.path, find_game(self.path, game), start, seats)).played
+
+    def analyse(
+        self,
+        game: str,
+        *,
+        player: int | None = None,
+        seats: Mapping[int, str] | None = None,
+        samples: int = 64,
+    ) -> Table:
+        """The value of a finished game before and after each turn, by playing on; a row per turn.
+
+        ``decisive`` turns change the mean reward of the player that moved by more than chance;
+        where they were mistakes, ``best`` is a better action. player: whose value it is; None: of
+        the evaluated policy, or the first that trains. Others as of ``fork``. The analysis is kept
+        in the run, for its report. Raises as ``fork``.
+        """
+        from rlforge.local.forks import analyse_game
+        from rlforge.local.replay import find_game
+        from rlforge.tracking.analyses import write_analysis
+
+        record = find_game(self.path, game)
+        found = wait_for(
+            analyse_game(self.path, record, player=player, seats=seats, samples=samples)
+        )
+        write_analysis(self.path, found)
+        return _table(
+            [
+                {
+                    "turn": moment.turn,
+                    "player": moment.player,
+                    "action": moment.action,
+                    "before": moment.before.mean,
+                    "after": moment.after.mean,
+                    "after_low": moment.after.low,
+                    "after_high": moment.after.high,
+                    "change": moment.change,
+                    "decisive": moment.decisive,
+                    "best": moment.best,
+                    "best_reward": moment.best_reward and moment.best_reward.mean,
+                }
+                for moment in found.moments
+            ]
+        )
+
     def export(
         self,
         folder: Path | str,

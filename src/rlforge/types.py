@@ -182,6 +182,8 @@ class GameSpec:
     group_size: number of games in the group.
     seats: one per player, in order of ``player_id``.
     focus: player id of the evaluated policy in an evaluation game; None in training games.
+    past: turns of another game of the same env and seed that are played again before the policies
+    are asked; chance events after them are drawn anew. None: the game begins at its start.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -197,6 +199,7 @@ class GameSpec:
     group_id: str | None = None
     group_size: int = 1
     focus: int | None = None
+    past: tuple[Turn, ...] | None = None
 
     @property
     def env_id(self) -> str:
@@ -206,6 +209,11 @@ class GameSpec:
     def trained(self) -> tuple[int, ...]:
         """Player ids of the trained seats."""
         return tuple(seat.player_id for seat in self.seats if seat.trained)
+
+    @property
+    def viewpoint(self) -> int:
+        """Player whose result counts: the evaluated one, else the first that trains, else 0."""
+        return self.focus if self.focus is not None else next(iter(self.trained), 0)
 
     @property
     def learner(self) -> str:
@@ -329,6 +337,11 @@ class GameRecord:
     cut_by: int | None = None
     error: str | None = None
     duration_s: float = 0.0
+
+    @property
+    def new_turns(self) -> tuple[Turn, ...]:
+        """The turns of this game itself: those of ``spec.past`` were played in another one."""
+        return self.turns[len(self.spec.past or ()) :]
 
     def __repr__(self) -> str:
         """A line: the turns hold all tokens, and ``rlforge.transcript`` shows them."""

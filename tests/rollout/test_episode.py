@@ -362,3 +362,31 @@ async def test_turns_of_trained_seats_have_their_legal_tokens_and_no_others():
 async def test_legal_tokens_are_left_out_unless_they_are_asked_for():
     record = await play_game(spec(), scripted(TAK))
     assert {turn.legal_tokens for turn in record.turns} == {()}
+
+
+def test_a_game_goes_on_from_turns_of_another_one():
+    first = asyncio.run(play_game(spec(), scripted(TAK)))
+    again = dataclasses.replace(spec(game_id="h", group_id="h"), past=first.turns[:3])
+    left = list(again.past)
+
+    async def answer(seat, view, seed):
+        if left:
+            return left.pop(0).completion
+        return await scripted(TAK)(seat, view, seed)
+
+    record = asyncio.run(play_game(again, answer))
+    assert record.error is None
+    assert record.turns[:3] == first.turns[:3]
+    assert len(record.turns) > 3
+
+
+def test_turns_that_do_not_come_out_as_they_did_fail_the_game():
+    first = asyncio.run(play_game(spec(), scripted(TAK)))
+    past = (first.turns[0], dataclasses.replace(first.turns[1], action="[99]"))
+    left = list(first.turns)
+
+    async def answer(seat, view, seed):
+        return left.pop(0).completion
+
+    record = asyncio.run(play_game(dataclasses.replace(spec(), past=past), answer))
+    assert "turn 2 does not repeat: its action is" in record.error

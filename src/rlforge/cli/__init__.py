@@ -13,7 +13,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from rlforge import __version__
-from rlforge.cli import discover, examine, exploit, games, ladder, runs, serving, watch, windows
+from rlforge.cli import (
+    discover,
+    examine,
+    exploit,
+    forks,
+    games,
+    ladder,
+    runs,
+    serving,
+    watch,
+    windows,
+)
 from rlforge.cli.layout import App, wrong_usage
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
@@ -54,6 +65,8 @@ app.command()(examine.config)
 app.command()(examine.doctor)
 app.command()(games.play)
 app.command()(games.replay)
+app.command()(forks.fork)
+app.command()(forks.analyse)
 app.command("list")(discover.list_choices)
 app.command()(discover.show)
 app.command()(discover.models)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rlforge.config.plugins import Kind
 from rlforge.errors import ExtensionError
@@ -103,10 +104,14 @@ class Game(Protocol):
 
 
 class TurnGame(ABC):
-    """Base of the sources' games: counts turns, keeps the current view and the result."""
+    """Base of the sources' games: counts turns, keeps the current view and the result.
 
-    def __init__(self, env: EnvSpec) -> None:
+    Chance events are drawn from ``_random``, or ``reseed`` is overridden.
+    """
+
+    def __init__(self, env: EnvSpec, seed: int) -> None:
         self._spec = env
+        self._random = random.Random(seed)
         self._turn = 0
         self._view: View | None = None
         self._result: GameResult | None = None
@@ -125,6 +130,10 @@ class TurnGame(ABC):
             raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
         return self._result
 
+    def reseed(self, seed: int) -> None:
+        """Draw the chance events that are still to come from ``seed``."""
+        self._random.seed(seed)
+
     @abstractmethod
     def _look(self) -> View:
         """The view of the player to move; called once a turn."""
@@ -133,6 +142,15 @@ class TurnGame(ABC):
         self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
     ) -> None:
         self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+
+
+def reseed(game: Game, seed: int) -> None:
+    """Draw the chance events that are still to come from ``seed``.
+
+    A game of an extension that is no ``TurnGame`` goes on with the chance of its own seed.
+    """
+    if isinstance(game._made if isinstance(game, _Guarded) else game, TurnGame):
+        cast("TurnGame", game).reseed(seed)
 
 
 def guarded(kind: Kind, name: str, made: Any) -> Any:

@@ -35,7 +35,7 @@ class MarketGame(TurnGame):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``ConfigError`` for an unknown preset."""
-        super().__init__(env)
+        super().__init__(env, seed)
         self._config = load_market(env.id)
         self._world = World(self._config, seed)
         self._names = [f"player-{number}" for number in range(env.num_players)]
@@ -73,6 +73,9 @@ class MarketGame(TurnGame):
             self._end("finished", None)
         elif self._turn >= self._spec.max_turns:
             self._end("turn_limit", None)
+
+    def reseed(self, seed: int) -> None:
+        self._world.reseed(seed)
 
     def _look(self) -> View:
         state = self._world.state(self._names[self._player])

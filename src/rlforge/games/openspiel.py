@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,9 +32,8 @@ class OpenSpielGame(TurnGame):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``ConfigError`` when the game cannot be loaded."""
-        super().__init__(env)
+        super().__init__(env, seed)
         self._game = load_game(env.id)
-        self._random = random.Random(seed)
         self._errors = 0
         self._feedback = ""
         with self._foreign("new_initial_state"):

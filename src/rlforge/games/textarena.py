@@ -62,9 +62,8 @@ class TextArenaGame(TurnGame):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``GameError`` when the environment cannot be made or reset."""
-        super().__init__(env)
-        generator = random.Random(seed)
-        self._random_functions = {name: getattr(generator, name) for name in _PROCESS_FUNCTIONS}
+        super().__init__(env, seed)
+        self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
         self._limit_s = min(STEP_LIMIT_S, env.timeout_s)
         self._accepted = True
         #: Why moves of the last step counted as invalid, by seat.

@@ -176,6 +176,10 @@ class ModelPool:
             raise RunError(f"the pool knows no policy {uid!r}{nearest(uid, self._policies)}")
         return self._policies[uid]
 
+    def plays(self, uid: str) -> bool:
+        """Whether the policy may meet the learner now: it was not retired."""
+        return uid in self._all_active() or self._roles.get(uid) == "fixed"
+
     def rating(self, uid: str) -> Rating:
         """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
         return self._ratings.rating(self.policy(uid).uid)
@@ -298,14 +302,15 @@ class ModelPool:
     def push_outcome(self, record: GameRecord) -> None:
         """Update ratings, results and counts from a finished game; failed games are ignored.
 
+        So are games that began at a turn of another one, which say less of who is better.
         Training and evaluation games both count: in mirror mode the learner meets fixed opponents
         in evaluations only. Policies met only there become guests, which are rated and never
         drawn. Exploration counts training games alone.
         Raises RunError for a training game of a policy that the pool does not know.
         """
-        if record.error is not None:
-            return
         spec = record.spec
+        if record.error is not None or spec.past is not None:
+            return
         for seat in spec.seats:
             if seat.policy.uid not in self._policies:
                 if spec.purpose == "train":
@@ -363,7 +368,6 @@ class ModelPool:
         ladder: see ``rlforge.league.run_ladder``; policies of equal weights are one, and
         the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
-        active = self._all_active()
         ratings, results = self._ratings.ratings(), self._results.rows()
         return {
             "mode": self.mode,
@@ -374,7 +378,7 @@ class ModelPool:
                     "role": self._roles[uid],
                     "mu": ratings[uid].mu,
                     "sigma": ratings[uid].sigma,
-                    "active": uid in active or self._roles[uid] == "fixed",
+                    "active": self.plays(uid),
                     "games": self._games[uid],
                     "rated_games": self._rated_games[uid],
                 }

@@ -164,7 +164,7 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
 
     Raises ConfigError for an unknown name, or a player that knows none of the games.
     """
-    if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name == AVERAGE:
+    if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name in ("latest", BEST, AVERAGE):
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     envs = eval_envs(config)

@@ -28,19 +28,14 @@ MOST_LISTED = 20
 # ---------------------------------------------------------------- which games
 
 
-def _own(spec: GameSpec) -> int:
-    """The seat whose result counts: the evaluated one, else the first that trains, else 0."""
-    return spec.focus if spec.focus is not None else next(iter(spec.trained), 0)
-
-
 def _result(game: GameIndex) -> str:
     if game.error is not None:
         return "failed"
-    return game.spec.env.outcome(game.rewards, _own(game.spec))
+    return game.spec.env.outcome(game.rewards, game.spec.viewpoint)
 
 
 def _versions(game: GameIndex) -> list[str]:
-    own = {_own(game.spec), *game.spec.trained}
+    own = {game.spec.viewpoint, *game.spec.trained}
     return [
         str(seat.policy.version)
         for seat in game.spec.seats
@@ -49,7 +44,7 @@ def _versions(game: GameIndex) -> list[str]:
 
 
 def _opponents(game: GameIndex) -> list[str]:
-    own = _own(game.spec)
+    own = game.spec.viewpoint
     return [seat.policy.uid for seat in game.spec.seats if seat.player_id != own]
 
 

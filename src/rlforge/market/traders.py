@@ -259,13 +259,13 @@ class Crowd:
 
     def __init__(self, world: World, seed: int = 0) -> None:
         self._world = world
-        self._order = random.Random(f"{seed}/order")
+        self._order = world.generator("order", seed)
         self._traders: list[tuple[str, str, Trader]] = []
         for kind, count in world.config.traders.items():
             for number in range(1, count + 1):
                 agent_id = f"{kind}-{number}"
                 world.join(agent_id, kind)
-                rng = random.Random(f"{seed}/trader/{agent_id}")
+                rng = world.generator(f"trader/{agent_id}", seed)
                 self._traders.append((agent_id, kind, make_trader(kind, world.config, rng)))
 
     def act(self) -> Iterator[Choice]:

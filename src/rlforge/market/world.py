@@ -39,14 +39,25 @@ class World:
         self.books = Books(config)
         self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
         self._seed = seed
-        self._news = random.Random(f"{seed}/news")
-        self._truth = random.Random(f"{seed}/truth")
+        self._generators: dict[str, random.Random] = {}
+        self._news = self.generator("news", seed)
+        self._truth = self.generator("truth", seed)
         self._feed = Feed(config, self._news)
         self._tickets = self._opened = 0
         for ticker in config.tickers:
-            rng = random.Random(f"{seed}/index/{ticker}")
+            rng = self.generator(f"index/{ticker}", seed)
             self.books.perpetuals[ticker] = Perpetual(ticker, config, rng)
         self._begin_episode()
+
+    def generator(self, name: str, seed: int) -> random.Random:
+        """A new source of chance for what ``name`` says, which ``reseed`` starts anew."""
+        made = self._generators[name] = random.Random(f"{seed}/{name}")
+        return made
+
+    def reseed(self, seed: int) -> None:
+        """Draw the chance events that are still to come from ``seed``."""
+        for name, generator in self._generators.items():
+            generator.seed(f"{seed}/{name}")
 
     # ------------------------------------------------------------ for agents
 
@@ -62,7 +73,7 @@ class World:
             raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
         config = self.config
         lengths = Lengths(config.feed_length, config.memory_length, config.recent_actions)
-        rng = random.Random(f"{self._seed}/agent/{agent_id}")
+        rng = self.generator(f"agent/{agent_id}", self._seed)
         agent = Agent(agent_id, kind, rng, lengths)
         self.books.agents[agent_id] = agent
         self.books.endow(agent, cents(config.starting_balance))

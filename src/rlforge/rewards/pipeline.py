@@ -172,14 +172,14 @@ def _notes(transform: Noting, trajectory: Trajectory, index: int) -> dict[str, A
 
 
 def trajectory_of(record: GameRecord, seat: Seat) -> Trajectory:
-    """The turns of ``seat`` in a finished game, in order, with its raw reward."""
+    """The new turns of ``seat`` in a finished game, in order, with its raw reward."""
     return Trajectory(
         game_id=record.spec.game_id,
         env_id=record.spec.env_id,
         player_id=seat.player_id,
         group_id=record.spec.group_id,
         group_size=record.spec.group_size,
-        turns=tuple(turn for turn in record.turns if turn.player_id == seat.player_id),
+        turns=tuple(turn for turn in record.new_turns if turn.player_id == seat.player_id),
         final_reward=record.rewards[seat.player_id],
         policy_uid=seat.policy.uid,
         policy_version=seat.policy.version,

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlforge.errors import ExtensionError, PromptTooLongError, RlforgeError
+from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
 from rlforge.games.actions import Extraction, extract
-from rlforge.games.base import Game, View
+from rlforge.games.base import Game, View, reseed
 from rlforge.games.registry import make_game
 from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
@@ -50,7 +50,9 @@ async def play_game(
     A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
     ``TimeoutError``) end up in ``GameRecord.error``, with the turns until then and without rewards.
     Other exceptions and cancellation propagate, and so does ``ExtensionError``, of a user's code.
-    Raises ``ValueError`` when the seats do not match the number of players. time_limit: clock of
+    Raises ``ValueError`` when the seats do not match the number of players. Turns of ``spec.past``
+    must come out as they did, else the game failed; ``answer`` gives what was answered then, as
+    that of ``SeatPolicies.for_game`` does. time_limit: clock of
     ``env.timeout_s``. legal_tokens: of the turns of trained seats; None leaves them out.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
@@ -76,6 +78,12 @@ async def play_game(
     try:
         async with time_limit(spec.env.timeout_s) as limit:
             game = make_game(spec.env, spec.seed)
+            for past in spec.past or ():
+                turn = await _play_turn(spec, game, turns, answer, None)
+                _check_repeats(spec, len(turns) + 1, turn, past)
+                turns.append(turn)
+            if spec.past is not None:
+                reseed(game, turn_seed(spec, len(turns)))
             while not game.done:
                 turn = await _play_turn(spec, game, turns, answer, legal_tokens)
                 turns.append(turn)
@@ -111,6 +119,16 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
 def seed_of(text: str) -> int:
     """A seed that follows from ``text``, from 0 to 2⁶³ − 1."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _check_repeats(spec: GameSpec, number: int, turn: Turn, past: Turn) -> None:
+    """Raises GameError where turn ``number`` is not what it was in the past."""
+    for what in ("player_id", "observation", "action", "legal"):
+        if getattr(turn, what) != getattr(past, what):
+            raise GameError(
+                f"{spec.env_id}: turn {number} does not repeat: its {what} is "
+                f"{getattr(turn, what)!r}, in the record {getattr(past, what)!r}"
+            )
 
 
 async def _play_turn(

@@ -92,6 +92,11 @@ class ModelSeat:
             self._chat.add(question, answer)
         return answer
 
+    def remember(self, view: View, answer: Completion) -> None:
+        """The seat gave this answer before."""
+        if self._chat is not None:
+            self._chat.add(self._chat.ask(view), answer)
+
 
 class ApiSeat:
     """A model behind an API at one seat of one game of ``env``."""
@@ -112,6 +117,11 @@ class ApiSeat:
         answer = await self._api.chat(question.messages, seat.policy)
         self._chat.add(question, answer)
         return answer
+
+    def remember(self, view: View, answer: Completion) -> None:
+        """The seat gave this answer before."""
+        if self._chat is not None:
+            self._chat.add(self._chat.say(view), answer)
 
 
 class SeatPolicies:
@@ -142,7 +152,10 @@ class SeatPolicies:
         self._newest[policy.name] = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
-        """The ``Answer`` function of one game; it owns what that game's players remember."""
+        """The ``Answer`` function of one game; it owns what that game's players remember.
+
+        Answers of ``spec.past`` are given again.
+        """
         players: dict[int, Player] = {}
         temperature, prompter = self._temperature[spec.purpose], self._models.prompter
         models, apis = {}, {}
@@ -151,8 +164,13 @@ class SeatPolicies:
                 models[seat.player_id] = self._models.at_seat(seat, spec.env, temperature)
             elif seat.policy.kind == "api":
                 apis[seat.player_id] = ApiSeat(prompter, self._api, seat, spec.env)
+        past = iter(spec.past or ())
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            if (before := next(past, None)) is not None:
+                if (asked := (models | apis).get(seat.player_id)) is not None:
+                    asked.remember(view, before.completion)
+                return before.completion
             policy = seat.policy
             if seat.trained and (newest := self._newest.get(policy.name)) is not None:
                 policy = max(policy, newest, key=lambda each: each.version)

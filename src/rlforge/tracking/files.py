@@ -74,6 +74,8 @@ class RunPaths:
     scalars = RunFile("scalars.jsonl")
     #: Finished games, parquet.
     games = RunFile("games")
+    #: The value of games over their turns, as ``rlforge analyse`` estimates it: one JSON file each.
+    analyses = RunFile("analyses")
     #: What a supervised run learns from and what it holds out, parquet.
     samples = RunFile("samples")
     #: One folder per saved version.

@@ -89,28 +89,16 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
     ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
     (answers cut at the token limit or by the context); of conversations ``history_cut_rate``, how
     often a later turn does not continue the tokens of the last one. A failed game counts only as
-    failed.
+    failed; of one that began at a turn of another game only its own turns count.
     """
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
     if record.error is not None:
         return
-    env = record.spec.env
-    first_won = env.outcome(record.rewards, 0) == "win"
-    metrics.put(f"{prefix}/game_length", len(record.turns))
-    metrics.put(f"{prefix}/duration_s", record.duration_s)
-    for reason in ("turn_limit", "context_limit", "timeout"):
-        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
-    metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
-    trained = record.spec.trained
-    for player in trained:
-        result = env.outcome(record.rewards, player)
-        metrics.put(f"{prefix}/reward", record.rewards[player])
-        for name in ("win", "draw", "loss"):
-            metrics.put(f"{prefix}/{name}_rate", float(result == name))
-        metrics.put(f"{prefix}/invalid_game_rate", float(record.invalid_by == player))
-    for turn in record.turns:
-        if turn.player_id in trained:
+    if record.spec.past is None:
+        _put_result(metrics, prefix, record)
+    for turn in record.new_turns:
+        if turn.player_id in record.spec.trained:
             answer = turn.completion
             metrics.put(f"{prefix}/format_success", float(turn.well_formed))
             metrics.put(f"{prefix}/invalid_rate", float(not turn.legal))
@@ -119,6 +107,22 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
             metrics.put(f"{prefix}/truncated_rate", float(cut))
             if "history_cut" in turn.info:
                 metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
+
+
+def _put_result(metrics: Metrics, prefix: str, record: GameRecord) -> None:
+    env = record.spec.env
+    first_won = env.outcome(record.rewards, 0) == "win"
+    metrics.put(f"{prefix}/game_length", len(record.turns))
+    metrics.put(f"{prefix}/duration_s", record.duration_s)
+    for reason in ("turn_limit", "context_limit", "timeout"):
+        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
+    metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
+    for player in record.spec.trained:
+        result = env.outcome(record.rewards, player)
+        metrics.put(f"{prefix}/reward", record.rewards[player])
+        for name in ("win", "draw", "loss"):
+            metrics.put(f"{prefix}/{name}_rate", float(result == name))
+        metrics.put(f"{prefix}/invalid_game_rate", float(record.invalid_by == player))
 
 
 def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[CollectionRow, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.decisions import sample_decisions
-from rlforge.tracking.report.games import sample_games
+from rlforge.tracking.report.games import analysed, sample_games
 from rlforge.tracking.report.html import Html, check_page, el, write_page
 from rlforge.tracking.status import why_it_ended
 
@@ -56,6 +56,7 @@ def _of_games(run: RunData) -> list[Html | None]:
         tables.ladder(run),
         curves.ratings(run),
         tables.pool(run),
+        analysed(run),
         sample_games(run),
         tables.failures(run),
         tables.made_by(run),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import RlforgeError
+from rlforge.tracking.analyses import Analysis, read_analyses
 from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
 from rlforge.tracking.game_files import GameIndex, index_games
 from rlforge.tracking.progress import ALARMS
@@ -38,6 +39,7 @@ class RunData:
     command: str
     games: tuple[GameIndex, ...]
     games_error: str | None
+    analyses: tuple[Analysis, ...]
     damage: tuple[str, ...]
 
     @property
@@ -86,6 +88,7 @@ def load_run(run_dir: Path | str) -> RunData:
         command=str(summary.get("command") or _text(paths.command)).strip(),
         games=tuple(games),
         games_error=games_error,
+        analyses=tuple(read_analyses(paths.root)),
         damage=(*damage, *_gaps(summary, paths, metrics, windows)),
     )
 

@@ -9,12 +9,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlforge.tracking.analyses import Analysis
 from rlforge.tracking.formatting import ending, number, percent
 from rlforge.tracking.game_files import GameIndex, read_games
 from rlforge.tracking.observations import news
-from rlforge.tracking.report.curves import section
+from rlforge.tracking.report.charts import Series, line_chart
+from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import RunData
-from rlforge.tracking.report.html import Html, el, fold, join
+from rlforge.tracking.report.html import Html, changed, el, fold, join
 from rlforge.types import GameRecord, Outcome, Seat, Turn
 
 #: Most turns of a game; of a longer one, equally many from its start and its end.
@@ -41,6 +43,43 @@ def sample_games(run: RunData) -> Html | None:
         *cards,
         el("script", Html(_SCRIPT.read_text(encoding="utf-8"))) if cards else None,
     )
+
+
+def analysed(run: RunData) -> Html | None:
+    """The value of each analysed game over its turns, and its decisive turns."""
+    return section(
+        "Analysed games",
+        "The value of a position is the mean reward of games played on from it. Turn 0 is "
+        "the start; each other value is after its turn. The band is the 95 % interval. Turns "
+        "listed below a chart change the value by more than chance.",
+        charts(map(_value_over_turns, run.analyses)),
+    )
+
+
+def _value_over_turns(done: Analysis) -> Html:
+    points = [done.moments[0].before, *(moment.after for moment in done.moments)]
+    line = Series(
+        name="value",
+        xs=range(len(points)),
+        ys=[each.mean for each in points],
+        low=[each.low for each in points],
+        high=[each.high for each in points],
+    )
+    who = f"player {done.player} ({done.seats[done.player]})"
+    chart = line_chart(f"{done.game_id}, for {who}", [line], x_name="turn", exact=True)
+    turning = [
+        el(
+            "li",
+            f"turn {moment.turn}, player {moment.player}: {moment.action or 'no action'} ",
+            changed(moment.change, f"{moment.change:+.2f}", sure=True),
+            f"; {moment.best} {moment.best_reward.mean - moment.own_before.mean:+.2f}"
+            if moment.best_reward is not None
+            else None,
+        )
+        for moment in done.moments
+        if moment.decisive
+    ]
+    return el("div", chart, el("ul", *turning) if turning else None)
 
 
 def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:

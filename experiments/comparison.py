@@ -1,0 +1,238 @@
+"""Compares algorithms over games and seeds at equal numbers of games or of generated tokens.
+
+    python experiments/comparison.py equilibria --seeds 0 1 2 [--games Kuhn …] [--runs FOLDER]
+
+The comparisons are those of COMPARISONS. Every arm plays every game with every seed, one run after
+the other. An arm's score is that of its last measured version within the budget of the game: what
+the arm that spent least has spent. Runs on record stay, others are added; results.json, README.md
+and curves.svg in experiments/NAME/ are written after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from recording import ROOT, Results, heading, recorded, write_study
+from study import nash_conv
+
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """games, arms: name and overrides. budget: the key of metrics.jsonl that is equal.
+
+    measures: curves of a run over updates, by name; the first one decides. lower: is better.
+    """
+
+    title: str
+    games: dict[str, list[str]]
+    arms: dict[str, list[str]]
+    budget: str
+    measures: Callable[[Path], dict[str, Curve]]
+    lower: bool
+
+
+def exact(run_dir: Path) -> dict[str, Curve]:
+    """NashConv of the averaged weights and of the versions themselves."""
+    found = nash_conv(run_dir)
+    return {"averaged weights": found["own"][:1] + found["average"], "versions": found["own"]}
+
+
+def losses(opponent: str) -> Callable[[Path], dict[str, Curve]]:
+    """The share of games that evaluations lose against ``opponent``."""
+
+    def curves(run_dir: Path) -> dict[str, Curve]:
+        rows = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
+        own = sorted(
+            (row["step"], row["losses"] / row["games"])
+            for row in rows
+            if row["opponent"] == opponent
+        )
+        return {f"losses against {opponent}": own}
+
+    return curves
+
+
+_QUIET = ["eval.every=100000", "eval.games=2", "eval.final_games=2", "collector.save_games=false"]
+_NUMBERS = "source: openspiel, max_turns: 20"
+COMPARISONS = {
+    "equilibria": Comparison(
+        title="Exact NashConv (0 is a Nash equilibrium) at equal numbers of games",
+        games={
+            "Kuhn": ["+experiment=kuhn_nash", "learner.total_updates=240"],
+            "Leduc": ["+experiment=leduc_nash", "learner.total_updates=160"],
+            "liar's dice": [
+                *("+experiment=kuhn_nash", "env=openspiel_liars_dice", "eval.opponents=null"),
+                "learner.total_updates=240",
+            ],
+            "dark hex": ["+experiment=dark_hex_nash", "learner.total_updates=120"],
+            "three-player Kuhn": [
+                *("+experiment=kuhn_nash", "learner.total_updates=240", "learner.batch_size=528"),
+                "env.train=[{id: kuhn_poker(players=3), source: openspiel, num_players: 3}]",
+            ],
+        },
+        arms={
+            "NashPG": [],
+            "MMD": ["algorithm=mmd"],
+            "GRPO": ["algorithm=grpo", "algorithm.group_size=8"],
+        },
+        budget="games",
+        measures=exact,
+        lower=True,
+    ),
+}
+
+
+def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One run, and what it measured over what it spent."""
+    comparison = COMPARISONS[name]
+    command = ["rlforge", "train", *comparison.games[game], *comparison.arms[arm], f"seed={seed}"]
+    run_dir = folder / f"{game}-{arm}-{seed}".replace(" ", "_").replace("'", "")
+    started = time.monotonic()
+    subprocess.run(
+        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    wall_s = time.monotonic() - started
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    spent = {0: 0} | {row["step"]: row[comparison.budget] for row in rows}
+    return {
+        "game": game,
+        "arm": arm,
+        "seed": seed,
+        "command": shlex.join(command),
+        "wall_s": round(wall_s, 1),
+        "curves": {
+            measure: [(spent[step], score) for step, score in curve]
+            for measure, curve in comparison.measures(run_dir).items()
+        },
+    }
+
+
+def budgets(results: Results) -> dict[str, int]:
+    """What the run of each game spent that spent least."""
+    spent: dict[str, list[int]] = {}
+    for result in results:
+        most = max(curve[-1][0] for curve in result["curves"].values())
+        spent.setdefault(result["game"], []).append(most)
+    return {game: min(each) for game, each in spent.items()}
+
+
+def score(curve: Curve, budget: int) -> float:
+    """The last score within the budget, give or take an update."""
+    return [value for spent, value in curve if spent <= 1.02 * budget][-1]
+
+
+def table(comparison: Comparison, results: Results) -> list[str]:
+    """A row for each game and arm: the mean over seeds of each measure, and the seeds."""
+    measures = list(results[0]["curves"])
+    lines = [
+        f"| game | {comparison.budget} | arm | {' | '.join(measures)} | seeds, {measures[0]} | "
+        "wall s |",
+        "|---|---|---|" + "---|" * (len(measures) + 2),
+    ]
+    for game, budget in budgets(results).items():
+        own = [result for result in results if result["game"] == game]
+        for arm in dict.fromkeys(result["arm"] for result in own):
+            runs = [result for result in own if result["arm"] == arm]
+            scores = [[score(one["curves"][each], budget) for one in runs] for each in measures]
+            means = " | ".join(f"{statistics.fmean(each):.3f}" for each in scores)
+            seeds = ", ".join(f"{each:.3f}" for each in scores[0])
+            wall = statistics.median(one["wall_s"] for one in runs)
+            lines.append(f"| {game} | {budget} | {arm} | {means} | {seeds} | {wall:.0f} |")
+    return lines
+
+
+def plot(comparison: Comparison, results: Results, path: Path) -> None:
+    """The first measure over what was spent: a panel per game, a colour per arm."""
+    games = list(dict.fromkeys(result["game"] for result in results))
+    colours = {arm: f"C{place}" for place, arm in enumerate(comparison.arms)}
+    figure, grid = plt.subplots(1, len(games), figsize=(4 * len(games), 3.4), squeeze=False)
+    for axis, game in zip(grid[0], games, strict=True):
+        named: set[str] = set()
+        for result in results:
+            if result["game"] != game:
+                continue
+            arm, curve = result["arm"], next(iter(result["curves"].values()))
+            label = None if arm in named else arm
+            axis.plot(*zip(*curve, strict=True), color=colours[arm], label=label)
+            named.add(arm)
+        axis.set(title=game, xlabel=comparison.budget, ylim=(0, None))
+        axis.grid(alpha=0.3)
+    grid[0][0].set_ylabel(next(iter(results[0]["curves"])))
+    grid[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Run what is not on record, and write after each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=COMPARISONS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--games", nargs="+", help="only these")
+    parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--runs", type=Path, help="where the run directories go")
+    arguments = parser.parse_args()
+    comparison = COMPARISONS[arguments.name]
+    folder = arguments.runs or ROOT / "runs" / "studies" / arguments.name
+    command = f"python experiments/comparison.py {arguments.name}"
+    results = recorded(arguments.name)
+    for game in arguments.games or comparison.games:
+        for seed in arguments.seeds:
+            for arm in arguments.arms or comparison.arms:
+                key = {"game": game, "arm": arm, "seed": seed}
+                if any(key.items() <= result.items() for result in results):
+                    continue
+                results.append(run(arguments.name, game, arm, seed, folder.absolute()))
+                write_study(
+                    arguments.name,
+                    command,
+                    results,
+                    lambda found, path: plot(comparison, found, path),
+                    lambda name, record: page(comparison, name, record),
+                )
+    print("\n".join(table(comparison, results)))
+
+
+def page(comparison: Comparison, name: str, record: dict[str, Any]) -> str:
+    """The comparison as a page."""
+    lines = [
+        *heading(name, record),
+        f"{comparison.title}: of each run the last measured version within them, mean over seeds.",
+        "",
+        *table(comparison, record["results"]),
+        "",
+        "| game | arm | command, seed 0 |",
+        "|---|---|---|",
+        *(
+            f"| {one['game']} | {one['arm']} | `{one['command']}` |"
+            for one in record["results"]
+            if one["seed"] == 0
+        ),
+        "",
+        "![scores over what was spent](curves.svg)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
