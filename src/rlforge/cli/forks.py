@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.cli.arguments import JsonFile, RunDir, write_result
+from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ def _say(text: str) -> None:
 def _found(run_dir: RunDir, game: str) -> GameRecord:
     from rlforge.local.replay import find_game
 
+    must_have_games(run_dir)
     return find_game(run_dir, game)
 
 

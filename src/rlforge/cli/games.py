@@ -97,6 +97,17 @@ def _svg(file: Path | None) -> Path | None:
     return file
 
 
+def must_have_games(run_dir: Path) -> None:
+    """Refuse a continuous run, which has no games."""
+    from rlforge.tracking.files import RunPaths
+
+    if RunPaths(root=run_dir).windows.is_file():
+        raise ConfigError(
+            f"{run_dir} has decisions in windows of time instead of games: "
+            f"rlforge windows list {run_dir}, rlforge windows decisions {run_dir} WINDOW"
+        )
+
+
 def replay(
     run_dir: RunDir,
     game: Annotated[
@@ -144,13 +155,8 @@ def replay(
       rlforge replay latest train-0-0000007 --export game.svg
     """
     from rlforge.local import replay as local
-    from rlforge.tracking.files import RunPaths
 
-    if RunPaths(root=run_dir).windows.is_file():
-        raise ConfigError(
-            f"{run_dir} has decisions in windows of time instead of games: "
-            f"rlforge windows list {run_dir}, rlforge windows decisions {run_dir} WINDOW"
-        )
+    must_have_games(run_dir)
     console = Console(highlight=False)
     given = {"purpose": purpose, "step": step, "opponent": opponent, "result": result, "env": env}
     wanted = {name: str(value) for name, value in given.items() if value is not None}
