@@ -96,8 +96,10 @@ def fork(
     )
     console = Console(highlight=False)
     console.print(_heading(record))
-    answered = f"with {found.start.action}" if found.start.action else "from"
-    console.print(Text(f"{len(found.played)} continuations {answered} turn {turn}", style="dim"))
+    begun = f"with {found.start.action} at" if found.start.action else "from"
+    failed = len(found.records) - len(found.played)
+    more = f", {failed} others failed" if failed else ""
+    console.print(Text(f"{len(found.played)} continuations {begun} turn {turn}{more}", style="dim"))
     console.print(_results(found, record))
     if not found.start.action:
         console.print(_actions(taken, mover, record.turns[turn - 1].action))
