@@ -55,9 +55,9 @@ def test_intervals_hold_the_mean_as_often_as_they_say(won: float) -> None:
     assert held / trials > 0.92
 
 
-def test_one_game_says_no_more_than_the_bounds() -> None:
+def test_one_game_says_little() -> None:
     found = estimate([3.0], (-2.0, 3.0))
-    assert found.half == 5.0
+    assert found.low < 0
 
 
 def test_what_is_written_is_read_back_and_replaced(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
 
     bounds: the lowest and highest reward that is possible. Two further games, one of each, are
     imagined for the variance alone, so that the interval of equal rewards is not empty (as Agresti
-    and Coull 1998 do for shares). No interval is wider than the bounds to either side.
+    and Coull 1998 do for shares).
 
     Example:
         >>> won = estimate([1.0] * 64, (-1.0, 1.0))
@@ -50,7 +50,7 @@ def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
         (1.0, 0.06)
     """
     spread = statistics.pvariance([*rewards, *bounds])
-    half = min(_Z95 * math.sqrt(spread / len(rewards)), bounds[1] - bounds[0])
+    half = _Z95 * math.sqrt(spread / len(rewards))
     return Estimate(mean=statistics.fmean(rewards), half=half, games=len(rewards))
 
 
