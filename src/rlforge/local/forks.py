@@ -30,8 +30,7 @@ ROUND = 16
 MOST_TRIED = 64
 #: Share of the seconds of an analysis that is for the values; the rest is for other actions.
 _FOR_VALUES = 0.6
-
-#: Names whose answer an action is that a user gives.
+#: Stands for the policy where the caller gives the action.
 FORCED = "forced"
 
 _Say = Callable[[str], None]
@@ -124,15 +123,14 @@ async def analyse_game(
         raise ConfigError(f"player {player}: the game has players 0 to {len(record.rewards) - 1}")
     legal = _legal_actions(record)
     turns = range(1, len(record.turns) + 1)
-    began = time.monotonic()
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
-
-    def seconds_left(share: float = 1.0) -> float:
-        return math.inf if seconds is None else share * seconds - (time.monotonic() - began)
-
     async with _continuations(run_dir, record, seats or {}, say) as play:
         began = time.monotonic()  # the engine is loaded
+
+        def seconds_left(share: float = 1.0) -> float:
+            return math.inf if seconds is None else share * seconds - (time.monotonic() - began)
+
         while done < samples and (not done or seconds_left(_FOR_VALUES) > 0):
             number = min(ROUND, samples - done)
             for fork in await play([Start(turn=turn, games=number) for turn in turns]):
