@@ -83,7 +83,7 @@ COMPARISONS = {
             "dark hex": ["+experiment=dark_hex_nash", "learner.total_updates=120"],
             "three-player Kuhn": [
                 *("+experiment=kuhn_nash", "learner.total_updates=240", "learner.batch_size=528"),
-                "env.train=[{id: kuhn_poker(players=3), source: openspiel, num_players: 3}]",
+                'env.train=[{id: "kuhn_poker(players=3)", source: openspiel, num_players: 3}]',
             ],
         },
         arms={
