@@ -105,7 +105,10 @@ def _unreadable(override: str) -> str:
     if key != key.rstrip() or text != text.strip():
         mend = f"write it without spaces, {key.strip()}={text.strip()}"
     elif key and re.search(r"[^\w.+-]", text) and '"' not in text:
-        mend = f"such a text needs quotes of its own, '{key}=\"{text}\"'"
+        quoted = f'"{text}"'
+        if text[:1] in "[{":  # the texts inside of it, not the whole
+            quoted = re.sub(r"[\w.-]+\([^()]*\)", r'"\g<0>"', text)
+        mend = f"such a text needs quotes of its own, '{key}={quoted}'"
     return f"cannot read override {override!r}: {mend}"
 
 
