@@ -36,7 +36,7 @@ Curve = list[tuple[int, float]]
 class Comparison:
     """games, arms: name and overrides. budget: the key of metrics.jsonl that is equal.
 
-    measures: curves of a run over updates, by name; the first one decides. lower: is better.
+    measures: curves of a run over updates, by name; the first one decides.
     """
 
     title: str
@@ -44,7 +44,6 @@ class Comparison:
     arms: dict[str, list[str]]
     budget: str
     measures: Callable[[Path], dict[str, Curve]]
-    lower: bool
 
 
 def exact(run_dir: Path) -> dict[str, Curve]:
@@ -53,23 +52,8 @@ def exact(run_dir: Path) -> dict[str, Curve]:
     return {"averaged weights": found["own"][:1] + found["average"], "versions": found["own"]}
 
 
-def losses(opponent: str) -> Callable[[Path], dict[str, Curve]]:
-    """The share of games that evaluations lose against ``opponent``."""
-
-    def curves(run_dir: Path) -> dict[str, Curve]:
-        rows = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
-        own = sorted(
-            (row["step"], row["losses"] / row["games"])
-            for row in rows
-            if row["opponent"] == opponent
-        )
-        return {f"losses against {opponent}": own}
-
-    return curves
-
-
+#: Overrides of every run: what is measured comes from its saved versions.
 _QUIET = ["eval.every=100000", "eval.games=2", "eval.final_games=2", "collector.save_games=false"]
-_NUMBERS = "source: openspiel, max_turns: 20"
 COMPARISONS = {
     "equilibria": Comparison(
         title="Exact NashConv (0 is a Nash equilibrium) at equal numbers of games",
@@ -93,7 +77,6 @@ COMPARISONS = {
         },
         budget="games",
         measures=exact,
-        lower=True,
     ),
 }
 
@@ -101,7 +84,8 @@ COMPARISONS = {
 def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run, and what it measured over what it spent."""
     comparison = COMPARISONS[name]
-    command = ["rlforge", "train", *comparison.games[game], *comparison.arms[arm], f"seed={seed}"]
+    settings = [*comparison.games[game], *comparison.arms[arm], *_QUIET, f"seed={seed}"]
+    command = ["rlforge", "train", *settings]
     run_dir = folder / f"{game}-{arm}-{seed}".replace(" ", "_").replace("'", "")
     started = time.monotonic()
     subprocess.run(

@@ -79,7 +79,7 @@ def fork(
     seats = _seats(seat or [], record, turn)
     found = asyncio.run(forks.fork_game(run_dir, record, start, seats, _say))
     by_player = {player: _as_data(found.reward(player)) for player in record.rewards}
-    mover = found.records[0].turns[turn - 1].player_id if found.records[0].turns else 0
+    mover = record.turns[turn - 1].player_id
     taken = found.by_action(mover)
     write_result(
         json_file,

@@ -178,7 +178,11 @@ class ModelPool:
 
     def plays(self, uid: str) -> bool:
         """Whether the policy may meet the learner now: it was not retired."""
-        return uid in self._all_active() or self._roles.get(uid) == "fixed"
+        return uid in self._playing()
+
+    def _playing(self) -> set[str]:
+        fixed = {uid for uid, role in self._roles.items() if role == "fixed"}
+        return self._all_active() | fixed
 
     def rating(self, uid: str) -> Rating:
         """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
@@ -368,6 +372,7 @@ class ModelPool:
         ladder: see ``rlforge.league.run_ladder``; policies of equal weights are one, and
         the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
+        playing = self._playing()
         ratings, results = self._ratings.ratings(), self._results.rows()
         return {
             "mode": self.mode,
@@ -378,7 +383,7 @@ class ModelPool:
                     "role": self._roles[uid],
                     "mu": ratings[uid].mu,
                     "sigma": ratings[uid].sigma,
-                    "active": self.plays(uid),
+                    "active": uid in playing,
                     "games": self._games[uid],
                     "rated_games": self._rated_games[uid],
                 }

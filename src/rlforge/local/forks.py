@@ -58,7 +58,7 @@ class Fork:
     @property
     def played(self) -> list[GameRecord]:
         """The continuations that came to an end."""
-        return [record for record in self.records if record.error is None]
+        return _ended(self.records)
 
     def reward(self, player: int) -> Estimate:
         """The mean reward of a player."""
@@ -190,7 +190,7 @@ def _moments(
     record: GameRecord, player: int, played: Mapping[int, Sequence[GameRecord]]
 ) -> list[Moment]:
     """The turns of the game, without better actions."""
-    ended = {turn: [one for one in games if one.error is None] for turn, games in played.items()}
+    ended = {turn: _ended(games) for turn, games in played.items()}
     bounds = _bounds([record, *itertools.chain.from_iterable(ended.values())])
     every_turn = range(1, len(record.turns) + 2)
 
@@ -361,7 +361,12 @@ def _legal_actions(record: GameRecord) -> dict[int, tuple[str, ...]]:
     return legal
 
 
+def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:
+    """Those that did not fail."""
+    return [record for record in records if record.error is None]
+
+
 def _must_have_ended(records: Sequence[GameRecord]) -> None:
     """Raise RunError where all continuations failed."""
-    if all(record.error is not None for record in records):
+    if not _ended(records):
         raise RunError(f"all {len(records)} continuations failed; the last: {records[-1].error}")
