@@ -72,7 +72,6 @@ COMPARISONS = {
         },
         arms={
             "NashPG": [],
-            "MMD": ["algorithm=mmd"],
             "GRPO": ["algorithm=grpo", "algorithm.group_size=8"],
         },
         budget="games",
