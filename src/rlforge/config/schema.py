@@ -234,6 +234,9 @@ class EngineConfig(Group):
     #: leave of ``max_parallel_seq`` times ``max_model_len``, 0: none. Only for ``transformers``;
     #: vLLM has ``vllm.enable_prefix_caching``.
     cache_tokens: Whole | None = None
+    #: Compute each answer as if it were alone in its batch: the same to the last bit, whatever is
+    #: generated beside it. `determinism=strict` sets it. Only for ``transformers``.
+    batch_invariant: bool = False
     #: Seconds after which a request without answer counts as failed.
     request_timeout_s: Positive = 600.0
     #: Seconds without a new token, while requests run, after which the engine counts as dead.
@@ -514,6 +517,11 @@ class PolicyConfig(Group):
     def eval_temperature(self) -> float:
         """The sampling temperature in games that measure."""
         return self.engine.temperature
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether engines compute each answer as if it were alone in its batch."""
+        return self.engine.batch_invariant
 
 
 @dataclass

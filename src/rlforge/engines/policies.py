@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rlforge.engines.cache import share_keys
+from rlforge.engines.invariant import check_invariance, make_invariant
 from rlforge.engines.versions import PolicyKey, Versions
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.devices import give_back, is_lost, move
@@ -29,16 +30,20 @@ class PolicyStore(Versions[nn.Module]):
     (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
     would train another policy than the one that plays.
 
-    All models, the base included, use ``rlforge.engines.cache.grouped_attention``.
+    All models, the base included, use ``rlforge.engines.cache.grouped_attention``, or are made
+    batch-invariant (``rlforge.engines.invariant``).
     """
 
-    def __init__(self, base: nn.Module, capacity: int) -> None:
+    def __init__(self, base: nn.Module, capacity: int, *, invariant: bool = False) -> None:
         if capacity < 1:
             raise EngineError(
                 f"engine.max_loras is {capacity}; at least 1 version must be resident"
             )
         super().__init__(capacity)
-        share_keys(base)
+        self._prepare = make_invariant if invariant else share_keys
+        self._prepare(base)
+        if invariant:
+            check_invariance(base)
         self.base = base
 
     def use(self, key: PolicyKey) -> nn.Module:
@@ -48,6 +53,7 @@ class PolicyStore(Versions[nn.Module]):
 
     def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
         self._held[key] = load_policy(self.base, path, key.uid)
+        self._prepare(self._held[key])
         if victim is not None:
             del self._held[victim]
 
@@ -115,7 +121,6 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
             f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
             f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
         )
-    share_keys(model)
     full: nn.Module = model.to(parameter.device)
     return full.requires_grad_(False).eval()
 

@@ -80,7 +80,13 @@ def transformers(
         torch.set_num_threads(threads)
     place = resolve_device(device)
     model = load_base_model(config.model, place, resolve_dtype(config.model.dtype, place))
-    return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
+    return TransformersEngine(
+        config.engine,
+        model,
+        load_tokenizer(config.model),
+        seed=config.seed,
+        invariant=config.batch_invariant,
+    )
 
 
 def vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:

@@ -74,13 +74,15 @@ def sampling_logprobs(
     greedy = temperature <= 0
     scale = torch.where(greedy, torch.ones_like(temperature), temperature)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
+    # A row whose filter is off stays as it is, to the last bit, among others whose filter is on.
     if min_p is not None:
         least = logprobs.amax(dim=-1) + min_p.log()
-        logprobs = _renormalised(logprobs.masked_fill(logprobs < least[:, None], -torch.inf))
+        likely = _renormalised(logprobs.masked_fill(logprobs < least[:, None], -torch.inf))
+        logprobs = torch.where((min_p > 0)[:, None], likely, logprobs)
     if top_k is not None:
-        logprobs = _likeliest(logprobs, top_k)
+        logprobs = torch.where((top_k > 0)[:, None], _likeliest(logprobs, top_k), logprobs)
     if top_p is not None:
-        logprobs = _nucleus(logprobs, top_p)
+        logprobs = torch.where((top_p < 1)[:, None], _nucleus(logprobs, top_p), logprobs)
     if bool(greedy.any()):
         point = torch.full_like(logprobs, -torch.inf)
         point.scatter_(1, logits.argmax(dim=-1, keepdim=True), 0.0)
@@ -97,8 +99,7 @@ def _likeliest(logprobs: Tensor, top_k: Tensor) -> Tensor:
     most = min(int(top_k.max()), logprobs.shape[1])
     best = logprobs.topk(max(most, 1), dim=-1).values
     last = best.gather(1, (top_k.clamp(1, best.shape[1]) - 1)[:, None].long())
-    outside = (logprobs < last) & (top_k > 0)[:, None]
-    return _renormalised(logprobs.masked_fill(outside, -torch.inf))
+    return _renormalised(logprobs.masked_fill(logprobs < last, -torch.inf))
 
 
 def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
@@ -107,7 +108,6 @@ def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
     # A token stays while the mass before it is short of top_p: the first one always does.
     outside = mass.cumsum(dim=-1) - mass >= top_p[:, None].double()
     outside[:, 0] = False
-    outside &= (top_p < 1)[:, None]
     ordered = _renormalised(ordered.masked_fill(outside, -torch.inf))
     return torch.empty_like(ordered).scatter_(1, order, ordered)
 

@@ -28,7 +28,8 @@ class TransformersEngine(ThreadedEngine):
 
     model: the base model, on its device, in the dtype to run in; its weights are not changed.
     tokenizer: turns answers into text, without special tokens. seed: for requests without a seed of
-    their own.
+    their own. invariant: answers to requests with a seed do not depend on others, not in a bit
+    (``rlforge.engines.invariant``).
 
     Example: a random model of 64 tokens, whose answers are written as numbers:
         >>> import asyncio
@@ -52,7 +53,13 @@ class TransformersEngine(ThreadedEngine):
     """
 
     def __init__(
-        self, config: EngineConfig, model: nn.Module, tokenizer: Any, *, seed: int = 0
+        self,
+        config: EngineConfig,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        seed: int = 0,
+        invariant: bool = False,
     ) -> None:
         causal: Any = model
         _check_layers(causal)
@@ -62,7 +69,7 @@ class TransformersEngine(ThreadedEngine):
         tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
         vocab_size = causal.get_input_embeddings().weight.shape[0]
         core = BatchGenerator(
-            PolicyStore(model.requires_grad_(False).eval(), config.max_loras),
+            PolicyStore(model.requires_grad_(False).eval(), config.max_loras, invariant=invariant),
             BatchLimits(
                 max_sequences=config.max_parallel_seq,
                 max_model_len=min(config.max_model_len, positions(causal.config)),

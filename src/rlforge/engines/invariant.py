@@ -1,0 +1,211 @@
+"""Batch-invariant forward passes: what is computed for a row depends on no other row.
+
+The sum of the same numbers in another order differs in its last bits, and matrix libraries choose
+the order by the shapes of a product. So the log-probs of an answer depend on which others are
+generated beside it, and that on the timing of processes. Three measures keep a row's
+order of sums the same, whatever the shape of the batch:
+
+* Linear layers multiply at least ``LEAST_ROWS`` rows, and each always by the same library. From
+  about ten rows on, MKL and oneDNN sum each row alike; for fewer they have kernels of their own.
+* SiLU is computed by operations that treat each number alike; torch's own kernel rounds the last
+  numbers of a tensor otherwise.
+* Attention sees each sequence from its first token on, instead of aligned at its end, at least 4
+  query rows (otherwise multiples of 16), and as many key positions as ``key_positions`` says.
+  Positions that are hidden add zeros at the end of each sum.
+
+So the keys of a token are also the same whether it is read alone, in a prompt, or after kept keys.
+Nothing promises this of a library: ``check_invariance`` tries it with the model and machine of the
+run. He et al. 2025, "Defeating nondeterminism in LLM inference", describe the problem and the same
+remedy for GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.activations import SiLUActivation
+from transformers.masking_utils import sdpa_mask
+
+from rlforge.errors import ConfigError
+from rlforge.models.products import fast_products
+
+_NAME = "rlforge_invariant"
+
+LEAST_ROWS = 16
+"""Fewest rows of a product; with fewer, zeros fill it up."""
+
+_FAST_FROM = 2**15
+"""Weights of a layer from which the library of ``fast_products`` computes it."""
+
+_FINE, _COARSE, _FINE_MOST = 64, 512, 128
+
+
+class _Starts:
+    """Where the sequences of the batch in work begin [B]; None: all at 0."""
+
+    now: Tensor | None = None
+
+
+@contextlib.contextmanager
+def sequences_begin(starts: Tensor) -> Iterator[None]:
+    """In the block, row b of a batch is a sequence from position ``starts[b]`` on.
+
+    starts: int64 [B]. Only models of ``make_invariant`` read it; one thread computes.
+    """
+    before, _Starts.now = _Starts.now, starts
+    try:
+        yield
+    finally:
+        _Starts.now = before
+
+
+def make_invariant(model: Any) -> None:
+    """Let ``model`` compute each row by itself; outputs stay the same up to rounding.
+
+    It must use torch's attention ("sdpa"). Raises ConfigError for another one.
+    """
+    kind = model.config._attn_implementation
+    if kind not in ("sdpa", _NAME):
+        raise ConfigError(
+            f"determinism=strict: {type(model).__name__} computes attention by {kind!r}, whose "
+            "rows may depend on their batch; take another model, or determinism=fast"
+        )
+    model.set_attn_implementation(_NAME)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = MethodType(_linear, module)  # type: ignore[method-assign]
+        elif isinstance(module, nn.SiLU | SiLUActivation):
+            module.forward = _silu  # type: ignore[method-assign]
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    rows = x.flatten(0, -2)
+    count = rows.shape[0]
+    if count < LEAST_ROWS:
+        rows = pad(rows, (0, 0, 0, LEAST_ROWS - count))
+    fast = layer.weight.numel() >= _FAST_FROM
+    with fast_products(rows, layer.weight) if fast else contextlib.nullcontext():
+        out = linear(rows, layer.weight, layer.bias)
+    return out[:count].view(*x.shape[:-1], -1)
+
+
+def _silu(x: Tensor) -> Tensor:
+    out: Tensor = x / (1 + torch.exp(-x))
+    return out
+
+
+def key_positions(longest: int) -> int:
+    """Key positions of a batch whose longest sequence has ``longest`` tokens.
+
+    Products over more than about 190 positions are summed in parts, whose size depends on their
+    number. Up to 128 positions any number gives one part; beyond, torch's kernel works by 512.
+
+    Example:
+        >>> [key_positions(length) for length in (1, 65, 129, 600)]
+        [64, 128, 512, 1024]
+    """
+    unit = _FINE if longest <= _FINE_MOST else _COARSE
+    return -(-longest // unit) * unit
+
+
+def invariant_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [B, H, Q, D], key and value [B, G, L, D].
+
+    attention_mask: bool [B, 1, Q, L]; None: causal. The queries are of the last Q positions. The
+    heads of a group stand in for further query rows (``rlforge.engines.cache``). Returns
+    [B, Q, H, D].
+    """
+    batch, heads, asked, size = query.shape
+    groups, length = key.shape[1], key.shape[2]
+    if attention_mask is not None and attention_mask.shape[1] > 1:
+        raise ConfigError(
+            f"determinism=strict: {type(module).__name__} has a mask per head; take another model"
+        )
+    starts = _Starts.now
+    if starts is None:
+        starts = torch.zeros(batch, dtype=torch.int64, device=key.device)
+    first = int(starts.min())
+    places = torch.arange(key_positions(length - first), device=key.device)
+    index = (starts[:, None] + places).clamp(max=length - 1)
+    sequence = torch.arange(batch, device=key.device)[:, None]
+    keys, values = (each.transpose(1, 2)[sequence, index].transpose(1, 2) for each in (key, value))
+
+    positions = torch.arange(length - asked, length, device=key.device) - starts[:, None]
+    seen = places <= positions[:, :, None]
+    if attention_mask is not None:
+        seen &= attention_mask[:, 0].gather(2, index[:, None].expand(-1, asked, -1))
+    rows = heads // groups * asked
+    padded = 4 if rows <= 4 else -(-rows // LEAST_ROWS) * LEAST_ROWS
+    mask = pad(seen.repeat(1, heads // groups, 1), (0, 0, 0, padded - rows))
+    mask[:, :, 0] |= ~mask.any(dim=2)  # a row that sees nothing would be NaN
+    out = scaled_dot_product_attention(
+        pad(query.reshape(batch, groups, rows, size), (0, 0, 0, padded - rows)),
+        keys,
+        values,
+        attn_mask=mask[:, None],
+        scale=options.get("scaling"),
+    )
+    out = out[:, :, :rows].reshape(batch, heads, asked, -1)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(_NAME, invariant_attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+@torch.inference_mode()
+def check_invariance(model: Any) -> None:
+    """Raise ConfigError where rows of ``model`` depend on their batch in spite of all.
+
+    Prompts of several lengths are read alone, together, and token by token, and compared bit by
+    bit.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    device = next(model.parameters()).device
+    numbers = torch.Generator().manual_seed(0)
+    prompts = [
+        torch.randint(vocabulary, (length,), generator=numbers) for length in (1, 7, 33, 90, 150)
+    ]
+    together = _logits(model, prompts, device)
+    for size, prompt, among in zip(map(len, prompts), prompts, together, strict=True):
+        alone = _logits(model, [prompt], device)[0]
+        some = _logits(model, [prompt, prompts[1]], device)[0]
+        if not (torch.equal(alone, among) and torch.equal(some, among)):
+            raise ConfigError(
+                f"determinism=strict: on {device} the logits of a prompt of {size} tokens depend "
+                "on which other prompts are read with it (libraries and processor: rlforge "
+                "doctor); set determinism=fast, or hardware.device=cpu"
+            )
+
+
+def _logits(model: Any, prompts: list[Tensor], device: torch.device) -> Tensor:
+    """The logits [B, V] after each prompt, read as one batch that is aligned at its end."""
+    width = max(map(len, prompts))
+    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
+    ids = torch.stack([pad(prompt, (width - len(prompt), 0)) for prompt in prompts]).to(device)
+    positions = (torch.arange(width, device=device) - starts[:, None]).clamp(min=0)
+    mask = (torch.arange(width, device=device) >= starts[:, None]).long()
+    with sequences_begin(starts):
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=torch.tensor([width - 1], device=device),
+        )
+    logits: Tensor = output.logits[:, -1]
+    return logits

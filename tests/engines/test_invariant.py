@@ -1,0 +1,187 @@
+"""A batch-invariant engine gives each answer to the last bit, whatever is generated beside it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from rlforge.engines.batching import BatchGenerator, BatchLimits
+from rlforge.engines.grammars import Grammars
+from rlforge.engines.invariant import check_invariance, key_positions, make_invariant
+from rlforge.engines.policies import PolicyStore
+from rlforge.errors import ConfigError
+from rlforge.types import Completion, PolicyRef, SamplingParams
+
+from .answers import Adapter, assert_true_logprobs, completion_of, finish
+from .conftest import VOCABULARY
+
+LONGEST = 320
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Positions beyond one part of torch's attention, and layers that see a window only."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=LONGEST,
+        use_sliding_window=True,
+        sliding_window=24,
+        max_window_layers=1,
+        initializer_range=0.2,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def generator(model: Any, tokenizer: Any, *, sequences: int, tokens: int) -> BatchGenerator:
+    return BatchGenerator(
+        PolicyStore(copy.deepcopy(model), 3, invariant=True),
+        BatchLimits(
+            max_sequences=sequences,
+            max_model_len=LONGEST,
+            step_prompt_tokens=tokens,
+            batch_prompt_tokens=tokens,
+        ),
+        decode=lambda ids: " ".join(map(str, ids)),
+        vocab_size=VOCABULARY,
+        pad_id=0,
+        seed=0,
+        grammars=Grammars(tokenizer, VOCABULARY),
+    )
+
+
+Asked = tuple[tuple[int, ...], SamplingParams, PolicyRef]
+
+
+def questions(policies: list[PolicyRef]) -> list[Asked]:
+    """Of several lengths and policies; some begin alike, and some continue others' answers."""
+    rng = random.Random(1)
+    rules = tuple(rng.randrange(VOCABULARY) for _ in range(40))
+    asked = []
+    for number in range(24):
+        length = rng.choice([1, 2, 9, 30, 60, 130, 200])
+        own = tuple(rng.randrange(VOCABULARY) for _ in range(length))
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 4, 40]),
+            temperature=rng.choice([0.7, 1.0]),
+            top_p=rng.choice([0.9, 1.0]),
+            seed=number,
+            conversation=number if number % 3 == 0 else None,
+        )
+        prompt = rules + own if number % 2 else own
+        asked.append((prompt, params, policies[number % len(policies)]))
+    return asked
+
+
+def ask(core: BatchGenerator, asked: list[Asked], order: list[int], pace: int) -> list[Completion]:
+    """Answers to ``asked``, of which ``pace`` are handed in at each step, and one more round."""
+    waiting, numbers, answers = list(order), dict[int, int](), dict[int, Completion]()
+    follow = dict[int, Asked]()
+    while waiting or core.has_work:
+        for place in waiting[:pace]:
+            numbers[core.submit(*(follow.get(place) or asked[place]))] = place
+        waiting = waiting[pace:]
+        for answer in core.step():
+            place = numbers[answer.id]
+            done = completion_of(answer)
+            params = asked[place % len(asked)][1]
+            if place < len(asked) and params.conversation is not None:
+                prompt = (*done.prompt_token_ids, *done.token_ids, 5, 6, 7)
+                later = place + len(asked)
+                follow[later] = (prompt, params, asked[place][2])
+                waiting.append(later)
+            answers[place] = done
+    return [answers[place] for place in sorted(answers)]
+
+
+def test_answers_are_the_same_alone_and_in_any_batch(
+    model: Any, tokenizer: Any, make_adapter: Adapter, base_policy: PolicyRef
+) -> None:
+    adapter, _ = make_adapter(1, model=model)
+    asked = questions([base_policy, adapter])
+    places = list(range(len(asked)))
+    alone = ask(generator(model, tokenizer, sequences=1, tokens=512), asked, places, 1)
+    for seed, sequences, tokens in ((0, 64, 4096), (1, 7, 600), (2, 20, 100)):
+        order = random.Random(seed).sample(places, len(places))
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            core = generator(model, tokenizer, sequences=sequences, tokens=tokens)
+            assert ask(core, asked, order, pace=1 + 5 * seed) == alone
+            torch.set_num_threads(1)
+    assert len(alone) == 24 + 8
+
+
+def test_log_probs_are_those_of_the_plain_model(
+    model: Any, tokenizer: Any, make_adapter: Adapter, base_policy: PolicyRef
+) -> None:
+    adapter, tuned = make_adapter(2, model=model)
+    core = generator(model, tokenizer, sequences=8, tokens=512)
+    asked = {
+        core.submit((9,) * length, SamplingParams(max_tokens=6, seed=length), policy): plain
+        for length in (1, 5, 40, 200)
+        for policy, plain in ((base_policy, model), (adapter, tuned))
+    }
+    for number, answer in finish(core).items():
+        assert_true_logprobs(asked[number], completion_of(answer))
+
+
+def test_without_it_the_batch_shows_in_the_last_bits(
+    base: Any, tokenizer: Any, make_core: Any, base_policy: PolicyRef
+) -> None:
+    """Otherwise the first test would say nothing."""
+    asked = [
+        (prompt, dataclasses.replace(params, conversation=None), base_policy)
+        for prompt, params, _ in questions([base_policy])
+        if len(prompt) < 80
+    ]
+    places = list(range(len(asked)))
+    alone = ask(make_core(copy.deepcopy(base), max_sequences=1), asked, places, 1)
+    together = ask(make_core(copy.deepcopy(base)), asked, places, len(asked))
+    assert [c.logprobs for c in alone] != [c.logprobs for c in together]
+
+
+def test_models_whose_rows_depend_on_their_batch_are_refused() -> None:
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4)
+    ).eval()
+    make_invariant(model)
+    check_invariance(model)
+    head = model.lm_head.forward
+
+    def depends(x: torch.Tensor) -> torch.Tensor:
+        return head(x) * (1 + 1e-6 * x.shape[0])
+
+    model.lm_head.forward = depends
+    with pytest.raises(ConfigError, match=r"prompt of 1 tokens depend .* determinism=fast"):
+        check_invariance(model)
+
+
+def test_models_with_an_attention_of_their_own_are_refused() -> None:
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_attention_heads=4,
+            attn_implementation="eager",
+        )
+    )
+    with pytest.raises(ConfigError, match="computes attention by 'eager'"):
+        make_invariant(model)
+
+
+def test_positions_of_keys_are_multiples_that_torch_sums_in_equal_parts() -> None:
+    lengths = range(1, 2000)
+    assert all(key_positions(n) >= n for n in lengths)
+    assert {key_positions(n) for n in lengths} == {64, 128, 512, 1024, 1536, 2048}
