@@ -382,6 +382,10 @@ def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
         from rlforge.training.sft import SupervisedRun
 
         return SupervisedRun
+    if config.strict:
+        from rlforge.training.strict import StrictController
+
+        return StrictController
     from rlforge.training.controller import GameController
 
     return GameController

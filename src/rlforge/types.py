@@ -473,12 +473,16 @@ class Checkpoint:
 
 @value
 class UpdateResult:
-    """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …"""
+    """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
+
+    digests: of the weights before and after it, and of the optimizer (``Learner.digests``).
+    """
 
     version: int
     samples: int
     tokens: int
     metrics: Mapping[str, float]
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @value

@@ -98,13 +98,21 @@ class CollectorActor:
     async def engines_wake(self) -> None:
         self._clock.go_on()
 
-    async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
+    async def play(self, specs: Sequence[GameSpec]) -> list[Delivery]:
+        """Play training games that the caller hands out; it records what came of them."""
+        return await self._collector.play(specs)
+
+    async def evaluate(self, specs: Sequence[GameSpec], *, whole: bool = False) -> list[GameRecord]:
+        """Play evaluation games, and save them; ``whole``: the caller saves them, with all texts.
+
+        Their outcomes are for the caller to record.
+        """
         records = await self._collector.evaluate(specs)
-        outlines = [_outline(record) for record in records]
+        if whole:
+            return records
         if self._saves:
             await self._tracker.save_games.remote(Bundle(records))
-        await self._pool.push_outcomes.remote(Bundle(outlines))
-        return outlines
+        return [_outline(record) for record in records]
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         granted: dict[str, int] = await self._buffer.reserve.remote(self._name, wanted)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import limit_threads, turn_file
+from rlforge.actors.process import exact_kernels, limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -31,7 +31,7 @@ from rlforge.types import (
 )
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
-    from rlforge.learner import Learners
+    from rlforge.learner import Learner, Learners
     from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
@@ -56,6 +56,8 @@ class LearnerActor:
     ) -> None:
         open_log(name, folder.open())
         limit_threads(hardware.threads)
+        if config.strict:
+            exact_kernels()
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
         self._questions: list[Questions] | None = None
@@ -115,8 +117,17 @@ class LearnerActor:
             learner = self._learners.turn(name)
             if number is not None:
                 learner.version = number - 1
+            before = self._digests(learner)
             result, ended = learner.update(batch), time.time()
+            if before:
+                after = {"policy_before": before["policy"], **self._digests(learner)}
+                result = dataclasses.replace(result, digests=after)
         return result, (started, ended)
+
+    def _digests(self, learner: Learner) -> dict[str, str]:
+        """Of the weights, as long as they are adapters: to read whole models would take seconds."""
+        whole = self._config.learner.train == "full" and not self._config.strict
+        return {} if whole or self._config.learner.shard_weights else learner.digests()
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
@@ -166,10 +177,11 @@ class LearnerActor:
         folder = self._folder.checkpoint(step_name(version, name))
         self._learners.turn(name).go_back(folder, version)
 
-    def begin_anew(self, name: str, number: int, like: str | None) -> None:
+    def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
         """See ``LearnerGroup.begin_anew``."""
         learner = self._learners.turn(name)
         learner.begin_anew(number, None if like is None else self._learners.other(like))
+        return self._digests(learner)
 
     def save(
         self,
@@ -299,12 +311,13 @@ class LearnerGroup:
         """
         await self._all("go_back", version, name)
 
-    async def begin_anew(self, name: str, number: int, like: str | None) -> None:
+    async def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
         """Give one of several policies the weights of its start, or those of the policy ``like``.
 
-        That counts as the update ``number`` of the run.
+        That counts as the update ``number`` of the run. Returns the digests of what it has then.
         """
-        await self._all("begin_anew", name, number, like)
+        digests: dict[str, str] = await self._all("begin_anew", name, number, like)
+        return digests
 
     async def save(
         self,

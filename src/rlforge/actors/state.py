@@ -28,6 +28,7 @@ from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
+from rlforge.tracking.digests import digest_of_batch
 from rlforge.tracking.files import open_log
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
@@ -54,6 +55,15 @@ class TrackerActor(Tracker):
     def save_games(self, records: Sequence[GameRecord]) -> None:
         """Write games that are not for training."""
         self._writer.add(records)
+
+    def close_game_file(self) -> int:
+        """Write the games so far; returns the number of their newest file."""
+        self._writer.flush()
+        return self._writer.written
+
+    def rewind_games(self, number: int) -> None:
+        """Delete the files of games after file ``number``."""
+        self._writer.rewind(number)
 
     def tick(self) -> None:
         self._writer.tick()
@@ -261,14 +271,23 @@ class BufferActor:
         async with self._changed:
             deaths, granted = self._deaths[collector], dict[str, int]()
             while not (self._stopped or self._deaths[collector] > deaths or granted):
-                left = games
-                for name in self._next_policies():
-                    if left and (fitting := self._samples[name].reserve(collector, left)):
-                        granted[name] = fitting
-                        left -= fitting
+                granted = self._admit(collector, games)
                 if not granted:
                     await self._changed.wait()
             return granted
+
+    async def admit(self, collector: str, games: int) -> dict[str, int]:
+        """As ``reserve``, of what fits now; does not wait."""
+        async with self._changed:
+            return self._admit(collector, games)
+
+    def _admit(self, collector: str, games: int) -> dict[str, int]:
+        left, granted = games, dict[str, int]()
+        for name in self._next_policies():
+            if left and (fitting := self._samples[name].reserve(collector, left)):
+                granted[name] = fitting
+                left -= fitting
+        return granted
 
     def _next_policies(self) -> list[str]:
         """All of them, in the order of their next updates."""
@@ -301,12 +320,13 @@ class BufferActor:
             self._changed.notify_all()
 
     async def next_batch(
-        self, version: int, update: int, name: str = ""
-    ) -> tuple[TrainBatch | None, bool]:
+        self, version: int, update: int, name: str = "", wait: bool = True
+    ) -> tuple[TrainBatch | None, str | None]:
         """The batch for the run's update number ``update``, of a policy at its ``version``.
 
-        Waits until it is full. (None, False) once the buffer is stopped. Two values: the caller
-        awaits only the second, and hands the reference of the first to the learner.
+        Waits until it is full. (None, None) once the buffer is stopped, or without ``wait`` where
+        it is not full. Two values: the caller awaits only the second, the digest of the batch, and
+        hands the reference of the first to the learner.
         """
         samples = self._samples[name]
         async with self._changed:
@@ -314,11 +334,13 @@ class BufferActor:
             drawn = None
             while drawn is None:
                 if self._stopped:
-                    return None, False
+                    return None, None
                 if samples.buffer.ready():
                     drawn = samples.buffer.draw(samples.batch_size, version)
                     # Even if nothing was drawn, stale samples may have been dropped.
                     self._changed.notify_all()
+                if drawn is None and not wait:
+                    return None, None
                 if drawn is None:
                     await self._changed.wait()
             self._update = update + 1
@@ -326,7 +348,7 @@ class BufferActor:
         for suffix in self._formats:
             path = self._batches / f"batch-{update:06d}.{suffix}"
             await asyncio.to_thread(write_batch, path, batch)
-        return batch, True
+        return batch, digest_of_batch(batch)
 
     async def set_version(self, version: int, name: str = "") -> None:
         """A new version is published: drop samples that are too old, make room for games."""

@@ -521,7 +521,12 @@ class PolicyConfig(Group):
     @property
     def batch_invariant(self) -> bool:
         """Whether engines compute each answer as if it were alone in its batch."""
-        return self.engine.batch_invariant
+        return self.engine.batch_invariant or self.strict
+
+    @property
+    def strict(self) -> bool:
+        """Whether the run, made again, gives the same to the last bit."""
+        return False
 
 
 @dataclass
@@ -569,6 +574,10 @@ class RunConfig(GamesConfig):
     command = "train"
     about = "a run that plays games"
 
+    #: ``strict``: two runs of one configuration and seed on one machine give the same games and
+    #: weights to the last bit, also when killed and resumed. Games are then played in rounds.
+    #: ``fast``: games are played whenever there is room for them, and timing decides which.
+    determinism: Literal["fast", "strict"] = "fast"
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: GameLearnerConfig = field(default_factory=GameLearnerConfig)
@@ -581,6 +590,8 @@ class RunConfig(GamesConfig):
         yield from super().clashes()
         if self.policies:
             yield from self._policy_clashes()
+        if self.strict:
+            yield from self._strict_clashes()
         actions, kl = self.sentinel.actions, self.algorithm.kl
         if "rollback" in actions and self.learner.train == "full":
             yield (
@@ -593,6 +604,36 @@ class RunConfig(GamesConfig):
             yield (
                 "sentinel.actions",
                 "opponents from the past need versions to be kept; raise pool.max_active_lora",
+            )
+
+    @property
+    def strict(self) -> bool:
+        return self.determinism == "strict"
+
+    def _strict_clashes(self) -> Iterator[Problem]:
+        """What cannot be the same again."""
+        fast = "or set determinism=fast"
+        if self.engine.name != "transformers":
+            yield (
+                "engine.name",
+                f"{self.engine.name}: answers may depend on what is generated beside them, which "
+                f"determinism=strict excludes; set engine=transformers, {fast}",
+            )
+        if self.hardware.elastic:
+            yield (
+                "hardware.elastic",
+                "lets the coming and going of nodes decide which games are played; set it to "
+                f"false, {fast}",
+            )
+        if self.eval.continuous:
+            yield (
+                "eval.continuous",
+                f"plays as many games as time allows; set it to false and eval.every, {fast}",
+            )
+        if self.learner.shard_weights:
+            yield (
+                "learner.shard_weights",
+                f"sums the parts of several processes as they come; set it to false, {fast}",
             )
 
     def _policy_clashes(self) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -305,6 +306,14 @@ class Learner:
         """
         self._policy.save(directory)
 
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the trained weights (``policy``) and of the state of the ``optimizer``.
+
+        Of this rank's part, where ranks share the weights.
+        """
+        trained = {name: p.detach() for name, p in self._policy.trained().items()}
+        return {"policy": _digest(trained), "optimizer": _digest(self._optimizer.state_dict())}
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything a resumed run needs; complete on rank 0 only."""
         return {
@@ -484,3 +493,25 @@ def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
         },
         "param_groups": copy.deepcopy(optimizer_state["param_groups"]),
     }
+
+
+def _digest(state: Any) -> str:
+    """SHA-256 of nested mappings, lists, tensors and numbers."""
+    digest = hashlib.sha256()
+
+    def add(name: str, part: Any) -> None:
+        if isinstance(part, Mapping):
+            for key, each in part.items():
+                add(f"{name}/{key}", each)
+        elif isinstance(part, list | tuple):
+            for place, each in enumerate(part):
+                add(f"{name}/{place}", each)
+        elif isinstance(part, Tensor):
+            whole = part.detach().cpu().contiguous()
+            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
+            digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {part!r}\n".encode())
+
+    add("", state)
+    return digest.hexdigest()

@@ -164,7 +164,7 @@ class Policy:
             apply_memory_options(model, config)
             if config.compile:
                 compile_layers(model)
-        ranks.share_from_first(self._trained().values())
+        ranks.share_from_first(self.trained().values())
         self.followers = Followers(
             self.parameters,
             config,
@@ -332,12 +332,12 @@ class Policy:
     def state_dict(self) -> dict[str, Tensor]:
         """CPU copies of all trained parameters; on ranks other than 0 empty tensors."""
         keep = self._ranks.rank == 0
-        return {name: cpu_copy(p, keep) for name, p in self._trained().items()}
+        return {name: cpu_copy(p, keep) for name, p in self.trained().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load ``state``; CheckpointError names the first tensor that does not fit."""
-        trained = self._trained()
+        trained = self.trained()
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
             parameter.copy_(spread_like(state[name], parameter))
@@ -351,7 +351,8 @@ class Policy:
         yield from self.followers.tensors()
         yield from (self._aside or {}).values()
 
-    def _trained(self) -> dict[str, nn.Parameter]:
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters in training by name, with those of the critic."""
         trained = self.parameters()
         if self.value_head is not None:
             trained.update({f"value_head.{n}": p for n, p in self.value_head.named_parameters()})

@@ -165,6 +165,11 @@ def check_opponents(
         end = ""
         try:
             policy = parse_opponent(name)
+            if policy.kind == "api" and composed.config.strict:
+                raise ConfigError(
+                    f"{name} may answer differently each time, which determinism=strict excludes; "
+                    "leave it out, or set determinism=fast"
+                )
             if keys and policy.kind == "api":
                 check_api(name, composed.config.pool.api)
             end = mend

@@ -111,6 +111,34 @@ class Collector:
         finally:
             await self._flush()
 
+    async def play(self, specs: Sequence[GameSpec]) -> list[Delivery]:
+        """Play ``specs`` at the same time; what came of each, in their order.
+
+        A game that fails is played again, then replaced. Raises RunError when one failed
+        ``collector.max_failures`` times, and where the clock ended one: the games of a run with
+        ``determinism=strict`` end by their rules or not at all.
+        """
+        return await asyncio.gather(*map(self._play_by_rules, specs))
+
+    async def _play_by_rules(self, spec: GameSpec) -> Delivery:
+        records = list[GameRecord]()
+        while not records or records[-1].error is not None:
+            record = await self._play_once(spec)
+            if record.end_reason == "timeout" or _by_chance(record):
+                raise RunError(
+                    f"determinism=strict: {spec.env_id} {spec.game_id} did not end by its rules: "
+                    f"{record.error or 'it was cut by env.timeout_s'}; raise env.timeout_s and "
+                    "engine.request_timeout_s, and go on with --resume"
+                )
+            records.append(record)
+            if len(records) > self._config.max_failures:
+                raise RunError(
+                    f"{spec.env_id} {spec.game_id} failed {self._config.max_failures} times "
+                    f"(collector.max_failures): {record.error}"
+                )
+            spec = retry(spec)
+        return self._delivery(records)
+
     async def evaluate(
         self,
         specs: Sequence[GameSpec],
@@ -138,8 +166,7 @@ class Collector:
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
         while True:
-            answer = self._make_answer(spec)
-            record = await play_game(spec, answer, self._time_limit, self._legal_tokens)
+            record = await self._play_once(spec)
             self._finished.append(record)
             if record.error is None:
                 self._failures_in_a_row = 0
@@ -154,6 +181,10 @@ class Collector:
                     f"{record.error}"
                 )
             spec = retry(spec)
+
+    async def _play_once(self, spec: GameSpec) -> GameRecord:
+        answer = self._make_answer(spec)
+        return await play_game(spec, answer, self._time_limit, self._legal_tokens)
 
     async def _free_slots(self) -> int:
         """Number of games that may start now; waits until it is at least one."""
@@ -170,11 +201,12 @@ class Collector:
     async def _flush(self) -> None:
         if not self._finished:
             return
-        records, self._finished = tuple(self._finished), []
+        records, self._finished = self._finished, []
         assert self._ports is not None
-        await self._ports.deliver(
-            Delivery(records=records, learned=tuple(self._learned(r) for r in records))
-        )
+        await self._ports.deliver(self._delivery(records))
+
+    def _delivery(self, records: Sequence[GameRecord]) -> Delivery:
+        return Delivery(records=tuple(records), learned=tuple(map(self._learned, records)))
 
     def _learned(self, record: GameRecord) -> tuple[int, ...]:
         """The trained seats; with the filter only the one that forfeited, where one did."""
@@ -184,3 +216,8 @@ class Collector:
         return tuple(
             player for player in record.spec.trained if not filtering or player == record.invalid_by
         )
+
+
+def _by_chance(record: GameRecord) -> bool:
+    """Whether the game failed for a reason outside of itself: time, or an engine that died."""
+    return record.error is not None and record.error.startswith(("TimeoutError", "Engine"))

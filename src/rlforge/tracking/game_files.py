@@ -104,6 +104,18 @@ class GameWriter:
         self._next += 1
         self._rows = []
 
+    @property
+    def written(self) -> int:
+        """Number of the newest file of this name; 0: none."""
+        return self._next - 1
+
+    def rewind(self, number: int) -> None:
+        """Delete the files after ``number``, and forget the gathered games."""
+        for path in self._folder.glob(f"{self._name}-*.parquet"):
+            if _chunk_number(path) > number:
+                path.unlink()
+        self._rows, self._next = [], number + 1
+
     def close(self) -> None:
         """Write the remaining games."""
         self.flush()

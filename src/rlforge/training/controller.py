@@ -29,7 +29,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -46,10 +45,11 @@ from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
+from rlforge.tracking.digests import DigestChain, facts, moved
 from rlforge.training.evaluations import Evaluations
 from rlforge.training.guard import Guard
 from rlforge.training.lifecycle import RunContext
-from rlforge.training.resume import BEFORE_ALL, Retention, moved, rewind
+from rlforge.training.resume import BEFORE_ALL, Retention, rewind
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec, PolicyRef
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ ENGINE_POLL_S = 5.0
 
 
 @dataclasses.dataclass
-class _Trained:
+class Trained:
     """One of the policies in training; that of a run with one has no name.
 
     newest: its newest saved version. parent: of its next version; None: ``newest``. updated: number
@@ -103,7 +103,7 @@ class GameController:
         self._actors, self._note = context.actors, context.note
         self._turns = turns(config)
         self._policies = {
-            name: _Trained(
+            name: Trained(
                 name=name,
                 newest=Checkpoint(
                     uid=step_name(0, name),
@@ -117,7 +117,9 @@ class GameController:
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._elastic = context.hardware.elastic
         collectors = list(self._actors.replicas("collector"))
-        self._evaluations = Evaluations(config, collectors, self._play, self._rate, self._measure)
+        self._evaluations = Evaluations(
+            config, collectors, self._play, self._played, self._rate, self._measure
+        )
         self._guard = Guard(context)
         # Updates so far, of all policies.
         self._version = 0
@@ -125,6 +127,9 @@ class GameController:
         self._publication: asyncio.Task[None] | None = None
         self._state_saved = 0
         self._started = context.started
+        self._chain = DigestChain(self._run_dir)
+        #: Digests and facts of the newest update.
+        self._made: dict[str, Any] = {}
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
         self._utilisation = Utilisation(time.time())
         self._restarts = 0
@@ -158,7 +163,7 @@ class GameController:
             self._evaluations.begin(group, self._run_dir)
             others = [
                 group.create_task(self._unless_given_up(name, loop(name)))
-                for kind, loop in (("engine", self._watch), ("collector", self._train))
+                for kind, loop in self._loops().items()
                 for name in self._actors.replicas(kind)
             ]
             self._utilisation = Utilisation(time.time())
@@ -174,6 +179,10 @@ class GameController:
                 task.cancel()
         return not self._interrupted
 
+    def _loops(self) -> Mapping[str, Callable[[str], Awaitable[None]]]:
+        """What runs beside ``_learn`` for each actor of a kind."""
+        return {"engine": self._watch, "collector": self._train}
+
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
         learner = self._config.learner
@@ -183,6 +192,7 @@ class GameController:
                 await self._begin_anew(policy)
             elif not await self._update(policy):  # the buffer was stopped
                 return
+            await self._write_digests()
             last = self._version == learner.total_updates
             if last:  # before it is published: no update would use its games
                 await self._actors.buffer.stop.remote()
@@ -193,20 +203,34 @@ class GameController:
                 await self._save_state()
             self._evaluate_if_due()
 
-    async def _update(self, policy: _Trained) -> bool:
+    async def _update(self, policy: Trained) -> bool:
         """One update of a policy, which is recorded and judged; False where no batch comes."""
+        batch = await self._draw(policy)
+        if batch is None:
+            return False
+        await self._learn_from(batch, policy)
+        return True
+
+    async def _draw(self, policy: Trained, *, wait: bool = True) -> Any:
+        """The next batch of a policy; goes from the buffer to the learner, by this reference.
+
+        None where the buffer was stopped, or without ``wait`` has no batch yet.
+        """
+        next_batch = self._actors.buffer.next_batch.options(num_returns=2)
+        batch, digest = next_batch.remote(policy.updated, self._version + 1, policy.name, wait)
+        self._made = {"batch": await digest}
+        return batch if self._made["batch"] is not None else None
+
+    async def _learn_from(self, batch: Any, policy: Trained) -> None:
+        """Let the learner make an update; record and judge it."""
         update: Callable[..., Any] = self._actors.learner.update
         if self._hardware.alternate:
             update = partial(update_in_turn, self._actors, self._call)
-        number, name = self._version + 1, policy.name
-        # The batch goes from the buffer to the learner; only its reference passes here.
-        next_batch = self._actors.buffer.next_batch.options(num_returns=2)
-        batch, drawn = next_batch.remote(policy.updated, number, name)
-        if not await drawn:
-            return False
-        result, span = await update(batch, name, number)
+        name = policy.name
+        result, span = await update(batch, name, self._version + 1)
         self._version = policy.updated = result.version
         policy.updates += 1
+        self._made |= {**result.digests, "name": name, "samples": result.samples}
         self._utilisation.learner_worked(span)
         custom, figures = await asyncio.gather(
             self._actors.custom_scalars(), self._actors.buffer.figures.remote(name)
@@ -221,14 +245,13 @@ class GameController:
         )
         if main and (back_to := await self._guard.look_out(result)) is not None:
             policy.parent = back_to
-        return True
 
     @property
-    def _main(self) -> _Trained:
+    def _main(self) -> Trained:
         """The policy that is evaluated: the first, or the only one."""
         return next(iter(self._policies.values()))
 
-    async def _begins_anew(self, policy: _Trained) -> bool:
+    async def _begins_anew(self, policy: Trained) -> bool:
         """Whether ``reset`` says so of the policy whose turn it is; the last update is one."""
         reset = entry_of(self._config, policy.name).reset
         if not policy.updates or self._version + 1 == self._config.learner.total_updates:
@@ -240,12 +263,15 @@ class GameController:
         games, score = await self._actors.pool.score.remote(policy.name, policy.begun)
         return bool(games >= RECENT_GAMES and score > reset.score)
 
-    async def _begin_anew(self, policy: _Trained) -> None:
+    async def _begin_anew(self, policy: Trained) -> None:
         """In place of an update, give the policy other weights, which become its next version."""
         to = entry_of(self._config, policy.name).reset.to
         like = None if to == START else self._policies[to]
         number = self._version + 1
-        await self._actors.learner.begin_anew(policy.name, number, None if like is None else to)
+        digests = await self._actors.learner.begin_anew(
+            policy.name, number, None if like is None else to
+        )
+        self._made = {**digests, "name": policy.name}
         await self._actors.buffer.begin_anew.remote(number, policy.name)
         self._version = policy.updated = policy.begun = number
         policy.updates = 0
@@ -253,7 +279,7 @@ class GameController:
         source = "its start" if like is None else like.newest.uid
         self._note(f"{policy.name} begins anew as {step_name(number, policy.name)}, from {source}")
 
-    async def _save(self, policy: _Trained) -> None:
+    async def _save(self, policy: Trained) -> None:
         """Write the policy's version, and publish it while the next update is made."""
         if policy.newest.version == policy.updated:
             return
@@ -296,6 +322,13 @@ class GameController:
             for task in loaded:
                 task.result()
 
+    async def _write_digests(self) -> None:
+        self._chain.append(self._version, await self._digests())
+
+    async def _digests(self) -> dict[str, Any]:
+        """What the newest update was made of and what it made (``rlforge.tracking.digests``)."""
+        return self._made
+
     async def _published(self) -> None:
         if self._publication is not None:
             await self._publication
@@ -309,18 +342,21 @@ class GameController:
         await self._save(newest)
         await self._published()
         self._retention.resumable = await self._actors.pool.needed.remote()
+        await self._actors.learner.save_state(newest.newest.uid, await self._state())
+        log.info("--resume can continue from %s", newest.newest.uid)
+
+    async def _state(self) -> dict[str, Any]:
+        """What a resumed run needs beside the learner's state, as plain data."""
         pool, buffer = await asyncio.gather(
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
         )
-        state = {
+        return {
             "run_dir": str(self._run_dir),
             "pool": pool,
             "buffer": buffer,
             "policies": {name: each.state_dict() for name, each in self._policies.items()},
-            "sentinel": self._guard.sentinel.state_dict(),
+            "guard": self._guard.state_dict(),
         }
-        await self._actors.learner.save_state(newest.newest.uid, state)
-        log.info("--resume can continue from %s", newest.newest.uid)
 
     # ---------------------------------------------------------------- beginning and end
 
@@ -334,14 +370,16 @@ class GameController:
             version = BEFORE_ALL if path is None else checkpoint_version(path)
             rewind(self._run_dir, version)
             await self._actors.tracker.resume.remote(version)
+            self._chain.rewind(version)
             if path is not None:
-                await self._restore(path, version)
+                state = await self._actors.learner.load_state(path.name)
+                await self._restore(state, version)
                 return
+        self._chain.append(0, {"computed": facts(self._config, self._hardware)})
         for policy in self._policies.values():
             await self._publish(policy.newest)
 
-    async def _restore(self, path: Path, version: int) -> None:
-        state = await self._actors.learner.load_state(path.name)
+    async def _restore(self, state: dict[str, Any], version: int) -> None:
         here = str(self._run_dir)
         was = state.get("run_dir", here)
         if "policies" not in state:  # an earlier version of rlforge knew one
@@ -350,8 +388,8 @@ class GameController:
         self._version = self._state_saved = version
         for name, policy in self._policies.items():
             policy.load_state_dict(state["policies"][name])
-        if "sentinel" in state:  # not in that of earlier versions of rlforge
-            self._guard.sentinel.load_state_dict(state["sentinel"])
+        if "guard" in state:  # not in that of earlier versions of rlforge
+            self._guard.load_state_dict(state["guard"])
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
@@ -428,6 +466,10 @@ class GameController:
             name = collector if collector in present else present[0]
             records = await self._ask(name, "evaluate", specs)
         return records
+
+    async def _played(self, records: Sequence[GameRecord]) -> None:
+        """Count finished evaluation games in the pool."""
+        await self._actors.pool.push_outcomes.remote(records)
 
     async def _watch(self, engine: str) -> None:
         while True:

@@ -39,13 +39,16 @@ class Evaluations:
         config: RunConfig,
         collectors: Sequence[str],
         play: Play,
+        played: Callable[[Sequence[GameRecord]], Awaitable[object]],
         record: Callable[[EvalResult], object],
         measure: Callable[[Checkpoint], Coroutine[Any, Any, None]],
     ) -> None:
-        """collectors: their names. record: called with each result. measure: makes and records the
+        """collectors: their names. played: called with finished games, in the order of their specs.
+        record: called with each result. measure: makes and records the
         exact measure of the version that the learner holds.
         """
         self._config, self._collectors, self._play, self._tell = config, collectors, play, record
+        self._played = played
         self._measure = measure
         self._pairings = eval_pairings(config)
         self._results: dict[tuple[str, str], EvalResult] = {}
@@ -149,7 +152,8 @@ class Evaluations:
                     for index, name in enumerate(self._collectors)
                 )
             )
-            records = [record for share in shares for record in share]
+            records = [shares[place % number][place // number] for place in range(len(specs))]
+            await self._played(records)
             self._record(checkpoint.uid, summarise(records, checkpoint.version, checkpoint.uid))
 
         self._planned = self._group.create_task(evaluate())
@@ -210,6 +214,7 @@ class Evaluations:
             if (dealt := self._next_game()) is not None:
                 evaluation, spec = dealt
                 [record] = await self._play(collector, [spec])
+                await self._played([record])
                 evaluation.add(record)
                 self._record_what_is_over()
             elif self._closed:

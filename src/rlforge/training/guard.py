@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import RunConfig
@@ -12,6 +14,7 @@ from rlforge.system.checkpoint import (
     policy_in,
     step_name,
 )
+from rlforge.tracking.progress import ALARMS
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.sentinel import Sentinel
 from rlforge.types import Alarm, EvalResult, ExactResult, UpdateResult
@@ -44,6 +47,16 @@ class Guard:
     def measured(self, result: ExactResult) -> None:
         """Let the sentinel judge an exact measure."""
         self._alarms += self.sentinel.measured(result)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sentinel's state, and the alarms that the next update acts on, as plain data."""
+        alarms = [ALARMS.encode(alarm) for alarm in self._alarms]
+        return {"sentinel": self.sentinel.state_dict(), "alarms": alarms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``."""
+        self.sentinel.load_state_dict(state["sentinel"])
+        self._alarms = [ALARMS.decode(alarm) for alarm in state["alarms"]]
 
     async def look_out(self, result: UpdateResult) -> str | None:
         """Judge an update, and do what ``sentinel.actions`` says about all alarms since the last.

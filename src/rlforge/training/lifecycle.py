@@ -155,7 +155,8 @@ def execute(
         ):
             display.note(f"run directory {short(run_dir)}")
             display.note("starting the actors")
-            part = len((run_dir / "command.txt").read_text(encoding="utf-8").splitlines()) - 1
+            commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
+            part = 0 if config.strict else len(commands) - 1
             try:
                 actors = await start_actors(graph, config, hardware, run_dir, part)
             except ray.exceptions.RayError as error:

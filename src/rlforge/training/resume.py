@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError, RunError
@@ -83,21 +83,6 @@ def with_own_start(config: C, run_dir: Path) -> C:
         return config
     learner = dataclasses.replace(config.learner, initial_adapter=str(own))
     return dataclasses.replace(config, learner=learner)
-
-
-def moved(data: Any, old: str, new: str) -> Any:
-    """Plain data with the places in the folder ``old`` as places in ``new``.
-
-    Example:
-        >>> moved([{"uid": "step-1", "path": "runs/a/checkpoints/step-1"}], "runs/a", "runs/b")
-        [{'uid': 'step-1', 'path': 'runs/b/checkpoints/step-1'}]
-    """
-    if isinstance(data, dict):
-        return {key: moved(each, old, new) for key, each in data.items()}
-    if isinstance(data, list):
-        return [moved(each, old, new) for each in data]
-    inside = isinstance(data, str) and data.startswith(f"{old}/")
-    return f"{new}{data[len(old) :]}" if inside else data
 
 
 def check_resumable(run_dir: Path, total_updates: int) -> None:
