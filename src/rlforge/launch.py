@@ -36,7 +36,7 @@ from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError
 from rlforge.models.files import ADAPTER_CONFIG
-from rlforge.models.fit import NO_ADAPTER
+from rlforge.models.fit import NO_ADAPTER, with_own_start
 from rlforge.models.load import check_source
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
@@ -53,7 +53,7 @@ from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.training.graph import build_graph
-from rlforge.training.resume import check_resumable, with_own_start
+from rlforge.training.resume import check_resumable
 
 if TYPE_CHECKING:  # imports Ray
     from rlforge.training.lifecycle import Controller, RunContext

@@ -102,7 +102,7 @@ class CollectorActor:
         """Play training games that the caller hands out; it records what came of them."""
         return await self._collector.play(specs)
 
-    async def evaluate(self, specs: Sequence[GameSpec], *, whole: bool = False) -> list[GameRecord]:
+    async def evaluate(self, specs: Sequence[GameSpec], whole: bool = False) -> list[GameRecord]:
         """Play evaluation games, and save them; ``whole``: the caller saves them, with all texts.
 
         Their outcomes are for the caller to record.

@@ -22,6 +22,7 @@ from rlforge.cli import (
     ladder,
     runs,
     serving,
+    verify,
     watch,
     windows,
 )
@@ -67,6 +68,7 @@ app.command()(games.play)
 app.command()(games.replay)
 app.command()(forks.fork)
 app.command()(forks.analyse)
+app.command()(verify.verify)
 app.command("list")(discover.list_choices)
 app.command()(discover.show)
 app.command()(discover.models)

@@ -6,14 +6,18 @@ headers of files, neither the weights themselves nor those of the base model.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.config.schema import LoraConfig, ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
+from rlforge.system.checkpoint import step_name
+
+C = TypeVar("C", bound=PolicyConfig)
 
 Shapes = dict[str, tuple[int, ...]]
 """The shapes of tensors by name."""
@@ -354,3 +358,12 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _last_part(model: str) -> str:
     """The last part of an id or path: caches are at other paths on other machines."""
     return model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def with_own_start(config: C, run_dir: Path) -> C:
+    """The configuration with ``step-0`` of the run as its initial adapter, if it has one."""
+    own = run_dir / "checkpoints" / step_name(0)
+    if config.learner.initial_adapter is None or not own.exists():
+        return config
+    learner = dataclasses.replace(config.learner, initial_adapter=str(own))
+    return dataclasses.replace(config, learner=learner)

@@ -206,16 +206,18 @@ class Collector:
         await self._ports.deliver(self._delivery(records))
 
     def _delivery(self, records: Sequence[GameRecord]) -> Delivery:
-        return Delivery(records=tuple(records), learned=tuple(map(self._learned, records)))
+        learned = tuple(learned_players(record, self._config) for record in records)
+        return Delivery(records=tuple(records), learned=learned)
 
-    def _learned(self, record: GameRecord) -> tuple[int, ...]:
-        """The trained seats; with the filter only the one that forfeited, where one did."""
-        if record.error is not None:
-            return ()
-        filtering = self._config.filter_opponent_invalid and record.invalid_by is not None
-        return tuple(
-            player for player in record.spec.trained if not filtering or player == record.invalid_by
-        )
+
+def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, ...]:
+    """The trained seats; with the filter only the one that forfeited, where one did."""
+    if record.error is not None:
+        return ()
+    filtering = config.filter_opponent_invalid and record.invalid_by is not None
+    return tuple(
+        player for player in record.spec.trained if not filtering or player == record.invalid_by
+    )
 
 
 def _by_chance(record: GameRecord) -> bool:

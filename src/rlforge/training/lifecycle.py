@@ -35,6 +35,7 @@ from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, Run
 from rlforge.config.sft import SftConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
+from rlforge.models.fit import with_own_start
 from rlforge.preflight.continuous import check_answers
 from rlforge.preflight.games import check_room
 from rlforge.rollout.lineup import eval_pairings, fixed_opponents, train_envs
@@ -49,7 +50,7 @@ from rlforge.tracking.scalars import taken
 from rlforge.tracking.status import write_end, write_start
 from rlforge.tracking.sweeps import job_label
 from rlforge.training.graph import to_json
-from rlforge.training.resume import keep_start, with_own_start
+from rlforge.training.resume import keep_start
 from rlforge.types import PolicyRef, value
 
 log = logging.getLogger(__name__)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import TypeVar
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError, RunError
@@ -21,10 +19,10 @@ from rlforge.system.checkpoint import (
     step_name,
     write_checkpoint,
 )
+from rlforge.tracking.files import RunPaths
+from rlforge.tracking.status import read_summary
 
 log = logging.getLogger(__name__)
-
-C = TypeVar("C", bound=PolicyConfig)
 
 BEFORE_ALL = -1
 """The version to rewind to without a saved state: even version 0 is evaluated again."""
@@ -76,24 +74,16 @@ def keep_start(config: PolicyConfig, run_dir: Path) -> None:
     write_checkpoint(root, step_name(0), fill, facts)
 
 
-def with_own_start(config: C, run_dir: Path) -> C:
-    """The configuration with ``step-0`` of the run as its initial adapter, if it has one."""
-    own = run_dir / "checkpoints" / step_name(0)
-    if config.learner.initial_adapter is None or not own.exists():
-        return config
-    learner = dataclasses.replace(config.learner, initial_adapter=str(own))
-    return dataclasses.replace(config, learner=learner)
-
-
 def check_resumable(run_dir: Path, total_updates: int) -> None:
-    """Raise RunError when all updates of the run in ``run_dir`` are made.
+    """Raise RunError when the run in ``run_dir`` is complete: all updates made, and evaluated.
 
     Raises CheckpointError, naming the file, when its newest saved state is damaged.
     """
     newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
     if newest is None:
         return
-    if checkpoint_version(newest) >= total_updates:
+    ended = read_summary(RunPaths(root=run_dir)).get("status") == "done"
+    if ended and checkpoint_version(newest) >= total_updates:
         raise RunError(
             f"{run_dir}: already finished its {total_updates} updates; "
             "go on with --more N, or in a new run with learner.initial_adapter"

@@ -118,6 +118,15 @@ class StrictController(GameController):
         await self._actors.tracker.add_games.remote(records)
         await self._actors.buffer.deliver.remote(_ROUND, records, learned)
 
+    async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
+        records: list[GameRecord] = await self._call(collector, "evaluate", specs, True)
+        return records
+
+    async def _finish(self) -> None:
+        await super()._finish()
+        if self._recorded:  # the games of the last evaluation
+            self._chain.append(self._version, {"final": True, **self._games_digest()})
+
     async def _played(self, records: Sequence[GameRecord]) -> None:
         self._recorded += records
         if self._config.collector.save_games:
@@ -128,13 +137,17 @@ class StrictController(GameController):
         pool, buffer = await asyncio.gather(
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
         )
-        games, self._recorded = self._recorded, []
         return {
             **await super()._digests(),
-            "games": digest_of_games(games, self._run_dir),
+            **self._games_digest(),
             "pool": digest_of(moved(pool, str(self._run_dir), ".")),
             "buffer": digest_of(buffer),
         }
+
+    def _games_digest(self) -> dict[str, Any]:
+        """Of the games recorded since the last line, training and evaluation."""
+        games, self._recorded = self._recorded, []
+        return {"played": len(games), "games": digest_of_games(games, self._run_dir)}
 
     async def _state(self) -> dict[str, Any]:
         files = await self._actors.tracker.close_game_file.remote()
