@@ -70,6 +70,23 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "small", make)
 
 
+@pytest.fixture(scope="session")
+def strict_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with ``determinism=strict``, which nothing disturbed."""
+    from tests.live_run import run, strict_arguments
+
+    def make(folder: Path) -> None:
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            done = run(*strict_arguments(small_model))
+        finally:
+            os.chdir(before)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "strict", make) / "run"
+
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go to runs/ in the current directory: give each test its own."""

@@ -45,6 +45,28 @@ def train_arguments(model: Path, *overrides: str) -> list[str]:
     return ["train", *chosen, *_SETTINGS, f"model.name={model}", f"run_dir={RUN}", *overrides]
 
 
+#: Mirror self-play and earlier versions whose ratings decide who plays, a reward with a state, and
+#: evaluations on the way.
+STRICT = (
+    "determinism=strict",
+    "hardware.threads=1",
+    "pool=prioritized",
+    "rewards.final=[{name: win_draw_loss}, {name: role_advantage}]",
+    "learner.total_updates=5",
+    "learner.state_every=1",
+    "collector.num_train_workers=24",
+    "eval.every=2",
+    "tracker.report=false",
+)
+
+
+def strict_arguments(model: Path, *overrides: str) -> list[str]:
+    """The arguments of a training run that is the same again, to the last bit."""
+    mine = {override.partition("=")[0] for override in overrides}
+    kept = [setting for setting in STRICT if setting.partition("=")[0] not in mine]
+    return train_arguments(model, *kept, *overrides)
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     """A command that a test interferes with."""
     pipe = subprocess.PIPE

@@ -7,6 +7,7 @@ line. Names are imported from ``rlforge`` itself.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -294,6 +295,17 @@ class Run:
 
         start = Start(turn=turn, games=samples, action=action)
         return wait_for(fork_game(self.path, find_game(self.path, game), start, seats)).played
+
+    def verify(self, *, whole: bool = False, seed: int = 0) -> Table:
+        """Check that the run is what it says (``rlforge verify``); a row per kind of check.
+
+        whole: everything instead of a part, which ``seed`` decides. ``problems`` of a row is what
+        does not agree.
+        """
+        from rlforge.local.verify import verify
+
+        found = verify(self.path, whole=whole, seed=seed)
+        return _table([dataclasses.asdict(check) for check in found.checks])
 
     def analyse(
         self,

@@ -32,7 +32,19 @@ from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
-    *("play", "replay", "fork", "analyse", "list", "show", "models", "plugins", "runs", "compare"),
+    *(
+        "play",
+        "replay",
+        "fork",
+        "analyse",
+        "verify",
+        "list",
+        "show",
+        "models",
+        "plugins",
+        "runs",
+        "compare",
+    ),
     *("monitor", "report", "export", "serve", "deploy", "rollback", "deployments", "windows"),
 )
 

@@ -45,6 +45,9 @@ def test_an_address_where_nothing_answers_is_refused_and_others_are_left_to_ray(
     with pytest.raises(ConfigError, match=f"ray_address=127.0.0.1:{port}: no Ray cluster answers"):
         check_cluster(f"127.0.0.1:{port}")
     check_cluster("auto")
+    for wrong in ("nowhere:abc", "head", "ray://head"):
+        with pytest.raises(ConfigError, match=f"ray_address={wrong} is no address of a cluster"):
+            check_cluster(wrong)
 
 
 def test_versions_are_those_installed_and_nothing_else():

@@ -253,7 +253,7 @@ def _noted_games(run: _Run) -> Iterator[str]:
     records = iter(run.records.values())  # in the order in which they were recorded
     for row in run.lines:
         games = list(itertools.islice(records, row.get("played", 0)))
-        if "games" in row and digest_of_games(games, run.dir) != row["games"]:
+        if "games" in row and digest_of_games(games) != row["games"]:
             yield f"the games recorded by update {row['step']} are not those that were played"
             return
 

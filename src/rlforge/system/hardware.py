@@ -217,11 +217,17 @@ def prepare_ray(hardware: HardwareConfig) -> None:
 def check_cluster(address: str) -> None:
     """Raise ConfigError when nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
 
-    Ray itself tries for minutes. Other addresses (``auto``) are left to Ray.
+    Ray itself tries for minutes. ``auto``, and schemes other than ``ray``, are left to Ray.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
     if not port.isdigit():
-        return
+        if address == "auto" or scheme not in ("", "ray"):
+            return
+        raise ConfigError(
+            f"hardware.ray_address={address} is no address of a cluster; write HOST:PORT, "
+            "ray://HOST:PORT or auto"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CLUSTER_PATIENCE_S).close()
     except OSError as error:

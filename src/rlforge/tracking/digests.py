@@ -4,8 +4,9 @@
 no line can be changed, left out or added without all after it. The first line, of step 0, says what
 computed: versions, processor, threads.
 
-Digests are SHA-256. Values count by their content: JSON with sorted keys, floats with all digits,
-without what a clock measured and with the run's folder as ``.``.
+Digests are SHA-256. Values count by their content, as JSON with sorted keys and all digits of
+floats, without what a clock measured and without the place of the run: so two equal runs have equal
+lines.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.system.checkpoint import is_step_name
 from rlforge.system.hardware import describe, versions
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, read_jsonl
@@ -38,12 +40,18 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_of_games(records: Iterable[GameRecord], run_dir: Path) -> str:
-    """Of finished games, in order; how long they took is left out."""
+def digest_of_games(records: Iterable[GameRecord]) -> str:
+    """Of finished games, in order.
+
+    How long they took is left out, and where the versions that played them were saved.
+    """
     rows = [_GAMES.encode(record) for record in records]
     for row in rows:
         del row["duration_s"]
-    return digest_of(moved(rows, str(run_dir), "."))
+        for seat in row["spec"]["seats"]:
+            if is_step_name(seat["policy"]["uid"]):
+                seat["policy"]["path_or_name"] = None
+    return digest_of(rows)
 
 
 def moved(data: Any, old: str, new: str) -> Any:

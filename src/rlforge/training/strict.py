@@ -147,7 +147,7 @@ class StrictController(GameController):
     def _games_digest(self) -> dict[str, Any]:
         """Of the games recorded since the last line, training and evaluation."""
         games, self._recorded = self._recorded, []
-        return {"played": len(games), "games": digest_of_games(games, self._run_dir)}
+        return {"played": len(games), "games": digest_of_games(games)}
 
     async def _state(self) -> dict[str, Any]:
         files = await self._actors.tracker.close_game_file.remote()
