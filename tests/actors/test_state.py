@@ -139,4 +139,4 @@ async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None
     await asyncio.sleep(0)
     await buffer.stop()
     assert await waiting == {}
-    assert await buffer.next_batch(0, 1) == (None, False)
+    assert await buffer.next_batch(0, 1) == (None, None)

@@ -32,20 +32,9 @@ from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
-    *(
-        "play",
-        "replay",
-        "fork",
-        "analyse",
-        "verify",
-        "list",
-        "show",
-        "models",
-        "plugins",
-        "runs",
-        "compare",
-    ),
-    *("monitor", "report", "export", "serve", "deploy", "rollback", "deployments", "windows"),
+    *("play", "replay", "fork", "analyse", "verify", "list", "show", "models", "plugins", "runs"),
+    *("compare", "monitor", "report", "export", "serve", "deploy", "rollback", "deployments"),
+    "windows",
 )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli.arguments import JsonFile, RunDir, write_result
+from rlforge.cli.games import must_have_games
 from rlforge.errors import RunError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def verify(
     """
     from rlforge.local.verify import verify as check_run
 
+    must_have_games(run_dir)
     began = time.monotonic()
     found = check_run(run_dir, whole=whole, seed=seed, say=lambda text: typer.echo(text, err=True))
     write_result(json_file, dataclasses.asdict(found))
