@@ -1,0 +1,308 @@
+"""Whether runs with ``determinism=strict`` are the same again, the price, and what verify finds.
+
+    python benchmarks/strict.py [--seeds N] [--updates N] [--kills N] [--edits N]
+
+- same: by seed three runs of ``simpletak_mirror``, strict ones with one and with two collectors and
+  a fast one, one after the other; compared are adapters, optimizers and games, and the time from
+  the first update to the last.
+- verify: the default check of a run of 80 updates, beside its training time.
+- kills: shorter strict runs in which a process, or all of them, is killed at a random moment; they
+  are resumed until they end, and their digests compared with those of a run that was left alone.
+- edits: one reward, token, log-prob, observation or weight of a finished run is changed at random,
+  with the manifest of a checkpoint to fit; ``verify --all`` should find each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+from common import record
+from safetensors.torch import load_file, save_file
+
+from rlforge.buffer.batches import read_batch, write_batch
+from rlforge.local.verify import verify
+from rlforge.system.checkpoint import MANIFEST
+from rlforge.tracking.digests import FILE, digest_of_games
+from rlforge.tracking.files import read_jsonl
+from rlforge.tracking.game_files import read_games
+
+RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+SIMPLETAK = [
+    "train",
+    "+experiment=simpletak_mirror",
+    "tracker.report=false",
+    "tracker.progress=off",
+]
+SHORT = [
+    *SIMPLETAK,
+    "determinism=strict",
+    *("learner.total_updates=5", "learner.state_every=1"),
+    *("eval.every=2", "eval.games=8", "eval.final_games=8"),
+]
+#: Kinds of processes; all but the driver by the name of their actor.
+KINDS = ("driver", "all", "learner", "pool", "buffer", "tracker", "engine", "collector")
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen([*RLFORGE, *arguments], stdout=quiet, stderr=quiet)
+
+
+def run(run_dir: Path, *arguments: str) -> Path:
+    assert start(*arguments, f"run_dir={run_dir}").wait() == 0, run_dir
+    return run_dir
+
+
+def chain(run_dir: Path) -> list[str]:
+    return [row["digest"] for row in read_jsonl(run_dir / FILE)]
+
+
+def training_s(run_dir: Path) -> float:
+    """From the first update to the last."""
+    rows = read_jsonl(run_dir / "metrics.jsonl")
+    return float(rows[-1]["time_s"] - rows[0]["time_s"])
+
+
+# ---------------------------------------------------------------- the same again
+
+
+def same(folder: Path, seeds: int, updates: int) -> dict[str, Any]:
+    rows = []
+    for seed in range(seeds):
+        arguments = [*SIMPLETAK, f"seed={seed}", f"learner.total_updates={updates}"]
+        arguments += ["eval.every=20", "learner.state_every=20"]
+        strict = [*arguments, "determinism=strict"]
+        fast = run(folder / f"fast-{seed}", *arguments)
+        one = run(folder / f"one-{seed}", *strict)
+        two = run(folder / f"two-{seed}", *strict, "collector.num_collectors=2")
+        rows.append(
+            {
+                "seed": seed,
+                "differing_files": differing(one, two),
+                "strict_s": training_s(one),
+                "two_collectors_s": training_s(two),
+                "fast_s": training_s(fast),
+                "ratio": training_s(one) / training_s(fast),
+            }
+        )
+        print(rows[-1], flush=True)
+        for each in (fast, one, two):
+            shutil.rmtree(each)
+    ratios = [row["ratio"] for row in rows]
+    return {"runs": rows, "ratio": statistics.median(ratios), "worst_ratio": max(ratios)}
+
+
+def differing(one: Path, two: Path) -> list[str]:
+    """Names of what is not byte for byte the same: files of checkpoints, games, digests."""
+    names = []
+    for file in sorted((one / "checkpoints").rglob("*")):
+        other = two / file.relative_to(one)
+        # The state names the places of checkpoints, and manifests have its digest.
+        compared = file.is_file() and file.name not in ("run.json", MANIFEST)
+        if compared and not (other.is_file() and file.read_bytes() == other.read_bytes()):
+            names.append(str(file.relative_to(one)))
+    if digest_of_games(read_games(one)) != digest_of_games(read_games(two)):
+        names.append("games")
+    return names + (["digests"] if chain(one) != chain(two) else [])
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    done = run(folder / "whole", *SIMPLETAK, "determinism=strict", "seed=0")
+    began = time.monotonic()
+    found = verify(done)
+    part_s = time.monotonic() - began
+    wall_s = json.loads((done / "summary.json").read_text())["wall_s"]
+    shutil.rmtree(done)
+    return {
+        "problems": len(found.problems),
+        "training_s": wall_s,
+        "verify_s": part_s,
+        "share": part_s / wall_s,
+    }
+
+
+# ---------------------------------------------------------------- kills
+
+
+def kills(folder: Path, number: int) -> dict[str, Any]:
+    began = time.monotonic()
+    wanted = chain(run(folder / "left_alone", *SHORT))
+    length_s = time.monotonic() - began
+    rows = []
+    for seed in range(number):
+        rng, killed = random.Random(seed), folder / f"killed-{seed}"
+        kind, moment_s = rng.choice(KINDS), rng.uniform(0.2, 1.0) * length_s
+        process = start(*SHORT, f"run_dir={killed}")
+        time.sleep(moment_s)
+        victims = processes(process, kind)
+        for victim in victims:
+            victim.kill()
+        code, resumes = process.wait(), 0
+        while code and resumes < 3:
+            begun = (killed / "config.yaml").exists()
+            again = ["train", "--resume", str(killed)] if begun else [*SHORT, f"run_dir={killed}"]
+            code, resumes = start(*again).wait(), resumes + 1
+        rows.append(
+            {
+                "kind": kind,
+                "moment_s": round(moment_s, 1),
+                "killed": len(victims),
+                "resumes": resumes,
+                "same": chain(killed) == wanted,
+            }
+        )
+        print(seed, rows[-1], flush=True)
+        shutil.rmtree(killed)
+    hit = [row for row in rows if row["killed"]]
+    return {"points": rows, "killed": len(hit), "same": sum(row["same"] for row in hit)}
+
+
+def processes(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
+    """What is there of a kind; of ``all`` the driver and everything below it."""
+    if driver.poll() is not None:
+        return []
+    above = psutil.Process(driver.pid)
+    below = above.children(recursive=True)
+    if kind == "driver":
+        return [above]
+    if kind == "all":
+        return [*below, above]
+    return [each for each in below if f"{kind.capitalize()}Actor" in title(each)]
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+# ---------------------------------------------------------------- edits
+
+
+def edits(folder: Path, number: int) -> dict[str, Any]:
+    small = ("learner.total_updates=3", "learner.batch_size=64", "collector.num_train_workers=32")
+    other = [each for each in SHORT if "total_updates" not in each]
+    done = run(folder / "to_edit", *other, *small)
+    assert not verify(done, whole=True).problems
+    rows = []
+    for seed in range(number):
+        rng, copy = random.Random(seed), folder / "edited"
+        shutil.copytree(done, copy)
+        name = rng.choice(sorted(EDITS))
+        EDITS[name](copy, rng)
+        found = verify(copy, whole=True).problems
+        rows.append({"edit": name, "found_by": sorted({check for check, _ in found})})
+        print(seed, rows[-1], flush=True)
+        shutil.rmtree(copy)
+    return {
+        "edits": number,
+        "found": sum(bool(row["found_by"]) for row in rows),
+        "by_kind": {
+            name: [sum(bool(row["found_by"]) for row in of_kind), len(of_kind)]
+            for name in sorted(EDITS)
+            if (of_kind := [row for row in rows if row["edit"] == name])
+        },
+    }
+
+
+def edit_batch(run_dir: Path, rng: random.Random, field: str) -> None:
+    """One step of one batch: its reward, or a log-prob or token of its answer."""
+    file = rng.choice(sorted((run_dir / "batches").glob("*.parquet")))
+    batch = read_batch(file)
+    place = rng.randrange(len(batch.steps))
+    step = batch.steps[place]
+    value = getattr(step, field)
+    new = value + 0.01 if field == "reward" else (value[0] + 1, *value[1:])
+    steps = list(batch.steps)
+    steps[place] = dataclasses.replace(step, **{field: new})
+    write_batch(file, dataclasses.replace(batch, steps=tuple(steps)))
+
+
+def edit_game(run_dir: Path, rng: random.Random, change: Callable[[dict[str, Any]], None]) -> None:
+    """One game of one file."""
+    file = rng.choice(sorted((run_dir / "games").glob("*.parquet")))
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    row = rng.choice([row for row in rows if row["turns"][0]["completion"]["token_ids"]])
+    change(row)
+    pq.write_table(table.from_pylist(rows, table.schema), file)
+
+
+def other_reward(row: dict[str, Any]) -> None:
+    row["rewards"] = [(player, reward + 0.01) for player, reward in row["rewards"]]
+
+
+def other_token(row: dict[str, Any]) -> None:
+    row["turns"][0]["completion"]["token_ids"][0] += 1
+
+
+def other_logprob(row: dict[str, Any]) -> None:
+    row["turns"][0]["completion"]["logprobs"][0] += 1e-6
+
+
+def other_text(row: dict[str, Any]) -> None:
+    row["turns"][0]["observation"] += " "
+
+
+def edit_weight(run_dir: Path, rng: random.Random) -> None:
+    """One weight of an adapter in its last bits, and the manifest to fit."""
+    folder = rng.choice(sorted((run_dir / "checkpoints").glob("step-*")))
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    weights = tensors[rng.choice(sorted(name for name in tensors if "lora_B" in name))].view(-1)
+    weights[rng.randrange(len(weights))] += 1e-6
+    save_file(tensors, file, metadata={"format": "pt"})
+    data = json.loads((folder / MANIFEST).read_text())
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    data["files"][file.name] = {"size": file.stat().st_size, "sha256": digest}
+    (folder / MANIFEST).write_text(json.dumps(data))
+
+
+EDITS: dict[str, Callable[[Path, random.Random], None]] = {
+    "reward of a step": lambda run_dir, rng: edit_batch(run_dir, rng, "reward"),
+    "token of a step": lambda run_dir, rng: edit_batch(run_dir, rng, "token_ids"),
+    "log-prob of a step": lambda run_dir, rng: edit_batch(run_dir, rng, "logprobs"),
+    "reward of a game": lambda run_dir, rng: edit_game(run_dir, rng, other_reward),
+    "token of a game": lambda run_dir, rng: edit_game(run_dir, rng, other_token),
+    "log-prob of a game": lambda run_dir, rng: edit_game(run_dir, rng, other_logprob),
+    "observation of a game": lambda run_dir, rng: edit_game(run_dir, rng, other_text),
+    "weight of an adapter": edit_weight,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--edits", type=int, default=100)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = {
+            "same": same(folder, asked.seeds, asked.updates),
+            "verify": verified(folder),
+            "edits": edits(folder, asked.edits),
+            "kills": kills(folder, asked.kills),
+        }
+    record("strict", results)
+
+
+if __name__ == "__main__":
+    main()
