@@ -220,3 +220,18 @@ def test_filters_that_are_off_leave_every_token() -> None:
     plain = sampling_logprobs(logits, _ones(5))
     off = sampling_logprobs(logits, _ones(5), _ones(5), torch.zeros(5), torch.zeros(5))
     assert torch.allclose(plain, off, atol=1e-6)
+
+
+def test_a_row_without_filters_is_the_same_among_rows_with_them() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    on = torch.tensor([False, True, True, True])
+    filters = {
+        "top_p": torch.where(on, 0.5, 1.0),
+        "top_k": torch.where(on, 5, 0),
+        "min_p": torch.where(on, 0.1, 0.0),
+    }
+    alone = sampling_logprobs(logits[:1], torch.ones(1))
+    for name, setting in filters.items():
+        among = sampling_logprobs(logits, torch.ones(4), **{name: setting})
+        assert torch.equal(among[:1], alone)
+    assert torch.equal(sampling_logprobs(logits, torch.ones(4), **filters)[:1], alone)

@@ -14,6 +14,7 @@ from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RunError
 from rlforge.games.base import View
 from rlforge.local.forks import Start, analyse_game, fork_game
+from rlforge.rollout.episode import replayed
 from rlforge.types import EnvSpec, GameRecord
 
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
@@ -118,6 +119,14 @@ def test_hidden_cards_stay_and_chance_to_come_is_drawn_anew(run_dir: Path) -> No
         if line.startswith("Public card")
     }
     assert len(public) > 1
+
+
+def test_a_continuation_is_played_again_with_the_chance_that_it_had(run_dir: Path) -> None:
+    """Its public card is not that of the game from which it went on."""
+    record = play_game(LEDUC, "random_legal", seed=3)
+    for one in forked(run_dir, record, Start(turn=2, games=20), "random_legal").records:
+        seen = [game.view().observation for game, _ in replayed(one)]
+        assert seen == [turn.observation for turn in one.turns]
 
 
 def test_two_forks_are_the_same_games(run_dir: Path) -> None:

@@ -19,7 +19,7 @@ from rlforge.config.schema import (
     RewardsConfig,
 )
 from rlforge.engines.base import check_request
-from rlforge.errors import EngineError, RunError
+from rlforge.errors import EngineError, GameError, RunError
 from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.models.load import load_tokenizer
@@ -449,3 +449,60 @@ async def test_an_episode_carries_the_legal_tokens_of_its_turns() -> None:
     own = [turn for turn in record.turns if turn.player_id == 0]
     assert [step.legal_tokens for step in episode.steps] == [turn.legal_tokens for turn in own]
     assert all(step.legal_tokens for step in episode.steps)
+
+
+async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures() -> None:
+    specs = [game(i) for i in range(12)]
+    table = Table(broken=["g3"], forfeit={"g5": 1})
+
+    def failing(spec: GameSpec) -> Answer:
+        play = table(spec)
+
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            if spec.game_id in table.broken:
+                raise GameError("the rules have a hole")
+            return await play(seat, view, seed)
+
+        return answer
+
+    config = CollectorConfig(filter_opponent_invalid=True)
+    played = await Collector(config, None, failing).play(specs)
+    ids = [[record.spec.game_id for record in delivery.records] for delivery in played]
+    assert ids == [["g3", "g3~1"] if i == 3 else [f"g{i}"] for i in range(12)]
+    assert played[3].learned == ((), (0, 1))
+    assert played[5].learned == ((1,),)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EngineError("the engine is out"), "did not end by its rules: EngineError: the engine is"),
+        (GameError("the rules have a hole"), "g0~3 failed 3 times"),
+    ],
+)
+async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(
+    error: Exception, message: str
+) -> None:
+    def failing(spec: GameSpec) -> Answer:
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            raise error
+
+        return answer
+
+    with pytest.raises(RunError, match=message):
+        await Collector(CollectorConfig(max_failures=3), None, failing).play([game(0)])
+
+
+async def test_a_game_that_only_the_clock_ends_ends_a_strict_run() -> None:
+    env = dataclasses.replace(ENV, timeout_s=0.05)
+
+    def slow(spec: GameSpec) -> Answer:
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            await asyncio.sleep(0.04)
+            return Completion(text=(view.legal_actions or ("",))[0], token_ids=(1,))
+
+        return answer
+
+    spec = dataclasses.replace(game(0), env=env)
+    with pytest.raises(RunError, match=r"g0 did not end by its rules: .*env.timeout_s"):
+        await Collector(CollectorConfig(), None, slow).play([spec])

@@ -76,9 +76,18 @@ class Run:
             ]
         ).config
         collectors = ("collector-0", "collector-1")
+        self.played: list[str] = []
         self.made = Evaluations(
-            config, collectors, self.tables.play, self.recorded.append, self._measure
+            config,
+            collectors,
+            self.tables.play,
+            self._played,
+            self.recorded.append,
+            self._measure,
         )
+
+    async def _played(self, records: Sequence[GameRecord]) -> None:
+        self.played += [record.spec.game_id for record in records]
 
     async def _measure(self, checkpoint: Checkpoint) -> None:
         self.measured.append(checkpoint.version)
@@ -114,6 +123,9 @@ async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> No
         (2, "base", 2),
         (2, "random_legal", 2),
     ]
+    # Each collector plays every other game, and they are counted in the order of the plan.
+    assert run.played == sorted(run.played)
+    assert len(run.played) == 12
     assert run.made.objective() == 1.0
     assert not run.made.needed
     assert run.measured == []  # exact measures are asked for, by eval.exploitability

@@ -16,9 +16,9 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, nearest
-from rlforge.games.registry import make_game
 from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies
 from rlforge.rollout.collector import Collector
+from rlforge.rollout.episode import replayed
 from rlforge.rollout.schedule import line_up, same_game
 from rlforge.system.checkpoint import is_step_name
 from rlforge.tracking.analyses import Analysis, Estimate, Moment, estimate
@@ -338,9 +338,7 @@ def _checked(record: GameRecord, start: Start) -> str:
         raise ConfigError(f"turn {start.turn}: game {record.spec.game_id} has turns 1 to {last}")
     if not start.action:
         return ""
-    game = make_game(record.spec.env, record.spec.seed)
-    for turn in record.turns[: start.turn - 1]:
-        game.step(turn.action)
+    game, _ = next(itertools.islice(replayed(record), start.turn - 1, None))
     legal = game.view().legal_actions
     action = start.action
     if legal is not None and action not in legal and f"[{action}]" in legal:
@@ -354,11 +352,10 @@ def _checked(record: GameRecord, start: Start) -> str:
 
 def _legal_actions(record: GameRecord) -> dict[int, tuple[str, ...]]:
     """The legal actions of each turn; empty where the game does not list them."""
-    game, legal = make_game(record.spec.env, record.spec.seed), {}
-    for number, turn in enumerate(record.turns, 1):
-        legal[number] = game.view().legal_actions or ()
-        game.step(turn.action)
-    return legal
+    return {
+        number: game.view().legal_actions or ()
+        for number, (game, _) in enumerate(replayed(record), 1)
+    }
 
 
 def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from rlforge.errors import ConfigError, RlforgeError, nearest
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid, placements
-from rlforge.games.registry import make_game
+from rlforge.rollout.episode import replayed
 from rlforge.tracking.formatting import ending
 from rlforge.tracking.game_files import GameIndex, index_games, read_games
 from rlforge.tracking.observations import news
@@ -205,13 +205,11 @@ def boards(record: GameRecord) -> list[str]:
     """
     drawn = []
     try:
-        game = make_game(record.spec.env, record.spec.seed)
-        for turn in record.turns:
+        for game, turn in replayed(record):
             view = None if game.done else game.view()
             if view is None or view.grid is None or view.player_id != turn.player_id:
                 return []
             drawn.append(_board(record.spec.env, view.grid, turn))
-            game.step(turn.action)
     except RlforgeError:
         return []
     return drawn

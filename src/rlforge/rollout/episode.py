@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
@@ -104,6 +104,19 @@ async def play_game(
     except RlforgeError as error:
         return record("error", rewards={}, error=f"{type(error).__name__}: {error}")
     return record(result.end_reason, rewards=result.rewards, invalid_by=result.invalid_by)
+
+
+def replayed(record: GameRecord) -> Iterator[tuple[Game, Turn]]:
+    """Each turn of a game with the game as it was before it, which the recorded actions give.
+
+    Raises as the game does where it rejects what it took before.
+    """
+    game, spec = make_game(record.spec.env, record.spec.seed), record.spec
+    for number, turn in enumerate(record.turns):
+        if spec.past is not None and number == len(spec.past):
+            reseed(game, turn_seed(spec, number))
+        yield game, turn
+        game.step(turn.action)
 
 
 def turn_seed(spec: GameSpec, turn: int) -> int:
