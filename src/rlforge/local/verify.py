@@ -145,8 +145,12 @@ def _chain(run: _Run, say: _Say) -> Check:
     elif (step := broken_at(run.lines)) is not None:
         problems.append(f"{FILE}: the line of update {step} does not follow from the one before")
     made = max((row["step"] for row in read_jsonl(run.paths.metrics)), default=0)
-    missing = [n for n in range(1, made + 1) if n not in run.updates] if run.lines else []
-    if missing:
+    first = min(run.updates, default=made)
+    if run.updates and not run.computed:
+        notes.append(f"{FILE} begins at update {first}: what was before had no digests")
+    else:
+        first = 1
+    if missing := [n for n in range(first, made + 1) if run.lines and n not in run.updates]:
         problems.append(f"{FILE}: there is no line of update {missing[0]}")
     return Check(
         name="chain",
