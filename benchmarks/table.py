@@ -286,6 +286,46 @@ FIGURES = (
         lambda results: f"{results['runs_with_false_alarms']} of {results['runs']}",
     ),
     Figure(
+        "two runs with `determinism=strict`, SimpleTak, 40 updates, one and two collectors: files "
+        "that differ",
+        "0",
+        "strict",
+        lambda results: (
+            f"{sum(len(run['differing_files']) for run in results['same']['runs'])}"
+            f" in {len(results['same']['runs'])} pairs"
+        ),
+    ),
+    Figure(
+        "the same: time against `determinism=fast`, worst pair",
+        "at most 1.5 ×",
+        "strict",
+        lambda results: f"{results['same']['worst_ratio']:.2f} ×",
+    ),
+    Figure(
+        "strict runs killed at a random moment and resumed that end with the same digests",
+        "50 of 50",
+        "strict",
+        lambda results: f"{results['kills']['same']} of {results['kills']['killed']}",
+    ),
+    Figure(
+        "edits of a finished run that `rlforge verify --all` finds",
+        "100 of 100",
+        "strict",
+        lambda results: f"{results['edits']['found']} of {results['edits']['edits']}",
+    ),
+    Figure(
+        "`rlforge verify` of a run of 80 updates, share of its time",
+        "at most 25 %",
+        "strict",
+        lambda results: f"{results['verify']['share']:.0%}",
+    ),
+    Figure(
+        "continuations of a finished game of SimpleTak, tiny, two cores",
+        "300/s",
+        "forks",
+        lambda results: spread_cell(results["continuations"]),
+    ),
+    Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",
         "60,000 tokens/s",
         "learner_qwen3-0.6b",

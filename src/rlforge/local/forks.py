@@ -284,7 +284,10 @@ async def _continuations(
         )
 
     async with seat_policies(config, [seat.policy for seat in seats], say) as policies:
-        collector = Collector(config.collector, None, policies.for_game)
+        # No training game wants the engine: as many continuations at once as it generates.
+        slots = max(config.collector.num_eval_workers, config.engine.max_parallel_seq)
+        at_once = dataclasses.replace(config.collector, num_eval_workers=slots)
+        collector = Collector(at_once, None, policies.for_game)
 
         async def play(starts: Sequence[Start]) -> list[Fork]:
             specs = [continued(start) for start in starts for _ in range(start.games)]
