@@ -1,6 +1,7 @@
 """Compares algorithms over games and seeds at equal numbers of games or of generated tokens.
 
     python experiments/comparison.py equilibria --seeds 0 1 2 [--games Kuhn …] [--runs FOLDER]
+    python experiments/comparison.py turn_credit
 
 The comparisons are those of COMPARISONS. Every arm plays every game with every seed, one run after
 the other. An arm's score is that of its last measured version within the budget of the game: what
@@ -34,14 +35,14 @@ Curve = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """games, arms: name and overrides. budget: the key of metrics.jsonl that is equal.
-
-    measures: curves of a run over updates, by name; the first one decides.
+    """games, arms: name and overrides. every: overrides of all runs. budget: the key of
+    metrics.jsonl that is equal. measures: curves of a run over updates, by name; the first decides.
     """
 
     title: str
     games: dict[str, list[str]]
     arms: dict[str, list[str]]
+    every: list[str]
     budget: str
     measures: Callable[[Path], dict[str, Curve]]
 
@@ -52,8 +53,16 @@ def exact(run_dir: Path) -> dict[str, Curve]:
     return {"averaged weights": found["own"][:1] + found["average"], "versions": found["own"]}
 
 
-#: Overrides of every run: what is measured comes from its saved versions.
-_QUIET = ["eval.every=100000", "eval.games=2", "eval.final_games=2", "collector.save_games=false"]
+def points(run_dir: Path) -> dict[str, Curve]:
+    """Wins and half of the draws against a random player, as shares of the evaluation games."""
+    rows = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
+    own = [row for row in rows if row["opponent"] == "random_legal"]
+    curve = [(row["step"], (row["wins"] + row["draws"] / 2) / row["games"]) for row in own]
+    return {"points": curve, "illegal": [(row["step"], row["invalid_rate"]) for row in own]}
+
+
+_UNSAVED = ["collector.save_games=false"]
+_GROUPS = ["learner=tiny_grpo", "algorithm.group_size=8"]
 COMPARISONS = {
     "equilibria": Comparison(
         title="Exact NashConv (0 is a Nash equilibrium) at equal numbers of games",
@@ -74,8 +83,30 @@ COMPARISONS = {
             "NashPG": [],
             "GRPO": ["algorithm=grpo", "algorithm.group_size=8"],
         },
+        # What is measured comes from saved versions.
+        every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
         budget="games",
         measures=exact,
+    ),
+    "turn_credit": Comparison(
+        title="Points against a random player (1 is winning each game) at equal numbers of tokens",
+        games={
+            "SimpleTak": ["+experiment=simpletak_mirror", "learner.total_updates=60"],
+            "TicTacToe": ["+experiment=tictactoe_mirror", "learner.total_updates=60"],
+            "Leduc": [
+                *("+experiment=tictactoe_mirror", "env=openspiel_leduc"),
+                "learner.total_updates=60",
+            ],
+        },
+        arms={
+            "branch GRPO": ["algorithm=branch_grpo", *_GROUPS],
+            "GRPO": ["algorithm=grpo", *_GROUPS],
+            "PPO": [],
+            "REINFORCE": ["algorithm=reinforce"],
+        },
+        every=["eval.every=10", "eval.opponents=[random_legal]", *_UNSAVED],
+        budget="tokens",
+        measures=points,
     ),
 }
 
@@ -83,7 +114,7 @@ COMPARISONS = {
 def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run, and what it measured over what it spent."""
     comparison = COMPARISONS[name]
-    settings = [*comparison.games[game], *comparison.arms[arm], *_QUIET, f"seed={seed}"]
+    settings = [*comparison.games[game], *comparison.arms[arm], *comparison.every, f"seed={seed}"]
     command = ["rlforge", "train", *settings]
     run_dir = folder / f"{game}-{arm}-{seed}".replace(" ", "_").replace("'", "")
     started = time.monotonic()
