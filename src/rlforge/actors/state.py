@@ -348,7 +348,7 @@ class BufferActor:
         for suffix in self._formats:
             path = self._batches / f"batch-{update:06d}.{suffix}"
             await asyncio.to_thread(write_batch, path, batch)
-        return batch, digest_of_batch(batch)
+        return batch, await asyncio.to_thread(digest_of_batch, batch)
 
     async def set_version(self, version: int, name: str = "") -> None:
         """A new version is published: drop samples that are too old, make room for games."""

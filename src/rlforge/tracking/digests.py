@@ -11,20 +11,25 @@ lines.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.checkpoint import is_step_name
 from rlforge.system.hardware import describe, versions
-from rlforge.system.values import Codec
+from rlforge.system.values import Codec, json_ready
 from rlforge.tracking.files import JsonlFile, read_jsonl
-from rlforge.types import GameRecord, TrainBatch
+from rlforge.types import GameRecord, Step, TrainBatch
 
-_GAMES, _BATCHES = Codec(GameRecord, form="json"), Codec(TrainBatch, form="json")
+_GAMES = Codec(GameRecord, form="json")
+_BATCH = [field.name for field in dataclasses.fields(TrainBatch)]
+#: The fields of a step in order: thousands are read for each update.
+_contents = attrgetter(*(field.name for field in dataclasses.fields(Step)))
 
 FILE = "digests.jsonl"
 
@@ -36,8 +41,11 @@ def digest_of(content: Any) -> str:
         >>> digest_of({"b": 1, "a": [0.5]}) == digest_of({"a": [0.5], "b": 1})
         True
     """
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    text = json.dumps(
+        content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=json_ready
+    )
+    # As in files: a lone surrogate, which a player can send, becomes a question mark.
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
@@ -71,7 +79,9 @@ def moved(data: Any, old: str, new: str) -> Any:
 
 def digest_of_batch(batch: TrainBatch) -> str:
     """Of the steps of a batch, in order, and what it says about them."""
-    return digest_of(_BATCHES.encode(batch))
+    steps = list(map(_contents, batch.steps))
+    about = {name: getattr(batch, name) for name in _BATCH if name != "steps"}
+    return digest_of([about, steps])
 
 
 def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:
