@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import exact_kernels, limit_threads, turn_file
+from rlforge.actors.process import limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -56,8 +56,6 @@ class LearnerActor:
     ) -> None:
         open_log(name, folder.open())
         limit_threads(hardware.threads)
-        if config.strict:
-            exact_kernels()
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
         self._questions: list[Questions] | None = None
@@ -76,8 +74,10 @@ class LearnerActor:
         with statistics_hidden():
             from rlforge.learner import make_learners
             from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
-            from rlforge.models.devices import resolve_device
+            from rlforge.models.devices import exact_kernels, resolve_device
 
+        if self._config.strict:
+            exact_kernels()
         device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
         ranks = Ranks()
         if meeting is not None:

@@ -37,15 +37,6 @@ def limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def exact_kernels() -> None:
-    """Let torch take kernels in this process that give the same result each time, or fail."""
-    # cuBLAS reads it when it starts.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-
-
 def freeze_gc() -> None:
     """Exclude all objects made so far from garbage collection.
 

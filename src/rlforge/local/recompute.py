@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlforge.actors.process import exact_kernels
 from rlforge.config.schema import GamesConfig, RunConfig
 from rlforge.engines.invariant import sequences_begin
 from rlforge.engines.policies import PolicyStore
@@ -18,7 +18,7 @@ from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
 from rlforge.learner import Learners, make_learners, read_state
 from rlforge.learner.ranks import Ranks
-from rlforge.models.devices import resolve_device, resolve_dtype
+from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import read_manifest
@@ -41,11 +41,8 @@ class Answered:
 class Answers:
     """Log-probs of recorded answers under the adapters of a run, as its engines compute them."""
 
-    def __init__(self, config: GamesConfig, threads: int | None) -> None:
-        """threads: of torch in the run; None leaves them."""
+    def __init__(self, config: GamesConfig) -> None:
         device = resolve_device(config.hardware.device)
-        if threads is not None:
-            torch.set_num_threads(threads)
         model = load_base_model(config.model, device, resolve_dtype(config.model.dtype, device))
         self._store = PolicyStore(
             model.requires_grad_(False).eval(), 1, invariant=config.batch_invariant
@@ -124,11 +121,9 @@ class Updates:
     """Makes updates of a run again, from its saved states and batches."""
 
     def __init__(self, config: RunConfig, run_dir: Path, threads: int | None) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if config.strict:
-            exact_kernels()
+        """threads: of torch in the run; None leaves them."""
         self._config, self._device = with_own_start(config, run_dir), config.hardware.device
+        self._threads = threads
         self._checkpoints = run_dir / "checkpoints"
 
     def after(
@@ -138,13 +133,29 @@ class Updates:
 
         batches: by number of the update and name of the policy.
         """
-        learners = make_learners(self._config, resolve_device(self._device), Ranks())
-        if state is not None:
-            read_state(state, learners)
-            for learner in learners.each():
-                learner.recall(self._saved)
+        with self._as_then():
+            learners = make_learners(self._config, resolve_device(self._device), Ranks())
+            if state is not None:
+                read_state(state, learners)
+                for learner in learners.each():
+                    learner.recall(self._saved)
         for number, name, batch in batches:
-            yield self._made(learners, number, name, batch)
+            with self._as_then():
+                made = self._made(learners, number, name, batch)
+            yield made
+
+    @contextlib.contextmanager
+    def _as_then(self) -> Iterator[None]:
+        """In the block torch computes with the threads and kernels of the run."""
+        exact, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+        torch.set_num_threads(self._threads or threads)
+        if self._config.strict:
+            exact_kernels()
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(exact)
+            torch.set_num_threads(threads)
 
     def _saved(self, uid: str) -> Path | None:
         path = self._checkpoints / uid

@@ -389,7 +389,7 @@ def _logprobs(run: _Run, say: _Say) -> Check:
     notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
     largest, checked, problems = 0.0, 0, list[str]()
     allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
-    scorer = Answers(run.config, run.computed.get("threads")) if known else None
+    scorer = Answers(run.config) if known else None
     for uid, path in known.items():
         assert scorer is not None
         say(f"log-probs of {uid}")

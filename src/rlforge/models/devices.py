@@ -112,3 +112,10 @@ def is_lost(error: BaseException) -> bool:
         return False
     code = getattr(error, "error_code", None)
     return isinstance(error, torch.AcceleratorError) and code != _OUT_OF_MEMORY
+
+
+def exact_kernels() -> None:
+    """Let torch take kernels in this process that give the same result each time, or fail."""
+    # cuBLAS reads it when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
