@@ -1,6 +1,6 @@
 """Whether runs with ``determinism=strict`` are the same again, the price, and what verify finds.
 
-    python benchmarks/strict.py [--seeds N] [--updates N] [--kills N] [--edits N]
+    python benchmarks/strict.py [--parts PART ...] [--seeds N] [--updates N] [--kills N] [--edits N]
 
 - same: by seed three runs of ``simpletak_mirror``, strict ones with one and with two collectors and
   a fast one, one after the other; compared are adapters, optimizers and games, and the time from
@@ -10,6 +10,10 @@
   are resumed until they end, and their digests compared with those of a run that was left alone.
 - edits: one reward, token, log-prob, observation or weight of a finished run is changed at random,
   with the manifest of a checkpoint to fit; ``verify --all`` should find each.
+- kinds: short strict runs with other algorithms, pools, buffers and games, with one and with two
+  collectors and engines; their digests are compared, and everything is verified.
+
+What other parts measured before stays in the result.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-from common import record
+from common import RESULTS, record
 from safetensors.torch import load_file, save_file
 
 from rlforge.buffer.batches import read_batch, write_batch
@@ -54,8 +58,51 @@ SHORT = [
     *("learner.total_updates=5", "learner.state_every=1"),
     *("eval.every=2", "eval.games=8", "eval.final_games=8"),
 ]
+PARTS = ("same", "verify", "edits", "kills", "kinds")
 #: Kinds of processes; all but the driver by the name of their actor.
 KINDS = ("driver", "all", "learner", "pool", "buffer", "tracker", "engine", "collector")
+
+
+#: Of ``kinds``: what each run is.
+OTHERS = (
+    ["+experiment=kuhn_nash", "learner.batch_size=64"],
+    ["+experiment=tictactoe_mirror", "algorithm=ppo"],
+    ["+experiment=tictactoe_mirror", "algorithm=a2c", "pool=exploration"],
+    ["+experiment=kuhn_grpo", "learner.batch_size=64", "pool=match_quality"],
+    [
+        *("+experiment=tictactoe_mirror", "algorithm=branch_grpo"),
+        *("buffer=episode", "learner.batch_size=64"),
+    ],
+    ["+experiment=multi_game", "learner.batch_size=128", "pool=ts_dist"],
+    ["+experiment=simpletak_lagged", "learner.batch_size=128", "buffer.max_staleness=0"],
+    [
+        *("+experiment=simpletak_mirror", "learner.batch_size=128", "pool=random"),
+        "pool.fixed_opponents=[random_legal,win_block]",
+    ],
+    [
+        *("+experiment=simpletak_mirror", "learner.batch_size=128"),
+        *("learner.save_every=2", "buffer.max_staleness=2"),
+    ],
+    [
+        *("+experiment=tictactoe_mirror", "env.context=conversation"),
+        *("engine.max_model_len=512", "learner.batch_size=64"),
+    ],
+    [
+        *("+experiment=simpletak_mirror", "learner.batch_size=64"),
+        "policies={main: {}, rival: {opponents: [main]}}",
+    ],
+    [
+        *("+experiment=tictactoe_mirror", "env=market", "model=tiny_market"),
+        *("model.prompt_template=board", "learner.batch_size=64", "eval.opponents=null"),
+    ],
+    ["+experiment=leduc_nash", "learner.batch_size=128", "engine.top_p=0.9", "engine.top_k=20"],
+    ["+experiment=kuhn3_nash", "learner.batch_size=96"],
+    ["+experiment=tictactoe_mirror", "learner.num_learners=2"],
+    [
+        *("+experiment=simpletak_mirror", "learner.batch_size=128"),
+        *("hardware.alternate=true", "pool=nash"),
+    ],
+)
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -192,6 +239,33 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
+# ---------------------------------------------------------------- kinds of runs
+
+
+def kinds(folder: Path) -> dict[str, Any]:
+    short = ["determinism=strict", "hardware.threads=1", "learner.total_updates=4"]
+    short += ["learner.state_every=2", "eval.every=2", "eval.games=4", "eval.final_games=4"]
+    quiet = SIMPLETAK[2:]
+    two = ["collector.num_collectors=2", "engine.num_engines=2"]
+    rows = []
+    for number, overrides in enumerate(OTHERS):
+        arguments = ["train", *overrides, *short, *quiet]
+        one = run(folder / f"kind-{number}", *arguments)
+        other = run(folder / f"kind-{number}-two", *arguments, *two)
+        problems = verify(one, whole=True).problems
+        rows.append(
+            {
+                "run": " ".join(overrides),
+                "same": chain(one) == chain(other),
+                "problems": len(problems),
+            }
+        )
+        print(rows[-1], flush=True)
+        for each in (one, other):
+            shutil.rmtree(each)
+    return {"runs": rows, "same": sum(row["same"] and not row["problems"] for row in rows)}
+
+
 # ---------------------------------------------------------------- edits
 
 
@@ -288,20 +362,27 @@ EDITS: dict[str, Callable[[Path, random.Random], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--edits", type=int, default=100)
     asked = parser.parse_args()
+    done = RESULTS / "strict.json"
+    known = json.loads(done.read_text()) if done.exists() else {}
+    results = {part: known[part] for part in PARTS if part in known}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = {
-            "same": same(folder, asked.seeds, asked.updates),
-            "verify": verified(folder),
-            "edits": edits(folder, asked.edits),
-            "kills": kills(folder, asked.kills),
+        measure: dict[str, Callable[[], dict[str, Any]]] = {
+            "same": lambda: same(folder, asked.seeds, asked.updates),
+            "verify": lambda: verified(folder),
+            "edits": lambda: edits(folder, asked.edits),
+            "kills": lambda: kills(folder, asked.kills),
+            "kinds": lambda: kinds(folder),
         }
-    record("strict", results)
+        for part in asked.parts:
+            results[part] = measure[part]()
+            record("strict", results)
 
 
 if __name__ == "__main__":

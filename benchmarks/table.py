@@ -296,6 +296,17 @@ FIGURES = (
         ),
     ),
     Figure(
+        "strict runs of other algorithms, pools, buffers and games, with one and two collectors and "
+        "engines, that are the same and verified whole",
+        "all",
+        "strict",
+        lambda results: (
+            f"{results['kinds']['same']} of {len(results['kinds']['runs'])}"
+            if "kinds" in results
+            else "*unmeasured*"
+        ),
+    ),
+    Figure(
         "the same: time against `determinism=fast`, worst pair",
         "at most 1.5 ×",
         "strict",
