@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> str:
     [
         (["tr"], ["train"]),
         (["train", "+experiment", "=", "simpletak"], ["simpletak_lagged", "simpletak_mirror"]),
-        (["train", "kuhn"], ["kuhn_grpo", "kuhn_nash"]),
+        (["train", "kuhn"], ["kuhn3_nash", "kuhn_grpo", "kuhn_nash"]),
         (["train", "env", "=", "tic"], ["tictactoe"]),
         (["train", "env=tic"], ["env=tictactoe"]),
         (["train", "learner.ba"], ["learner.batch_size=", "learner.batch_delay_buffer="]),

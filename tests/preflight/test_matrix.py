@@ -45,7 +45,9 @@ def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
     experiment: str,
 ) -> None:
     chosen = f"+experiment={experiment}"
-    plays = isinstance(compose_any([chosen], None).config, RunConfig)
+    config = compose_any([chosen], None).config
+    algorithm, learner = config.algorithm, config.learner
+    plays = isinstance(config, RunConfig)
     games = [env for env in options("env") if env != "market"]
     here = ("tiny", "smollm2_135m")
     cases = [(env, model) for env in options("env") for model in here] if plays else []
@@ -66,6 +68,9 @@ def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
     able = set(found) - set(refused)
     every = {(env, model) for env in games for model in ("tiny", "smollm2_135m")}
     every |= {("market", model) for model in ("tiny_market", "smollm2_135m")}
+    if plays and algorithm.name == "grpo" and learner.batch_size % (3 * algorithm.group_size):
+        # A batch of whole groups: those of a game of three have three episodes a game.
+        every -= {("openspiel_kuhn3", model) for model in here}
     if not plays:
         assert able == set(), "a market has no games"
     elif experiment.startswith("qwen"):
