@@ -31,7 +31,7 @@ from rlforge.types import (
 )
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
-    from rlforge.learner import Learner, Learners
+    from rlforge.learner import Learners
     from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
@@ -117,17 +117,15 @@ class LearnerActor:
             learner = self._learners.turn(name)
             if number is not None:
                 learner.version = number - 1
-            before = self._digests(learner)
-            result, ended = learner.update(batch), time.time()
-            if before:
-                after = {"policy_before": before["policy"], **self._digests(learner)}
-                result = dataclasses.replace(result, digests=after)
+            update = learner.update_with_digests if self._noted else learner.update
+            result, ended = update(batch), time.time()
         return result, (started, ended)
 
-    def _digests(self, learner: Learner) -> dict[str, str]:
-        """Of the weights, as long as they are adapters: to read whole models would take seconds."""
+    @property
+    def _noted(self) -> bool:
+        """Whether weights have digests: adapters do; to read whole models would take seconds."""
         whole = self._config.learner.train == "full" and not self._config.strict
-        return {} if whole or self._config.learner.shard_weights else learner.digests()
+        return not (whole or self._config.learner.shard_weights)
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
@@ -181,7 +179,7 @@ class LearnerActor:
         """See ``LearnerGroup.begin_anew``."""
         learner = self._learners.turn(name)
         learner.begin_anew(number, None if like is None else self._learners.other(like))
-        return self._digests(learner)
+        return learner.digests() if self._noted else {}
 
     def save(
         self,

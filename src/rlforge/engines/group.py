@@ -251,8 +251,7 @@ class Group:
         # Not 1: a slice is not contiguous, and frozen heads then multiply row after row (3 times as
         # long in float32 on a CPU, up to 100 times in bfloat16).
         last = torch.tensor([ids.shape[1] - 1], device=self._device)
-        begin = torch.from_numpy(starts).to(self._device)
-        with self._only_ends_of(ids), sequences_begin(begin):
+        with self._only_ends_of(ids), sequences_begin(torch.from_numpy(starts)):
             output = self.model(
                 input_ids=torch.from_numpy(ids).to(self._device),
                 attention_mask=None if mask is None else mask.long().to(self._device),

@@ -22,7 +22,7 @@ remedy for GPUs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -57,7 +57,7 @@ class _Starts:
 def sequences_begin(starts: Tensor) -> Iterator[None]:
     """In the block, row b of a batch is a sequence from position ``starts[b]`` on.
 
-    starts: int64 [B]. Only models of ``make_invariant`` read it; one thread computes.
+    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it; one thread computes.
     """
     before, _Starts.now = _Starts.now, starts
     try:
@@ -137,8 +137,8 @@ def invariant_attention(
         )
     starts = _Starts.now
     if starts is None:
-        starts = torch.zeros(batch, dtype=torch.int64, device=key.device)
-    first = int(starts.min())
+        starts = torch.zeros(batch, dtype=torch.int64)
+    first, starts = int(starts.min()), starts.to(key.device)
     places = torch.arange(key_positions(length - first), device=key.device)
     index = (starts[:, None] + places).clamp(max=length - 1)
     sequence = torch.arange(batch, device=key.device)[:, None]
@@ -171,19 +171,19 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 def check_invariance(model: Any) -> None:
     """Raise ConfigError where rows of ``model`` depend on their batch in spite of all.
 
-    Prompts of several lengths are read alone, together, and token by token, and compared bit by
-    bit.
+    Prompts of several lengths are read alone, in pairs and together, and compared bit by bit.
     """
     vocabulary = model.config.get_text_config().vocab_size
     device = next(model.parameters()).device
     numbers = torch.Generator().manual_seed(0)
     prompts = [
-        torch.randint(vocabulary, (length,), generator=numbers) for length in (1, 7, 33, 90, 150)
+        torch.randint(vocabulary, (length,), generator=numbers).tolist()
+        for length in (1, 7, 33, 90, 150)
     ]
-    together = _logits(model, prompts, device)
+    together = last_logits(model, prompts, 1)
     for size, prompt, among in zip(map(len, prompts), prompts, together, strict=True):
-        alone = _logits(model, [prompt], device)[0]
-        some = _logits(model, [prompt, prompts[1]], device)[0]
+        alone = last_logits(model, [prompt], 1)[0]
+        some = last_logits(model, [prompt, prompts[1]], 1)[0]
         if not (torch.equal(alone, among) and torch.equal(some, among)):
             raise ConfigError(
                 f"determinism=strict: on {device} the logits of a prompt of {size} tokens depend "
@@ -192,20 +192,23 @@ def check_invariance(model: Any) -> None:
             )
 
 
-def _logits(model: Any, prompts: list[Tensor], device: torch.device) -> Tensor:
-    """The logits [B, V] after each prompt, read as one batch that is aligned at its end."""
-    width = max(map(len, prompts))
-    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
-    ids = torch.stack([pad(prompt, (width - len(prompt), 0)) for prompt in prompts]).to(device)
-    positions = (torch.arange(width, device=device) - starts[:, None]).clamp(min=0)
-    mask = (torch.arange(width, device=device) >= starts[:, None]).long()
+def last_logits(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor:
+    """The logits [B, number, V] after the last ``number`` tokens of each sequence.
+
+    They are read as one batch that is aligned at its end; before the beginning of a shorter
+    sequence its logits mean nothing.
+    """
+    device, width = next(model.parameters()).device, max(map(len, sequences))
+    starts = torch.tensor([width - len(tokens) for tokens in sequences])
+    ids = torch.tensor([[0] * (width - len(tokens)) + list(tokens) for tokens in sequences])
+    places = torch.arange(width)
     with sequences_begin(starts):
         output = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
+            input_ids=ids.to(device),
+            attention_mask=(places >= starts[:, None]).long().to(device),
+            position_ids=(places - starts[:, None]).clamp(min=0).to(device),
             use_cache=False,
-            logits_to_keep=torch.tensor([width - 1], device=device),
+            logits_to_keep=places[width - number :].to(device),
         )
-    logits: Tensor = output.logits[:, -1]
+    logits: Tensor = output.logits
     return logits

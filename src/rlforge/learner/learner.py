@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -210,6 +211,12 @@ class Learner:
             },
         )
 
+    def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
+        """As ``update``; the result has ``digests``, and that of the weights before as well."""
+        before = self._weights_digest()
+        result = self.update(batch)
+        return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
+
     def measure(self, steps: Sequence[Step]) -> dict[str, float]:
         """How likely the policy is to give the answers of ``steps``; every rank calls it.
 
@@ -311,8 +318,13 @@ class Learner:
 
         Of this rank's part, where ranks share the weights.
         """
-        trained = {name: p.detach() for name, p in self._policy.trained().items()}
-        return {"policy": _digest(trained), "optimizer": _digest(self._optimizer.state_dict())}
+        return {
+            "policy": self._weights_digest(),
+            "optimizer": _digest(self._optimizer.state_dict()),
+        }
+
+    def _weights_digest(self) -> str:
+        return _digest(self._policy.trained())
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything a resumed run needs; complete on rank 0 only."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlforge.config.schema import GamesConfig, RunConfig
-from rlforge.engines.invariant import sequences_begin
+from rlforge.engines.invariant import last_logits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
@@ -72,20 +72,9 @@ class Answers:
         read = [
             (*each.completion.prompt_token_ids, *each.completion.token_ids[:-1]) for each in answers
         ]
-        width = max(map(len, read))
-        starts = torch.tensor([width - len(tokens) for tokens in read], device=self._device)
-        ids = torch.tensor([[0] * (width - len(tokens)) + list(tokens) for tokens in read])
-        places = torch.arange(width, device=self._device)
         longest = max(len(each.completion.token_ids) for each in answers)
-        with sequences_begin(starts):
-            output = model(
-                input_ids=ids.to(self._device),
-                attention_mask=(places >= starts[:, None]).long(),
-                position_ids=(places - starts[:, None]).clamp(min=0),
-                use_cache=False,
-                logits_to_keep=places[width - longest :],
-            )
-        for each, logits in zip(answers, output.logits, strict=True):
+        after = last_logits(model, read, longest)
+        for each, logits in zip(answers, after, strict=True):
             tokens, recorded = each.completion.token_ids, each.completion.logprobs
             logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)
             found = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].cpu()
@@ -164,9 +153,7 @@ class Updates:
     def _made(self, learners: Learners, number: int, name: str, batch: TrainBatch) -> Made:
         learner = learners.turn(name)
         learner.version = number - 1
-        before = learner.digests()["policy"]
-        learner.update(batch)
-        digests = {"policy_before": before, **learner.digests()}
+        digests = learner.update_with_digests(batch).digests
         with tempfile.TemporaryDirectory() as folder:
             from rlforge.system.checkpoint import write_checkpoint
 

@@ -33,10 +33,10 @@ from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_players
 from rlforge.rollout.episode import play_game
 from rlforge.system.checkpoint import (
-    is_step_name,
     list_checkpoints,
     read_manifest,
     step_name,
+    step_number,
 )
 from rlforge.system.hardware import describe, versions
 from rlforge.tracking.digests import FILE, broken_at, digest_of_batch, digest_of_games
@@ -229,9 +229,8 @@ def _games(run: _Run, say: _Say) -> Check:
             name="games", things="games", checked=0, total=0, result="", problems=(str(error),)
         )
     notes = () if ids else ("no games were saved (collector.save_games=false)",)
-    problems = [f"game {one} of a batch is missing" for one in sorted(of_batches - set(ids))]
-    if not ids:
-        problems = []
+    missing = sorted(of_batches - set(ids)) if ids else []
+    problems = [f"game {one} of a batch is missing" for one in missing]
     if run.whole and run.config.strict and ids:
         problems += _noted_games(run)
     played = 0
@@ -384,7 +383,7 @@ def _logprobs(run: _Run, say: _Say) -> Check:
                         completion=turn.completion,
                     )
                 )
-    known = {uid: path for uid, path in _places(run, by_version) if path is not ...}
+    known = dict(_places(run, by_version))
     gone = sorted(set(by_version) - set(known))
     notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
     largest, checked, problems = 0.0, 0, list[str]()
@@ -419,16 +418,14 @@ def _dtype(run: _Run) -> str:
     return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
 
 
-def _places(run: _Run, uids: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """By uid of a policy where its weights are: None for the base model, ... for nowhere."""
+def _places(run: _Run, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """The policies whose weights are saved, each with their place; None: the base model."""
     starts = {step_name(0, name) for name in policy_names(run.config)}
     for uid in uids:
         if uid in run.folders:
             yield uid, str(run.folders[uid])
         elif uid == "base" or (uid in starts and run.config.learner.initial_adapter is None):
             yield uid, None
-        elif is_step_name(uid):
-            yield uid, ...
 
 
 def _updates(run: _Run, say: _Say) -> Check:
@@ -469,7 +466,7 @@ def _stretches(run: _Run) -> Iterator[tuple[Path | None, list[int]]]:
     """
     changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
     states = {
-        int(name.rpartition("-")[2]): path
+        step_number(name): path
         for name, path in run.folders.items()
         if read_manifest(path, verify=False).has_state
     }
