@@ -67,17 +67,14 @@ COMPARISONS = {
     "equilibria": Comparison(
         title="Exact NashConv (0 is a Nash equilibrium) at equal numbers of games",
         games={
-            "Kuhn": ["+experiment=kuhn_nash", "learner.total_updates=240"],
-            "Leduc": ["+experiment=leduc_nash", "learner.total_updates=160"],
+            "Kuhn": ["+experiment=kuhn_nash", "learner.total_updates=160"],
+            "Leduc": ["+experiment=leduc_nash", "learner.total_updates=120"],
             "liar's dice": [
                 *("+experiment=kuhn_nash", "env=openspiel_liars_dice", "eval.opponents=null"),
-                "learner.total_updates=240",
+                "learner.total_updates=160",
             ],
-            "dark hex": ["+experiment=dark_hex_nash", "learner.total_updates=120"],
-            "three-player Kuhn": [
-                *("+experiment=kuhn_nash", "learner.total_updates=240", "learner.batch_size=528"),
-                'env.train=[{id: "kuhn_poker(players=3)", source: openspiel, num_players: 3}]',
-            ],
+            "dark hex": ["+experiment=dark_hex_nash", "learner.total_updates=80"],
+            "three-player Kuhn": ["+experiment=kuhn3_nash", "learner.total_updates=160"],
         },
         arms={
             "NashPG": [],

@@ -163,7 +163,7 @@ def test_models_whose_rows_depend_on_their_batch_are_refused() -> None:
         return head(x) * (1 + 1e-6 * x.shape[0])
 
     model.lm_head.forward = depends
-    with pytest.raises(ConfigError, match=r"prompt of 1 tokens depend .* determinism=fast"):
+    with pytest.raises(ConfigError, match=r"prompt of 1 tokens depend .* determinism=strict"):
         check_invariance(model)
 
 

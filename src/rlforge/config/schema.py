@@ -249,6 +249,8 @@ class EngineConfig(Group):
     def clashes(self) -> Iterator[Problem]:
         if self.min_engines > self.num_engines:
             yield "min_engines", f"must be engine.num_engines={self.num_engines} or less"
+        if self.batch_invariant and self.name != "transformers":
+            yield "batch_invariant", f"{self.name} has no such mode; set engine=transformers"
 
     @property
     def prompt_room(self) -> int:

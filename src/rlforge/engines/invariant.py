@@ -38,6 +38,8 @@ from rlforge.models.products import fast_products
 
 _NAME = "rlforge_invariant"
 
+_WITHOUT = "leave it, and determinism=strict, which needs it, out"
+
 LEAST_ROWS = 16
 """Fewest rows of a product; with fewer, zeros fill it up."""
 
@@ -74,8 +76,8 @@ def make_invariant(model: Any) -> None:
     kind = model.config._attn_implementation
     if kind not in ("sdpa", _NAME):
         raise ConfigError(
-            f"determinism=strict: {type(model).__name__} computes attention by {kind!r}, whose "
-            "rows may depend on their batch; take another model, or determinism=fast"
+            f"engine.batch_invariant: {type(model).__name__} computes attention by {kind!r}, whose "
+            f"rows may depend on their batch; take another model, or {_WITHOUT}"
         )
     model.set_attn_implementation(_NAME)
     for module in model.modules():
@@ -133,7 +135,8 @@ def invariant_attention(
     groups, length = key.shape[1], key.shape[2]
     if attention_mask is not None and attention_mask.shape[1] > 1:
         raise ConfigError(
-            f"determinism=strict: {type(module).__name__} has a mask per head; take another model"
+            f"engine.batch_invariant: {type(module).__name__} has a mask per head; take another "
+            f"model, or {_WITHOUT}"
         )
     starts = _Starts.now
     if starts is None:
@@ -186,9 +189,9 @@ def check_invariance(model: Any) -> None:
         some = last_logits(model, [prompt, prompts[1]], 1)[0]
         if not (torch.equal(alone, among) and torch.equal(some, among)):
             raise ConfigError(
-                f"determinism=strict: on {device} the logits of a prompt of {size} tokens depend "
-                "on which other prompts are read with it (libraries and processor: rlforge "
-                "doctor); set determinism=fast, or hardware.device=cpu"
+                f"engine.batch_invariant: on {device} the logits of a prompt of {size} tokens "
+                "depend on which other prompts are read with it (libraries and processor: rlforge "
+                f"doctor); set hardware.device=cpu, or {_WITHOUT}"
             )
 
 
