@@ -8,6 +8,7 @@
 - verify: the default check of a run of 80 updates, beside its training time.
 - kills: shorter strict runs in which a process, or all of them, is killed at a random moment; they
   are resumed until they end, and their digests compared with those of a run that was left alone.
+- continuous: the same of continuous runs.
 - edits: one reward, token, log-prob, observation or weight of a finished run is changed at random,
   with the manifest of a checkpoint to fit; ``verify --all`` should find each.
 - kinds: short strict runs with other algorithms, pools, buffers and games, with one and with two
@@ -58,9 +59,17 @@ SHORT = [
     *("learner.total_updates=5", "learner.state_every=1"),
     *("eval.every=2", "eval.games=8", "eval.final_games=8"),
 ]
-PARTS = ("same", "verify", "edits", "kills", "kinds")
+CONTINUOUS = [
+    *("continuous", "market=small", "continuous.agents=8", "continuous.compare_episodes=0"),
+    *("window.clock=simulated", "window.minutes=30", "continuous.windows=6"),
+    *("engine.batch_invariant=true", "hardware.threads=1", "deployment.holdout_games=0"),
+    *("tracker.report=false", "tracker.progress=off"),
+]
+PARTS = ("same", "verify", "edits", "kills", "continuous", "kinds")
 #: Kinds of processes; all but the driver by the name of their actor.
 KINDS = ("driver", "all", "learner", "pool", "buffer", "tracker", "engine", "collector")
+#: Those that continuous runs lack.
+OF_GAMES = ("pool", "buffer", "collector")
 
 
 #: Of ``kinds``: what each run is.
@@ -186,15 +195,17 @@ def verified(folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- kills
 
 
-def kills(folder: Path, number: int) -> dict[str, Any]:
+def kills(folder: Path, number: int, command: list[str]) -> dict[str, Any]:
     began = time.monotonic()
-    wanted = chain(run(folder / "left_alone", *SHORT))
+    wanted = chain(run(folder / f"{command[0]}-alone", *command))
     length_s = time.monotonic() - began
     rows = []
     for seed in range(number):
-        rng, killed = random.Random(seed), folder / f"killed-{seed}"
-        kind, moment_s = rng.choice(KINDS), rng.uniform(0.2, 1.0) * length_s
-        process = start(*SHORT, f"run_dir={killed}")
+        rng, killed = random.Random(seed), folder / f"{command[0]}-{seed}"
+        kinds = [each for each in KINDS if command[0] == "train" or each not in OF_GAMES]
+        # Killed at the very end, or after it, nothing would be left to resume.
+        kind, moment_s = rng.choice(kinds), rng.uniform(0.2, 0.85) * length_s
+        process = start(*command, f"run_dir={killed}")
         time.sleep(moment_s)
         victims = processes(process, kind)
         for victim in victims:
@@ -202,7 +213,8 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
         code, resumes = process.wait(), 0
         while code and resumes < 3:
             begun = (killed / "config.yaml").exists()
-            again = ["train", "--resume", str(killed)] if begun else [*SHORT, f"run_dir={killed}"]
+            anew = [*command, f"run_dir={killed}"]
+            again = [command[0], "--resume", str(killed)] if begun else anew
             code, resumes = start(*again).wait(), resumes + 1
         rows.append(
             {
@@ -366,6 +378,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--continuous-kills", type=int, default=20)
     parser.add_argument("--edits", type=int, default=100)
     asked = parser.parse_args()
     done = RESULTS / "strict.json"
@@ -377,7 +390,8 @@ def main() -> None:
             "same": lambda: same(folder, asked.seeds, asked.updates),
             "verify": lambda: verified(folder),
             "edits": lambda: edits(folder, asked.edits),
-            "kills": lambda: kills(folder, asked.kills),
+            "kills": lambda: kills(folder, asked.kills, SHORT),
+            "continuous": lambda: kills(folder, asked.continuous_kills, CONTINUOUS),
             "kinds": lambda: kinds(folder),
         }
         for part in asked.parts:

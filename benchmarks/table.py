@@ -308,6 +308,16 @@ FIGURES = (
         lambda results: f"{results['kills']['same']} of {results['kills']['killed']}",
     ),
     Figure(
+        "the same of continuous runs",
+        "20 of 20",
+        "strict",
+        lambda results: (
+            f"{results['continuous']['same']} of {results['continuous']['killed']}"
+            if "continuous" in results
+            else "*unmeasured*"
+        ),
+    ),
+    Figure(
         "edits of a finished run that `rlforge verify --all` finds",
         "100 of 100",
         "strict",

@@ -23,12 +23,16 @@ from rlforge.continuous.trials import market_probes
 from rlforge.engines.registry import make_engine
 from rlforge.games.trading import AgentPrompter
 from rlforge.local.policies import find_policy
+from rlforge.local.verify import verify
 from rlforge.models.load import load_tokenizer
 from rlforge.serving.records import Deployment, Probe
 from rlforge.serving.server import ServiceSetup, compose_service
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
+from rlforge.tracking.digests import FILE, broken_at
+from rlforge.tracking.files import read_jsonl
 from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import SamplingParams
 
 Run = Callable[..., int]
@@ -55,6 +59,13 @@ def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
 
 def decisions(run_dir: Path) -> list[Any]:
     return StoreReader(run_dir / "store").decisions()
+
+
+def digests(run_dir: Path) -> list[dict[str, Any]]:
+    """The chain of digests, whose first line says what computed."""
+    lines = read_jsonl(run_dir / FILE)
+    assert broken_at(lines) is None
+    return lines[1:]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +99,7 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     assert rows(run_dir, "windows.jsonl") == rows(whole, "windows.jsonl")
     assert rows(run_dir, "metrics.jsonl") == rows(whole, "metrics.jsonl")
     assert decisions(run_dir) == decisions(whole)
+    assert digests(run_dir) == digests(whole)
     windows = [
         read_manifest(path).meta["window_id"] for path in list_checkpoints(run_dir / "checkpoints")
     ]
@@ -114,6 +126,33 @@ def test_a_moved_run_goes_on_as_if_it_were_not(
     assert rows(moved, "windows.jsonl") == rows(whole, "windows.jsonl")
     assert decisions(moved) == decisions(whole)
     assert policy_weights(moved, "step-2") == policy_weights(whole, "step-2")
+    assert digests(moved) == digests(whole)
+    assert [line["version"] for line in digests(moved)] == ["step-1", "step-2"]
+    assert digests(moved)[0]["policy"] == digests(moved)[1]["policy_before"]
+    assert verify(moved).problems == []
+
+
+def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole: Path) -> None:
+    shutil.copytree(whole, "copy")
+    file = next(Path("copy/scores").glob("2024-11-13-10.30*"))
+    content = json.loads(file.read_text())
+    next(iter(content["scores"].values()))["score"] += 0.01
+    file.write_text(json.dumps(content))
+    with TrajectoryStore(Path("copy/store")) as store:
+        store.delete(["2024-11-13-10:00"])
+    assert verify(Path("copy")).problems == [
+        ("windows", "window 2024-11-13-10:00 is missing"),
+        ("windows", "window 2024-11-13-10:30: its scores are not those that were noted"),
+    ]
+    first, *others = decisions(whole)
+    changed = dataclasses.replace(first, reward=(first.reward or 0.0) + 0.01)
+    shutil.rmtree("copy/store")
+    with TrajectoryStore(Path("copy/store")) as store:
+        store.append([changed, *others])
+    assert verify(Path("copy")).problems[0] == (
+        "windows",
+        f"window {first.window_id}: its decisions are not those that were noted",
+    )
 
 
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(

@@ -325,11 +325,11 @@ def test_with_an_initial_adapter_that_is_the_control(
 
 
 def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:
-    """Windows of one second with ticks of 30 ms."""
+    """Windows of two seconds with ticks of 60 ms."""
     config = make_config(
         "window.clock=wall",
-        "window.minutes=0.016666666666666666",
-        "market.tick_minutes=0.0005",
+        "window.minutes=0.03333333333333333",
+        "market.tick_minutes=0.001",
         "continuous.windows=4",
         "continuous.compare_episodes=0",
     )

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli.arguments import JsonFile, RunDir, write_result
-from rlforge.cli.games import must_have_games
 from rlforge.errors import RunError
 
 if TYPE_CHECKING:
-    from rlforge.local.verify import Check
+    from rlforge.local.recorded import Check
 
 _MOST_SHOWN = 3
 
@@ -32,7 +31,8 @@ def verify(
 
     Games are played again with their recorded answers, rewards and log-probs computed again, and
     updates made again from saved states; digests.jsonl says what they must be. A run with
-    determinism=strict must agree to the last bit, another one up to rounding.
+    determinism=strict must agree to the last bit, another one up to rounding. Of a continuous run
+    the windows are checked: decisions, scores, versions.
 
     Ends with code 1 and the first thing that does not agree.
 
@@ -44,7 +44,6 @@ def verify(
     """
     from rlforge.local.verify import verify as check_run
 
-    must_have_games(run_dir)
     began = time.monotonic()
     found = check_run(run_dir, whole=whole, seed=seed, say=lambda text: typer.echo(text, err=True))
     write_result(json_file, dataclasses.asdict(found))

@@ -26,6 +26,7 @@ from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
 from rlforge.serving.spans import Spans, spans_of
+from rlforge.tracking.digests import DigestChain, facts
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.reward import DecisionReward
 from rlforge.types import PolicyRef, value
@@ -45,7 +46,8 @@ class LearningSide:
 class Assembly:
     """All parts of a run that is ready to begin or to be resumed.
 
-    spans: for a collector (``serve.traces``); None: there is none.
+    digests: has a line for each window that is done. spans: for a collector (``serve.traces``);
+    None: there is none.
     """
 
     policy: PolicySide
@@ -53,6 +55,7 @@ class Assembly:
     learning: LearningSide
     journal: Journal
     scores: ScoreFiles
+    digests: DigestChain
     spans: Spans | None
 
 
@@ -81,8 +84,19 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
             learning=learning,
             journal=journal,
             scores=ScoreFiles(run_dir),
+            digests=_digests(context, journal.done()),
             spans=spans,
         )
+
+
+def _digests(context: RunContext, done: int) -> DigestChain:
+    """The chain of digests, with the lines of the windows that are done."""
+    chain = DigestChain(context.run_dir)
+    if chain.begun:
+        chain.rewind(done)
+    else:
+        chain.append(0, {"computed": facts(context.config, context.hardware)})
+    return chain
 
 
 # ---------------------------------------------------------------- learning side

@@ -17,6 +17,7 @@ from rlforge.system.checkpoint import (
     step_number,
 )
 from rlforge.system.utilisation import Span
+from rlforge.tracking.digests import digest_of_batch
 from rlforge.training.resume import Retention
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult, value
 
@@ -28,11 +29,15 @@ Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
 
 @value
 class Trained:
-    """A new version, on disk. metrics: of the update; samples: decisions it learned from."""
+    """A new version, on disk. metrics: of the update; samples: decisions it learned from.
+
+    digests: of what the update was made of and what it made (``rlforge.tracking.digests``).
+    """
 
     checkpoint: Checkpoint
     samples: int
     metrics: Mapping[str, float]
+    digests: Mapping[str, str]
 
 
 class WindowLearner:
@@ -102,7 +107,11 @@ class WindowLearner:
                 log.warning("window %s: no optimizer step was finite", window_id)
                 await self.restore(parent)
                 return None
-            facts = {"samples": result.samples, "metrics": dict(result.metrics)}
+            facts = {
+                "samples": result.samples,
+                "metrics": dict(result.metrics),
+                "digests": {"batch": digest_of_batch(batch), **result.digests},
+            }
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
         except RlforgeError:
@@ -136,5 +145,8 @@ def _checkpoint(path: Path) -> Checkpoint:
 def _trained(path: Path) -> Trained:
     meta = read_manifest(path, verify=False).meta
     return Trained(
-        checkpoint=_checkpoint(path), samples=int(meta["samples"]), metrics=meta["metrics"]
+        checkpoint=_checkpoint(path),
+        samples=int(meta["samples"]),
+        metrics=meta["metrics"],
+        digests=meta.get("digests", {}),  # earlier versions of rlforge noted none
     )

@@ -28,7 +28,9 @@ from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
 from rlforge.system.values import json_ready
+from rlforge.tracking.digests import digest_of
 from rlforge.training.lifecycle import RunContext
+from rlforge.trajectories.columns import digest_of_decisions
 from rlforge.trajectories.records import CONTROL, Decision, TrainingWindow
 from rlforge.trajectories.reward import DecisionReward, mean_parts
 
@@ -210,6 +212,8 @@ class ContinuousTrainer:
         )
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
+        line = await asyncio.to_thread(_digests, window, scores, trained)
+        self._parts.digests.append(work.number, line)  # again, if the run dies before "done"
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         keep_first = self._config.store.keep_windows is None
@@ -305,6 +309,19 @@ def _window_row(
         }
     )
     return row
+
+
+def _digests(
+    window: TrainingWindow, scores: DecisionScores | None, trained: Trained | None
+) -> dict[str, Any]:
+    """The line of ``digests.jsonl`` of a window."""
+    return {
+        "window_id": window.id,
+        "decisions": digest_of_decisions(window.decisions),
+        "scores": digest_of(scores and scores.values),
+        "version": trained and trained.checkpoint.uid,
+        **(trained.digests if trained else {}),
+    }
 
 
 def _reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Mapping[str, float]:

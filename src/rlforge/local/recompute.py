@@ -1,9 +1,11 @@
-"""What models computed in a run, computed again: log-probs of answers, and updates."""
+"""What models computed in a run, computed again and compared: log-probs of answers, and updates."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlforge.buffer.batches import read_batch
+from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import GamesConfig, RunConfig
 from rlforge.engines.invariant import last_logits
 from rlforge.engines.policies import PolicyStore
@@ -18,11 +22,19 @@ from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
 from rlforge.learner import Learners, make_learners, read_state
 from rlforge.learner.ranks import Ranks
+from rlforge.local.recorded import Check, RecordedGames, Say
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import load_base_model
-from rlforge.system.checkpoint import read_manifest
+from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
+from rlforge.tracking.files import read_jsonl
 from rlforge.types import Completion, Purpose, TrainBatch, value
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
+"""Largest difference of a log-prob that rounding explains in a run without strict determinism."""
+
+#: What is checked by default: answers of each version, stretches of updates, the length of each.
+_MOST_ANSWERS, _STRETCHES, _LENGTH = 100, 2, 2
 
 #: Most logits that exist at once.
 _MOST_LOGITS = 2**24
@@ -155,8 +167,142 @@ class Updates:
         learner.version = number - 1
         digests = learner.update_with_digests(batch).digests
         with tempfile.TemporaryDirectory() as folder:
-            from rlforge.system.checkpoint import write_checkpoint
-
             path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
             files = {file: entry.sha256 for file, entry in read_manifest(path).files.items()}
         return Made(number=number, digests=digests, files=files)
+
+
+# ---------------------------------------------------------------- against the record
+
+
+def check_logprobs(run: RecordedGames, say: Say) -> Check:
+    """Whether the saved adapters give the recorded answers the recorded probabilities."""
+    by_version: dict[str, list[Answered]] = defaultdict(list)
+    for record in run.records.values():
+        for number, turn in enumerate(record.new_turns, 1):
+            if turn.completion.token_ids and record.error is None:
+                by_version[turn.completion.policy_uid].append(
+                    Answered(
+                        game_id=record.spec.game_id,
+                        turn=number,
+                        purpose=record.spec.purpose,
+                        completion=turn.completion,
+                    )
+                )
+    known = dict(_places(run, by_version))
+    gone = sorted(set(by_version) - set(known))
+    notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
+    largest, checked, problems = 0.0, 0, list[str]()
+    allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
+    scorer = Answers(run.config) if known else None
+    for uid, path in known.items():
+        assert scorer is not None
+        say(f"log-probs of {uid}")
+        for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
+            checked += 1
+            if not gap <= allowed:
+                problems.append(
+                    f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
+                    f"the answer differ by {gap:.2g} from the recorded ones"
+                )
+            largest = max(largest, gap)
+    return Check(
+        name="log-probs",
+        things="answers",
+        checked=checked,
+        total=sum(map(len, by_version.values())),
+        result=f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}",
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _dtype(run: RecordedGames) -> str:
+    device = resolve_device(run.config.hardware.device)
+    return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
+
+
+def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """The policies whose weights are saved, each with their place; None: the base model."""
+    starts = {step_name(0, name) for name in policy_names(run.config)}
+    for uid in uids:
+        if uid in run.folders:
+            yield uid, str(run.folders[uid])
+        elif uid == "base" or (uid in starts and run.config.learner.initial_adapter is None):
+            yield uid, None
+
+
+def check_updates(run: RecordedGames, say: Say) -> Check:
+    """Whether saved states and batches give the weights and optimizers that were noted."""
+    problems, notes, checked = list[str](), list[str](), 0
+    if run.config.learner.num_learners > 1:
+        notes.append("updates of several ranks are not made again")
+    if not notes and run.steps and not any("policy" in row for row in run.steps.values()):
+        notes.append("weights have no digest (learner.train=full)")
+    stretches = [] if notes else list(_stretches(run))
+    total = len(run.steps)
+    for state, numbers in run.some(stretches, _STRETCHES):
+        numbers = numbers if run.whole else numbers[:_LENGTH]
+        say(f"updates {numbers[0]} to {numbers[-1]}")
+        maker = Updates(run.config, run.dir, run.computed.get("threads"))
+        for made in maker.after(state, _drawn(run, numbers)):
+            checked += 1
+            if (problem := _update_problem(run, made)) is not None:
+                problems.append(f"update {made.number}: {problem}")
+                break
+    return Check(
+        name="updates",
+        things="updates",
+        checked=checked,
+        total=total,
+        result="made again, with the same weights and optimizer",
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
+    """Consecutive updates that can be made again, with the saved state before them.
+
+    A stretch ends where something else changed the weights: a policy that began anew, or what the
+    sentinel did.
+    """
+    changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
+    states = {
+        step_number(name): path
+        for name, path in run.folders.items()
+        if read_manifest(path, verify=False).has_state
+    }
+    last = max(run.steps, default=0)
+    for start, end in itertools.pairwise([0, *sorted(states), last]):
+        numbers = []
+        for number in range(start + 1, end + 1):
+            drawn = run.steps.get(number, {}).get("batch") and run.batch_file(number).exists()
+            if not drawn or (number - 1 in changed and number - 1 != start):
+                break
+            numbers.append(number)
+        if numbers:
+            yield states.get(start), numbers
+
+
+def _drawn(run: RecordedGames, numbers: Iterable[int]) -> Iterator[tuple[int, str, TrainBatch]]:
+    for number in numbers:
+        batch = run.batches.get(number) or read_batch(run.batch_file(number))
+        yield number, run.steps[number].get("name", ""), batch
+
+
+def _update_problem(run: RecordedGames, made: Made) -> str | None:
+    row = run.steps[made.number]
+    for part, what in (
+        ("policy_before", "the weights before it are"),
+        ("policy", "it gives weights that are"),
+        ("optimizer", "it gives an optimizer that is"),
+    ):
+        if part in row and made.digests[part] != row[part]:
+            return f"{what} not what was noted"
+    folder = run.folders.get(step_name(made.number, row.get("name", "")))
+    saved = read_manifest(folder, verify=False).files if folder is not None else {}
+    for file, digest in made.files.items():
+        if file in saved and saved[file].sha256 != digest:
+            return f"it gives another {file} than {folder and folder.name} has"
+    return None

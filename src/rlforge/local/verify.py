@@ -10,67 +10,50 @@
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
 
+Of a continuous run:
+
+    windows      the decisions in the store, and their scores, are those that were noted
+
 Only files of the run are read. By default part of it is checked, drawn by ``seed``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import random
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlforge.buffer.batches import read_batch
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.roots import read_run
-from rlforge.config.schema import RunConfig
+from rlforge.config.roots import kind_of_run
 from rlforge.errors import CheckpointError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
+from rlforge.local.recorded import Check, Recorded, RecordedGames, RecordedWindows, Say
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_players
 from rlforge.rollout.episode import play_game
-from rlforge.system.checkpoint import (
-    list_checkpoints,
-    read_manifest,
-    step_name,
-    step_number,
-)
+from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
-from rlforge.tracking.digests import FILE, broken_at, digest_of_batch, digest_of_games
-from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.tracking.digests import (
+    FILE,
+    broken_at,
+    digest_of,
+    digest_of_batch,
+    digest_of_games,
+)
+from rlforge.tracking.files import read_json
 from rlforge.tracking.game_files import index_games, read_games
+from rlforge.trajectories.columns import digest_of_decisions
+from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.store import store_folder
 from rlforge.types import Completion, GameRecord, Seat, Step, TrainBatch, value
 
-if TYPE_CHECKING:  # it imports torch
-    from rlforge.local.recompute import Made
-
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
-"""Largest difference of a log-prob that rounding explains in a run without strict determinism."""
-
-#: What is checked of a run by default: batches, further games, answers of each version, stretches
-#: of updates and the length of each.
-_BATCHES, _GAMES, _ANSWERS, _STRETCHES, _LENGTH = 8, 100, 100, 2, 2
-
-_Say = Callable[[str], None]
-
-
-@value
-class Check:
-    """One kind of check. checked, total: how many things of a kind, such as games.
-
-    problems: what does not agree, first things first. notes: what was left out, and why.
-    """
-
-    name: str
-    things: str
-    checked: int
-    total: int
-    result: str
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+#: What is checked of a run by default: batches or windows, and further games.
+_BATCHES, _GAMES = 8, 100
 
 
 @value
@@ -86,46 +69,23 @@ class Verification:
         return [(check.name, problem) for check in self.checks for problem in check.problems]
 
 
-class _Run:
-    """What the checks read of a run, and how much of it."""
-
-    def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
-        self.dir, self.whole, self.rng = run_dir.absolute(), whole, random.Random(seed)
-        self.config = read_run(run_dir, RunConfig)
-        self.paths = RunPaths(root=self.dir)
-        self.lines = read_jsonl(self.dir / FILE)
-        self.updates = {
-            row["step"]: row for row in self.lines if row["step"] > 0 and "final" not in row
-        }
-        self.computed: Mapping[str, Any] = self.lines[0].get("computed", {}) if self.lines else {}
-        self.folders = {path.name: path for path in list_checkpoints(self.paths.checkpoints)}
-        self.batches: dict[int, TrainBatch] = {}
-        self.records: dict[str, GameRecord] = {}
-
-    def some(self, things: Iterable[Any], number: int) -> list[Any]:
-        """All of them, or so many by chance, in order."""
-        all_of = list(things)
-        if self.whole or len(all_of) <= number:
-            return all_of
-        return [all_of[place] for place in sorted(self.rng.sample(range(len(all_of)), number))]
-
-    def batch_file(self, number: int) -> Path:
-        """Where the batch of an update is, in the first format that it is in."""
-        stem = self.dir / "batches" / f"batch-{number:06d}"
-        return stem.with_suffix(f".{self.config.buffer.save_batches_as[0]}")
-
-
 def verify(
-    run_dir: Path, *, whole: bool = False, seed: int = 0, say: _Say = lambda text: None
+    run_dir: Path, *, whole: bool = False, seed: int = 0, say: Say = lambda text: None
 ) -> Verification:
     """Check the run in ``run_dir``. whole: everything. say: called with progress messages.
 
-    Raises RlforgeError where the run has no configuration of a run that plays games.
+    Raises ConfigError where it has no configuration, or is a supervised run.
     """
-    run = _Run(run_dir, whole, seed)
-    kinds = (_chain, _checkpoints, _batches, _games, _rewards, _logprobs, _updates)
-    checks = tuple(check(run, say) for check in kinds)
-    return Verification(checks=checks, differs=tuple(_differences(run.computed)))
+    if kind_of_run(run_dir) is ContinuousConfig:
+        windows = RecordedWindows(run_dir, whole, seed)
+        checks = [_chain(windows), _checkpoints(windows), _windows(windows)]
+        return Verification(checks=tuple(checks), differs=tuple(_differences(windows.computed)))
+    run = RecordedGames(run_dir, whole, seed)
+    checks = [_chain(run), _checkpoints(run), _batches(run), _games(run, say), _rewards(run)]
+    from rlforge.local.recompute import check_logprobs, check_updates  # they import torch
+
+    checks += [check_logprobs(run, say), check_updates(run, say)]
+    return Verification(checks=tuple(checks), differs=tuple(_differences(run.computed)))
 
 
 def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
@@ -138,20 +98,20 @@ def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
 # ---------------------------------------------------------------- files
 
 
-def _chain(run: _Run, say: _Say) -> Check:
-    problems, notes = list[str](), list[str]()
+def _chain(run: Recorded) -> Check:
+    problems, notes, unit = list[str](), list[str](), run.unit
     if not run.lines:
         notes.append(f"{FILE} is not there: an earlier version of rlforge recorded the run")
     elif (step := broken_at(run.lines)) is not None:
-        problems.append(f"{FILE}: the line of update {step} does not follow from the one before")
-    made = max((row["step"] for row in read_jsonl(run.paths.metrics)), default=0)
-    first = min(run.updates, default=made)
-    if run.updates and not run.computed:
-        notes.append(f"{FILE} begins at update {first}: what was before had no digests")
+        problems.append(f"{FILE}: the line of {unit} {step} does not follow from the one before")
+    made = run.made()
+    first = min(run.steps, default=made)
+    if run.steps and not run.computed:
+        notes.append(f"{FILE} begins at {unit} {first}: what was before had no digests")
     else:
         first = 1
-    if missing := [n for n in range(first, made + 1) if run.lines and n not in run.updates]:
-        problems.append(f"{FILE}: there is no line of update {missing[0]}")
+    if missing := [n for n in range(first, made + 1) if run.lines and n not in run.steps]:
+        problems.append(f"{FILE}: there is no line of {unit} {missing[0]}")
     return Check(
         name="chain",
         things="lines",
@@ -163,7 +123,7 @@ def _chain(run: _Run, say: _Say) -> Check:
     )
 
 
-def _checkpoints(run: _Run, say: _Say) -> Check:
+def _checkpoints(run: Recorded) -> Check:
     problems = []
     for path in run.folders.values():
         try:
@@ -180,8 +140,8 @@ def _checkpoints(run: _Run, say: _Say) -> Check:
     )
 
 
-def _batches(run: _Run, say: _Say) -> Check:
-    problems, drawn = [], [n for n, row in run.updates.items() if row.get("batch")]
+def _batches(run: RecordedGames) -> Check:
+    problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
         return Check(
             name="batches",
@@ -202,7 +162,7 @@ def _batches(run: _Run, say: _Say) -> Check:
         except Exception as error:  # pyarrow and the decoder raise their own for damaged files
             problems.append(f"{file.name} cannot be read: {str(error).splitlines()[0]}")
             continue
-        if digest_of_batch(batch) != run.updates[number]["batch"]:
+        if digest_of_batch(batch) != run.steps[number]["batch"]:
             problems.append(f"{file.name} is not the batch that was drawn: its digest differs")
         run.batches[number] = batch
     return Check(
@@ -215,10 +175,44 @@ def _batches(run: _Run, say: _Say) -> Check:
     )
 
 
+def _windows(run: RecordedWindows) -> Check:
+    problems, notes, checked = list[str](), list[str](), 0
+    with contextlib.closing(StoreReader(store_folder(run.config.store, run.dir))) as store:
+        here = set(store.window_ids())
+        gone = [row["window_id"] for row in run.steps.values() if row["window_id"] not in here]
+        if gone and run.config.store.keep_windows is None:
+            problems.append(f"window {gone[0]} is missing")
+        elif gone:
+            notes.append("windows that store.keep_windows has deleted are left out")
+        for row in run.some(
+            (row for row in run.steps.values() if row["window_id"] in here), _BATCHES
+        ):
+            checked += 1
+            window_id = row["window_id"]
+            decisions = store.decisions(window_id=window_id)
+            if digest_of_decisions(decisions) != row["decisions"]:
+                problems.append(f"window {window_id}: its decisions are not those that were noted")
+            known = read_json(run.paths.scores(window_id)).get("scores")
+            scores = (
+                None if known is None else [known.get(one.id, {}).get("score") for one in decisions]
+            )
+            if digest_of(scores) != row["scores"]:
+                problems.append(f"window {window_id}: its scores are not those that were noted")
+    return Check(
+        name="windows",
+        things="windows",
+        checked=checked,
+        total=len(run.steps),
+        result="decisions and scores as noted",
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
 # ---------------------------------------------------------------- games
 
 
-def _games(run: _Run, say: _Say) -> Check:
+def _games(run: RecordedGames, say: Say) -> Check:
     try:
         ids = [game.spec.game_id for game in index_games(run.dir)]
         of_batches = {step.game_id for batch in run.batches.values() for step in batch.steps}
@@ -251,7 +245,7 @@ def _games(run: _Run, say: _Say) -> Check:
     )
 
 
-def _noted_games(run: _Run) -> Iterator[str]:
+def _noted_games(run: RecordedGames) -> Iterator[str]:
     """Of a strict run: whether the games up to each update are those whose digest was noted."""
     records = iter(run.records.values())  # in the order in which they were recorded
     for row in run.lines:
@@ -299,14 +293,14 @@ async def _replayed(record: GameRecord) -> str | None:
 # ---------------------------------------------------------------- rewards
 
 
-def _rewards(run: _Run, say: _Say) -> Check:
+def _rewards(run: RecordedGames) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
     pipelines = {
         name: RewardPipeline(of_policy(run.config, name).rewards)
         for name in policy_names(run.config)
     }
     for number, batch in run.batches.items():
-        pipeline = pipelines[run.updates[number].get("name", "")]
+        pipeline = pipelines[run.steps[number].get("name", "")]
         shaped = _shaped(run, batch, pipeline)
         if any(step.game_id not in run.records for step in batch.steps):
             continue  # no games were saved, or some are missing, which is said elsewhere
@@ -319,7 +313,7 @@ def _rewards(run: _Run, say: _Say) -> Check:
         name="rewards",
         things="batches",
         checked=checked,
-        total=len(run.updates),
+        total=len(run.steps),
         result="made again from their games",
         problems=tuple(problems),
         notes=tuple(notes),
@@ -327,7 +321,7 @@ def _rewards(run: _Run, say: _Say) -> Check:
 
 
 def _shaped(
-    run: _Run, batch: TrainBatch, pipeline: RewardPipeline
+    run: RecordedGames, batch: TrainBatch, pipeline: RewardPipeline
 ) -> dict[tuple[str, int, int], Step]:
     """The steps of the games of ``batch``, by game, player and turn."""
     games = dict.fromkeys(step.game_id for step in batch.steps)
@@ -362,144 +356,4 @@ def _batch_problem(
                 f"turn {step.turn_index} of player {step.player_id} in game {step.game_id}: reward "
                 f"is {step.reward:g}, and the transforms give {made.reward:g}"
             )
-    return None
-
-
-# ---------------------------------------------------------------- models
-
-
-def _logprobs(run: _Run, say: _Say) -> Check:
-    from rlforge.local.recompute import Answered, Answers
-
-    by_version: dict[str, list[Answered]] = defaultdict(list)
-    for record in run.records.values():
-        for number, turn in enumerate(record.new_turns, 1):
-            if turn.completion.token_ids and record.error is None:
-                by_version[turn.completion.policy_uid].append(
-                    Answered(
-                        game_id=record.spec.game_id,
-                        turn=number,
-                        purpose=record.spec.purpose,
-                        completion=turn.completion,
-                    )
-                )
-    known = dict(_places(run, by_version))
-    gone = sorted(set(by_version) - set(known))
-    notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
-    largest, checked, problems = 0.0, 0, list[str]()
-    allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
-    scorer = Answers(run.config) if known else None
-    for uid, path in known.items():
-        assert scorer is not None
-        say(f"log-probs of {uid}")
-        for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _ANSWERS)):
-            checked += 1
-            if not gap <= allowed:
-                problems.append(
-                    f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
-                    f"the answer differ by {gap:.2g} from the recorded ones"
-                )
-            largest = max(largest, gap)
-    return Check(
-        name="log-probs",
-        things="answers",
-        checked=checked,
-        total=sum(map(len, by_version.values())),
-        result=f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
-
-
-def _dtype(run: _Run) -> str:
-    from rlforge.models.devices import resolve_device, resolve_dtype
-
-    device = resolve_device(run.config.hardware.device)
-    return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
-
-
-def _places(run: _Run, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """The policies whose weights are saved, each with their place; None: the base model."""
-    starts = {step_name(0, name) for name in policy_names(run.config)}
-    for uid in uids:
-        if uid in run.folders:
-            yield uid, str(run.folders[uid])
-        elif uid == "base" or (uid in starts and run.config.learner.initial_adapter is None):
-            yield uid, None
-
-
-def _updates(run: _Run, say: _Say) -> Check:
-    from rlforge.local.recompute import Updates
-
-    problems, notes, checked = list[str](), list[str](), 0
-    if run.config.learner.num_learners > 1:
-        notes.append("updates of several ranks are not made again")
-    if not notes and run.updates and not any("policy" in row for row in run.updates.values()):
-        notes.append("weights have no digest (learner.train=full)")
-    stretches = [] if notes else list(_stretches(run))
-    total = len(run.updates)
-    for state, numbers in run.some(stretches, _STRETCHES):
-        numbers = numbers if run.whole else numbers[:_LENGTH]
-        say(f"updates {numbers[0]} to {numbers[-1]}")
-        maker = Updates(run.config, run.dir, run.computed.get("threads"))
-        for made in maker.after(state, _drawn(run, numbers)):
-            checked += 1
-            if (problem := _update_problem(run, made)) is not None:
-                problems.append(f"update {made.number}: {problem}")
-                break
-    return Check(
-        name="updates",
-        things="updates",
-        checked=checked,
-        total=total,
-        result="made again, with the same weights and optimizer",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
-
-
-def _stretches(run: _Run) -> Iterator[tuple[Path | None, list[int]]]:
-    """Consecutive updates that can be made again, with the saved state before them.
-
-    A stretch ends where something else changed the weights: a policy that began anew, or what the
-    sentinel did.
-    """
-    changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
-    states = {
-        step_number(name): path
-        for name, path in run.folders.items()
-        if read_manifest(path, verify=False).has_state
-    }
-    last = max(run.updates, default=0)
-    for start, end in itertools.pairwise([0, *sorted(states), last]):
-        numbers = []
-        for number in range(start + 1, end + 1):
-            drawn = run.updates.get(number, {}).get("batch") and run.batch_file(number).exists()
-            if not drawn or (number - 1 in changed and number - 1 != start):
-                break
-            numbers.append(number)
-        if numbers:
-            yield states.get(start), numbers
-
-
-def _drawn(run: _Run, numbers: Iterable[int]) -> Iterator[tuple[int, str, TrainBatch]]:
-    for number in numbers:
-        batch = run.batches.get(number) or read_batch(run.batch_file(number))
-        yield number, run.updates[number].get("name", ""), batch
-
-
-def _update_problem(run: _Run, made: Made) -> str | None:
-    row = run.updates[made.number]
-    for part, what in (
-        ("policy_before", "the weights before it are"),
-        ("policy", "it gives weights that are"),
-        ("optimizer", "it gives an optimizer that is"),
-    ):
-        if part in row and made.digests[part] != row[part]:
-            return f"{what} not what was noted"
-    folder = run.folders.get(step_name(made.number, row.get("name", "")))
-    saved = read_manifest(folder, verify=False).files if folder is not None else {}
-    for file, digest in made.files.items():
-        if file in saved and saved[file].sha256 != digest:
-            return f"it gives another {file} than {folder and folder.name} has"
     return None

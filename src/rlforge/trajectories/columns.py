@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rlforge.errors import RlforgeError
 from rlforge.system.values import Codec, writable
+from rlforge.tracking.digests import digest_of
 from rlforge.trajectories.grid import calendar_date, window_start
 from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
 from rlforge.types import Completion
@@ -78,6 +79,11 @@ def decision_row(decision: Decision) -> dict[str, Any]:
         "completion": decision.completion and _COMPLETION.encode(decision.completion),
         "complete": decision.complete,
     }
+
+
+def digest_of_decisions(decisions: Iterable[Decision]) -> str:
+    """The SHA-256 of decisions in order, as they are written; raises as ``decision_row`` does."""
+    return digest_of(list(map(decision_row, decisions)))
 
 
 def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
