@@ -184,6 +184,7 @@ class GameSpec:
     focus: player id of the evaluated policy in an evaluation game; None in training games.
     past: turns of another game of the same env and seed that are played again before the policies
     are asked; chance events after them are drawn anew. None: the game begins at its start.
+    part: how often the run was resumed before the game began; 0 in strict runs.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -200,6 +201,7 @@ class GameSpec:
     group_size: int = 1
     focus: int | None = None
     past: tuple[Turn, ...] | None = None
+    part: int = 0
 
     @property
     def env_id(self) -> str:

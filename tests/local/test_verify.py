@@ -19,7 +19,8 @@ from tests.continuous.in_process import rlforge_here
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.local.verify import verify
 from rlforge.system.checkpoint import MANIFEST
-from rlforge.tracking.digests import FILE
+from rlforge.tracking.digests import FILE, DigestChain
+from rlforge.tracking.files import read_jsonl
 from rlforge.types import Step
 
 pytestmark = pytest.mark.timeout(600)
@@ -149,6 +150,30 @@ def test_a_log_prob_of_an_answer(copy: Path, fast: bool) -> None:
     if fast:
         as_fast(copy)
     assert "the log-probs of the answer differ by 0.001" in problems(copy)["log-probs"][0]
+
+
+def test_answers_of_a_version_that_was_made_again_after_a_resume_are_left_out(copy: Path) -> None:
+    """The weights that gave them are gone; the games stay."""
+    as_fast(copy)
+    lines = read_jsonl(copy / FILE)
+    (copy / FILE).unlink()
+    chain = DigestChain(copy)
+    for line in lines:
+        facts = {name: fact for name, fact in line.items() if name not in ("step", "digest")}
+        again = {"part": 1} if line["step"] >= 4 else {}
+        chain.append(line["step"], {**facts, **again})
+    for file in (copy / "games").glob("*.parquet"):
+        table = pq.read_table(file)
+        rows = table.to_pylist()
+        for row in rows:
+            for turn in row["turns"]:
+                if row["purpose"] == "eval" and turn["completion"]["policy_uid"] == "step-4":
+                    turn["completion"]["logprobs"][0] += 1.0
+        pq.write_table(table.from_pylist(rows, table.schema), file)
+    found = verify(copy, whole=True)
+    assert found.problems == []
+    [notes] = [check.notes for check in found.checks if check.name == "log-probs"]
+    assert "answers are of versions that the run, resumed, made again" in notes[-1]
 
 
 def test_one_weight(copy: Path) -> None:

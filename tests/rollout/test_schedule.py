@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,37 @@ def test_games_under_way_when_a_run_was_saved_are_played_again():
     under_way.end(played(specs[1]))
     resumed.load_state_dict(json.loads(json.dumps(under_way.state_dict())))
     assert resumed.take_lost(9) == [retry(specs[0]), retry(specs[2])]
+
+
+def test_no_game_of_a_resumed_run_has_the_id_of_one_before_it():
+    """Also where a game had been played again after the state was taken."""
+    specs, under_way = make_scheduler(group_size=2).next_games(3), GamesUnderWay()
+    under_way.begin("collector-0", specs)
+    state = json.loads(json.dumps(under_way.state_dict()))
+    seen = {spec.game_id for spec in specs}
+    for part in (0, 1, 2):
+        resumed = GamesUnderWay()
+        if part:
+            resumed.load_state_dict(state, part)
+        else:  # not resumed yet: a collector died, twice
+            resumed.begin("collector-0", specs)
+            resumed.lose("collector-0")
+        for _ in range(2):
+            again = resumed.take_lost(9)
+            assert seen.isdisjoint(spec.game_id for spec in again)
+            seen |= {spec.game_id for spec in again}
+            assert {spec.part for spec in again} == {part}
+            resumed.begin("collector-0", again)
+            resumed.lose("collector-0")
+    # The first time it is the same game.
+    assert turn_seed(resumed_once(state), 0) == turn_seed(specs[0], 0)
+
+
+def resumed_once(state: list[dict[str, Any]]) -> GameSpec:
+    """The oldest game under way of a run that is resumed for the first time."""
+    resumed = GamesUnderWay()
+    resumed.load_state_dict(state, 1)
+    return resumed.take_lost(1)[0]
 
 
 def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():

@@ -178,9 +178,14 @@ class Updates:
 def check_logprobs(run: RecordedGames, say: Say) -> Check:
     """Whether the saved adapters give the recorded answers the recorded probabilities."""
     by_version: dict[str, list[Answered]] = defaultdict(list)
+    made_again = 0
     for record in run.records.values():
         for number, turn in enumerate(record.new_turns, 1):
-            if turn.completion.token_ids and record.error is None:
+            if not turn.completion.token_ids or record.error is not None:
+                continue
+            if run.made_in(turn.completion.policy_uid) > record.spec.part:
+                made_again += 1
+            else:
                 by_version[turn.completion.policy_uid].append(
                     Answered(
                         game_id=record.spec.game_id,
@@ -192,6 +197,8 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     known = dict(_places(run, by_version))
     gone = sorted(set(by_version) - set(known))
     notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
+    if made_again:
+        notes.append(f"{made_again} answers are of versions that the run, resumed, made again")
     largest, checked, problems = 0.0, 0, list[str]()
     allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
     scorer = Answers(run.config) if known else None

@@ -10,7 +10,7 @@ from typing import Any
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
-from rlforge.system.checkpoint import list_checkpoints
+from rlforge.system.checkpoint import is_step_name, list_checkpoints, step_number
 from rlforge.tracking.digests import FILE
 from rlforge.tracking.files import RunPaths, read_jsonl
 from rlforge.types import GameRecord, TrainBatch, value
@@ -74,6 +74,10 @@ class RecordedGames(Recorded):
         self.config = read_run(run_dir, RunConfig)
         self.batches: dict[int, TrainBatch] = {}
         self.records: dict[str, GameRecord] = {}
+
+    def made_in(self, uid: str) -> int:
+        """The part of the run that made a version: how often it had been resumed before."""
+        return int(self.steps.get(step_number(uid), {}).get("part", 0)) if is_step_name(uid) else 0
 
     def batch_file(self, number: int) -> Path:
         """Where the batch of an update is, in the first format that it is in."""

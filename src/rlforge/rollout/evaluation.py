@@ -48,10 +48,12 @@ def plan_evaluation(
     seed: int,
     max_games: int | None = None,
     seats: Sequence[PolicyRef] | None = None,
+    part: int = 0,
 ) -> list[GameSpec]:
     """Evaluation games of ``policy`` after ``step`` updates; nothing in them is trained.
 
-    seats: who takes each seat for it, where several policies share them; None: it takes each.
+    seats: who takes each seat for it, where several policies share them; None: it takes each. part:
+    see ``GameSpec``.
 
     Games come in rounds of one per seat: the same seed, with the policy at each seat once and
     the opponent at all others. ``games`` per environment and opponent is rounded up to whole
@@ -66,7 +68,7 @@ def plan_evaluation(
     ``GameSpec.focus`` is the seat of the policy, also where the opponent has the same uid.
     Raises ConfigError where ``max_games`` leaves an opponent without a round.
     """
-    return list(_deal(pairings, policy, games, step, seed, max_games, seats))
+    return list(_deal(pairings, policy, games, step, seed, max_games, seats, part))
 
 
 class OpenEvaluation:
@@ -94,10 +96,11 @@ class OpenEvaluation:
         seed: int,
         max_games: int | None = None,
         seats: Sequence[PolicyRef] | None = None,
+        part: int = 0,
     ) -> None:
         """As ``plan_evaluation``."""
         self.policy, self._step = policy, step
-        self._games = _deal(pairings, policy, None, step, seed, max_games, seats)
+        self._games = _deal(pairings, policy, None, step, seed, max_games, seats, part)
         self._coming = next(self._games, None)
         self._closed = False
         self._under_way = 0
@@ -144,6 +147,7 @@ def _deal(
     seed: int,
     max_games: int | None,
     seats: Sequence[PolicyRef] | None,
+    part: int,
 ) -> Iterator[GameSpec]:
     """Round after round, until every opponent has met its ``games``; None: without end."""
     met = [
@@ -152,6 +156,8 @@ def _deal(
         for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
     ]
     numbers = count()
+    # A resumed run may evaluate a version again that has other weights now.
+    prefix = f"eval-{part}" if part else "eval"
     for index in count():
         left = [(env, rival) for env, rival, rounds in met if rounds is None or index < rounds]
         if not left:
@@ -162,12 +168,13 @@ def _deal(
                 policies = [own if rival is None else rival] * env.num_players
                 policies[focus] = own
                 yield GameSpec(
-                    game_id=f"eval-{step}-{policy.uid}-{next(numbers):06d}",
+                    game_id=f"{prefix}-{step}-{policy.uid}-{next(numbers):06d}",
                     env=env,
                     seed=derive_seed(seed, "eval", env.id, index),
                     purpose="eval",
                     seats=line_up(env, policies, trained_uid=None),
                     focus=focus,
+                    part=part,
                 )
 
 

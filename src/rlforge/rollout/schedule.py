@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -85,13 +86,13 @@ class GameScheduler:
         name: str = "",
         branch_share: float = 0.0,
     ) -> None:
-        """part: how often the run was resumed before; it only enters the game ids. name: of the
-        policy, one of several; it enters ids and seeds.
+        """part: how often the run was resumed before, for ids; name: of the policy, one of several,
+        for ids and seeds.
 
         Games lost in a crash are played again after the resume, under other ids.
         """
         self._pool = pool
-        self._name = name
+        self._name, self._part = name, part
         self._own = (name,) if name else ()
         self._prefix = "-".join([*self._own, str(part)])
         self._envs = tuple(env for env in envs if self._seats(env))
@@ -126,7 +127,7 @@ class GameScheduler:
             if self._open is None or not self._left:
                 self._open, self._left = self._draw(), self._group_size
             game_id = f"train-{self._prefix}-{self._games:07d}"
-            games.append(dataclasses.replace(self._open, game_id=game_id))
+            games.append(dataclasses.replace(self._open, game_id=game_id, part=self._part))
             self._games += 1
             self._left -= 1
         return games
@@ -290,31 +291,38 @@ class GamesUnderWay:
         """The games, as plain data that survives JSON."""
         return [_SPECS.encode(spec) for spec in self.specs]
 
-    def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
-        """The games that were under way when the state was taken were lost."""
-        self.begin(_NO_COLLECTOR, (retry(_SPECS.decode(spec)) for spec in state))
+    def load_state_dict(self, state: Iterable[dict[str, Any]], part: int = 0) -> None:
+        """The games that were under way when the state was taken were lost.
+
+        They may have been played again after that, before the run was resumed: part, of the games
+        that begin now, enters their ids.
+        """
+        lost = (dataclasses.replace(_SPECS.decode(spec), part=part) for spec in state)
+        self.begin(_NO_COLLECTOR, map(retry, lost))
 
 
 def retry(spec: GameSpec) -> GameSpec:
-    """The game to play after ``spec`` failed or was lost: same line-up under a new id, ``ID~N``.
+    """The game to play after ``spec`` failed or was lost: same line-up under a new id.
+
+    It is ``ID~N``, in a run that was resumed ``ID~PART.N``, N being the attempt.
 
     First the same game again, with the same seeds: most failures are not the game's fault, and long
     games have more of them than short ones, so that other games in their place would be shorter.
     Then, as the game may be the cause, another one. Games of a group keep the seed of the game,
     since they must start in the same state.
     """
-    attempt = int(spec.game_id.partition("~")[2] or 0) + 1
+    attempt = int(spec.game_id.partition("~")[2].rpartition(".")[2] or 0) + 1
     again = attempt == 1 or spec.group_id is not None
     return dataclasses.replace(
         spec,
-        game_id=f"{_first_id(spec)}~{attempt}",
+        game_id=f"{_first_id(spec)}~{f'{spec.part}.' if spec.part else ''}{attempt}",
         seed=spec.seed if again else derive_seed(spec.seed, "retry", attempt),
     )
 
 
 def same_game(spec: GameSpec) -> str:
     """The id of the game, the same when it is played again."""
-    return spec.game_id.removesuffix("~1")
+    return re.sub(r"~(\d+\.)?1$", "", spec.game_id)
 
 
 def _first_id(spec: GameSpec) -> str:

@@ -118,7 +118,13 @@ class GameController:
         self._elastic = context.hardware.elastic
         collectors = list(self._actors.replicas("collector"))
         self._evaluations = Evaluations(
-            config, collectors, self._play, self._played, self._rate, self._measure
+            config,
+            collectors,
+            self._play,
+            self._played,
+            self._rate,
+            self._measure,
+            part=context.part,
         )
         self._guard = Guard(context)
         # Updates so far, of all policies.
@@ -127,7 +133,7 @@ class GameController:
         self._publication: asyncio.Task[None] | None = None
         self._state_saved = 0
         self._started = context.started
-        self._chain = DigestChain(self._run_dir)
+        self._chain, self._part = DigestChain(self._run_dir), context.part
         #: Digests and facts of the newest update.
         self._made: dict[str, Any] = {}
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
@@ -323,7 +329,8 @@ class GameController:
                 task.result()
 
     async def _write_digests(self) -> None:
-        self._chain.append(self._version, await self._digests())
+        part = {"part": self._part} if self._part else {}
+        self._chain.append(self._version, {**await self._digests(), **part})
 
     async def _digests(self) -> dict[str, Any]:
         """What the newest update was made of and what it made (``rlforge.tracking.digests``)."""

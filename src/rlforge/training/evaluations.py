@@ -42,11 +42,13 @@ class Evaluations:
         played: Callable[[Sequence[GameRecord]], Awaitable[object]],
         record: Callable[[EvalResult], object],
         measure: Callable[[Checkpoint], Coroutine[Any, Any, None]],
+        part: int = 0,
     ) -> None:
         """collectors: their names. played: called with finished games, in the order of their specs.
-        record: called with each result. measure: makes and records the
-        exact measure of the version that the learner holds.
+        record: called with each result. measure: makes and records the exact measure of the version
+        that the learner holds. part: of the games (``GameSpec``).
         """
+        self._part = part
         self._config, self._collectors, self._play, self._tell = config, collectors, play, record
         self._played = played
         self._measure = measure
@@ -132,6 +134,7 @@ class Evaluations:
             seed=self._config.seed,
             max_games=settings.max_games_per_checkpoint,
             seats=[each.policy() for each in seated],
+            part=self._part,
         )
 
         measured: asyncio.Task[None] | None = None
@@ -177,6 +180,7 @@ class Evaluations:
                 seed=self._config.seed,
                 max_games=self._config.eval.max_games_per_checkpoint,
                 seats=[each.policy() for each in seated],
+                part=self._part,
             )
             self._open.append(evaluation)
             self._more.set()

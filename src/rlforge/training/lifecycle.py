@@ -71,7 +71,7 @@ class RunContext:
     """The inputs of a controller.
 
     hardware: with every ``auto`` resolved. note: shows a line to the user. started: when the run
-    began, in seconds of the wall clock.
+    began, in seconds of the wall clock. part: how often it was resumed before; 0 in strict runs.
     """
 
     config: PolicyConfig
@@ -80,6 +80,7 @@ class RunContext:
     actors: RunActors
     note: Callable[[str], None]
     started: float
+    part: int = 0
 
 
 class Controller(Protocol):
@@ -169,6 +170,7 @@ def execute(
                 actors=actors,
                 note=display.note,
                 started=started,
+                part=part,
             )
             live = _live(controller(context), context, display, interrupts, resume=resume)
             return await live
