@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -110,7 +111,7 @@ class WindowLearner:
             facts = {
                 "samples": result.samples,
                 "metrics": dict(result.metrics),
-                "digests": {"batch": digest_of_batch(batch), **result.digests},
+                "digests": {"batch": _digest(batch), **result.digests},
             }
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
@@ -130,6 +131,12 @@ class WindowLearner:
     def prune(self, protected: Collection[str]) -> None:
         """Delete all but the newest versions, the first and ``protected``."""
         self._retention.prune({*protected, self.standing})
+
+
+def _digest(batch: TrainBatch) -> str:
+    """Of a batch, without the names of deployments, which count interrupted ones too."""
+    steps = tuple(dataclasses.replace(step, policy_uid="") for step in batch.steps)
+    return digest_of_batch(dataclasses.replace(batch, steps=steps))
 
 
 def _checkpoint(path: Path) -> Checkpoint:
