@@ -341,6 +341,15 @@ FIGURES = (
         ),
     ),
     Figure(
+        "two hours with a process killed, the disk full or the clock moved every one to three "
+        "minutes: games lost, games and samples doubled",
+        "0, 0, 0",
+        "soak",
+        lambda results: (
+            f"{results['lost_games']}, {results['doubled_games']}, {results['doubled_samples']}"
+        ),
+    ),
+    Figure(
         "continuations of a finished game of SimpleTak, tiny, two cores",
         "300/s",
         "forks",
