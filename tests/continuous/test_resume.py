@@ -132,6 +132,19 @@ def test_a_moved_run_goes_on_as_if_it_were_not(
     assert verify(moved).problems == []
 
 
+def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
+    run_continuous: Run, small: Sequence[str], whole: Path
+) -> None:
+    run_dir = Path("run").absolute()
+    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(2, "done", "after"))
+    assert killed == -signal.SIGKILL
+    assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
+    compared = json.loads((run_dir / "comparison.json").read_text())
+    assert compared == json.loads((whole / "comparison.json").read_text())
+    assert digests(run_dir) == digests(whole)
+    assert run_continuous("--resume", run_dir) == 1  # it is complete
+
+
 def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole: Path) -> None:
     shutil.copytree(whole, "copy")
     file = next(Path("copy/scores").glob("2024-11-13-10.30*"))

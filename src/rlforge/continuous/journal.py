@@ -15,6 +15,7 @@ from typing import Any
 from rlforge.errors import RunError
 from rlforge.ruler.base import DecisionScores
 from rlforge.tracking.files import RunPaths, read_json, write_json
+from rlforge.tracking.status import read_summary
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import value
 
@@ -177,11 +178,15 @@ class ScoreFiles:
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:
-    """Raise RunError when all ``windows`` of the run in ``run_dir`` are done; None: no last one."""
+    """Raise RunError when the run in ``run_dir`` has done all ``windows`` and ended by itself.
+
+    One that was killed after its last window still compares before and after. None: no last one.
+    """
     journal = Journal(run_dir / "journal.sqlite")
     done = journal.done()
     journal.close()
-    if windows is not None and done >= windows:
+    ended = read_summary(RunPaths(root=run_dir)).get("status") == "done"
+    if ended and windows is not None and done >= windows:
         raise RunError(
             f"{run_dir}: already finished its {done} windows; go on with --more N, or in a new run "
             "with learner.initial_adapter"
