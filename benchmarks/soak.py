@@ -32,11 +32,11 @@ import faulty
 import psutil
 from common import record
 from scipy.stats import linregress, t
-from strict import KINDS, processes, start
+from strict import KINDS, go_on, processes
 
 from rlforge.buffer.batches import read_batch
 from rlforge.local.verify import verify
-from rlforge.system.checkpoint import latest_checkpoint
+from rlforge.system.checkpoint import latest_checkpoint, step_number
 from rlforge.tracking.files import RunPaths, read_jsonl
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.status import read_summary
@@ -76,9 +76,7 @@ class Soak:
         self.start()
 
     def start(self) -> None:
-        begun = (self.run_dir / "config.yaml").exists()
-        again = ["train", "--resume", str(self.run_dir)]
-        self.driver = start(*(again if begun else [*RUN, f"run_dir={self.run_dir}"]))
+        self.driver = go_on(self.run_dir, *RUN)
         self.since = time.monotonic()
         self.parts += 1
 
@@ -137,7 +135,7 @@ class Soak:
         self.driver.wait(120)
         newest = latest_checkpoint(self.run_dir / "checkpoints", with_state=True)
         assert newest is not None
-        total = int(newest.name.removeprefix("step-")) + updates
+        total = step_number(newest.name) + updates
         config = self.run_dir / "config.yaml"
         config.write_text(
             config.read_text().replace("total_updates: 1000000", f"total_updates: {total}")

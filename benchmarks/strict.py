@@ -119,6 +119,13 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*RLFORGE, *arguments], stdout=quiet, stderr=quiet)
 
 
+def go_on(run_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """Resume the run in ``run_dir``, or start it where it has not begun."""
+    if (run_dir / "config.yaml").exists():
+        return start(arguments[0], "--resume", str(run_dir))
+    return start(*arguments, f"run_dir={run_dir}")
+
+
 def run(run_dir: Path, *arguments: str) -> Path:
     assert start(*arguments, f"run_dir={run_dir}").wait() == 0, run_dir
     return run_dir
@@ -213,10 +220,7 @@ def kills(folder: Path, number: int, command: list[str]) -> dict[str, Any]:
             victim.kill()
         code, resumes = process.wait(), 0
         while code and resumes < 3:
-            begun = (killed / "config.yaml").exists()
-            anew = [*command, f"run_dir={killed}"]
-            again = [command[0], "--resume", str(killed)] if begun else anew
-            code, resumes = start(*again).wait(), resumes + 1
+            code, resumes = go_on(killed, *command).wait(), resumes + 1
         rows.append(
             {
                 "kind": kind,

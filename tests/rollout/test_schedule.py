@@ -281,9 +281,9 @@ def test_no_game_of_a_resumed_run_has_the_id_of_one_before_it():
     state = json.loads(json.dumps(under_way.state_dict()))
     seen = {spec.game_id for spec in specs}
     for part in (0, 1, 2):
-        resumed = GamesUnderWay()
+        resumed = GamesUnderWay(part)
         if part:
-            resumed.load_state_dict(state, part)
+            resumed.load_state_dict(state)
         else:  # not resumed yet: a collector died, twice
             resumed.begin("collector-0", specs)
             resumed.lose("collector-0")
@@ -300,8 +300,8 @@ def test_no_game_of_a_resumed_run_has_the_id_of_one_before_it():
 
 def resumed_once(state: list[dict[str, Any]]) -> GameSpec:
     """The oldest game under way of a run that is resumed for the first time."""
-    resumed = GamesUnderWay()
-    resumed.load_state_dict(state, 1)
+    resumed = GamesUnderWay(part=1)
+    resumed.load_state_dict(state)
     return resumed.take_lost(1)[0]
 
 

@@ -58,10 +58,14 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1, stderr
     process = start("train", "--resume", "run")
-    # All at once, while the last version is evaluated.
-    wait_for((Path("run") / "checkpoints" / "step-5" / "state").is_dir, process)
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 4, process)
     for name in ("pool", "buffer", "tracker", "collector-0"):
         os.kill(actor_pids(name)[-1], signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=60)
+    process = start("train", "--resume", "run")
+    # All at once, while the last version is evaluated.
+    wait_for((Path("run") / "checkpoints" / "step-5" / "state").is_dir, process)
     process.kill()
     process.communicate(timeout=60)
     resumed = run("train", "--resume", "run")

@@ -121,7 +121,7 @@ class PoolActor:
             )
             for name in names
         }
-        self._under_way, self._part = GamesUnderWay(), part
+        self._under_way = GamesUnderWay(part)
         freeze_gc()
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class PoolActor:
         schedules = state["schedules"] if "schedules" in state else {"": state["schedule"]}
         for name, own in schedules.items():
             self._schedules[name].load_state_dict(own)
-        self._under_way.load_state_dict(state.get("under_way", []), self._part)
+        self._under_way.load_state_dict(state.get("under_way", []))
 
 
 class _Samples:

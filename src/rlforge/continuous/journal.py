@@ -15,7 +15,7 @@ from typing import Any
 from rlforge.errors import RunError
 from rlforge.ruler.base import DecisionScores
 from rlforge.tracking.files import RunPaths, read_json, write_json
-from rlforge.tracking.status import read_summary
+from rlforge.tracking.status import is_done
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import value
 
@@ -185,7 +185,7 @@ def check_windows_left(run_dir: Path, windows: int | None) -> None:
     journal = Journal(run_dir / "journal.sqlite")
     done = journal.done()
     journal.close()
-    ended = read_summary(RunPaths(root=run_dir)).get("status") == "done"
+    ended = is_done(RunPaths(root=run_dir))
     if ended and windows is not None and done >= windows:
         raise RunError(
             f"{run_dir}: already finished its {done} windows; go on with --more N, or in a new run "

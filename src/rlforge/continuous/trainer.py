@@ -213,7 +213,8 @@ class ContinuousTrainer:
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
         line = await asyncio.to_thread(_digests, window, scores, trained)
-        self._parts.digests.append(work.number, line)  # again, if the run dies before "done"
+        # Before "done": a run that dies in between drops the line when it is resumed.
+        self._parts.digests.append(work.number, line)
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         keep_first = self._config.store.keep_windows is None

@@ -244,9 +244,13 @@ def may_branch(record: GameRecord, algorithm: AlgorithmConfig) -> bool:
 
 
 class GamesUnderWay:
-    """The training games that were scheduled and have not ended."""
+    """The training games that were scheduled and have not ended.
 
-    def __init__(self) -> None:
+    part: how often the run was resumed before.
+    """
+
+    def __init__(self, part: int = 0) -> None:
+        self._part = part
         self._games: dict[str, tuple[str, GameSpec]] = {}
 
     @property
@@ -291,13 +295,13 @@ class GamesUnderWay:
         """The games, as plain data that survives JSON."""
         return [_SPECS.encode(spec) for spec in self.specs]
 
-    def load_state_dict(self, state: Iterable[dict[str, Any]], part: int = 0) -> None:
+    def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
         """The games that were under way when the state was taken were lost.
 
-        They may have been played again after that, before the run was resumed: part, of the games
-        that begin now, enters their ids.
+        They may have been played again after that, before the run was resumed: the part of those
+        that begin now enters their ids.
         """
-        lost = (dataclasses.replace(_SPECS.decode(spec), part=part) for spec in state)
+        lost = (dataclasses.replace(_SPECS.decode(spec), part=self._part) for spec in state)
         self.begin(_NO_COLLECTOR, map(retry, lost))
 
 
@@ -313,9 +317,10 @@ def retry(spec: GameSpec) -> GameSpec:
     """
     attempt = int(spec.game_id.partition("~")[2].rpartition(".")[2] or 0) + 1
     again = attempt == 1 or spec.group_id is not None
+    part = f"{spec.part}." if spec.part else ""
     return dataclasses.replace(
         spec,
-        game_id=f"{_first_id(spec)}~{f'{spec.part}.' if spec.part else ''}{attempt}",
+        game_id=f"{_first_id(spec)}~{part}{attempt}",
         seed=spec.seed if again else derive_seed(spec.seed, "retry", attempt),
     )
 

@@ -25,6 +25,11 @@ def read_summary(run: RunPaths) -> dict[str, Any]:
     return _as_it_stands(run, run.summary)
 
 
+def is_done(run: RunPaths) -> bool:
+    """Whether the run ended by itself, with all that it was to do."""
+    return read_summary(run).get("status") == "done"
+
+
 def read_progress(run: RunPaths) -> dict[str, Any]:
     """``progress.json``, with the ``status`` of ``read_summary``; empty when it is not there yet.
 

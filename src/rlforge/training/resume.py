@@ -20,7 +20,7 @@ from rlforge.system.checkpoint import (
     write_checkpoint,
 )
 from rlforge.tracking.files import RunPaths
-from rlforge.tracking.status import read_summary
+from rlforge.tracking.status import is_done
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def check_resumable(run_dir: Path, total_updates: int) -> None:
     newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
     if newest is None:
         return
-    ended = read_summary(RunPaths(root=run_dir)).get("status") == "done"
+    ended = is_done(RunPaths(root=run_dir))
     if ended and checkpoint_version(newest) >= total_updates:
         raise RunError(
             f"{run_dir}: already finished its {total_updates} updates; "
