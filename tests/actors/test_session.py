@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -48,6 +50,29 @@ def test_no_process_that_ray_started_outlives_the_block(
     assert bystander.is_running()
     bystander.kill()
     bystander.wait()
+
+
+def test_of_runs_that_have_ended_the_newest_session_folders_stay(
+    own_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_process = 2**22 + 1  # above the largest identifier of a process
+    with tempfile.TemporaryDirectory() as short:  # names of sockets are limited
+        monkeypatch.setenv("RAY_TMPDIR", short)
+
+        def folder(name: str, *marks: str) -> str:
+            path = Path(short, "ray", f"session_{name}")
+            path.mkdir(parents=True)
+            for mark in marks:
+                (path / mark).touch()
+            return path.name
+
+        ended = [folder(f"2026-01-0{day}", f"rlforge.{no_process}") for day in range(1, 8)]
+        running = folder("2025-01-01", f"rlforge.{os.getppid()}")
+        not_ours = folder("2024-01-01")
+        with session.ray_started(HardwareConfig(device="cpu"), 1):
+            left = {path.name for path in Path(short, "ray").iterdir() if not path.is_symlink()}
+    assert {running, not_ours} < left
+    assert left & set(ended) == set(ended[-session.KEPT_FOLDERS :])
 
 
 def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

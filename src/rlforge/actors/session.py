@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 END_PATIENCE_S = 10.0
 """Seconds after which processes of a Ray of our own that have not ended are killed."""
+KEPT_FOLDERS = 5
+"""Session folders of Ray, with its logs, that stay of runs that have ended."""
 
 
 @contextlib.contextmanager
@@ -122,7 +126,7 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
         with _own_groups():
             try:
-                ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
+                context: Any = ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
             except Exception as error:  # Ray has no class of its own for it
                 if "timed out during startup" not in str(error):
                     raise
@@ -130,6 +134,16 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
                     "Ray did not start in time: this machine is busy, or short of memory; stop "
                     "other work and start again"
                 ) from error
+        _remove_old_folders(Path(context.address_info["session_dir"]))
+
+
+def _remove_old_folders(ours: Path) -> None:
+    """Ray never removes its session folders: keep ``KEPT_FOLDERS`` of our own that have ended."""
+    (ours / f"rlforge.{os.getpid()}").touch()
+    marks = ours.parent.glob("session_[0-9]*/rlforge.*")
+    ended = sorted(mark.parent for mark in marks if not psutil.pid_exists(int(mark.suffix[1:])))
+    for folder in ended[:-KEPT_FOLDERS]:
+        shutil.rmtree(folder, ignore_errors=True)  # another user's stays
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:
