@@ -2,8 +2,9 @@
 
     python benchmarks/forks.py [--repeats N] [--few N] [--many N]
 
-A run of two updates gives game and policies. The longest of its evaluation games is played on from
-its first turn, FEW and MANY times; the difference of the two times is that of MANY - FEW
+A run of two updates gives game and policies. The longest of its evaluation games is played on FEW
+and MANY times: as often from each of its turns, as ``rlforge analyse`` does, and from the first
+turn alone, which are whole games. The difference of the two times is that of MANY - FEW
 continuations alone, without loading the model.
 """
 
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import record, shown, spread
 
-from rlforge.local.forks import Start, fork_game
+from rlforge.local.forks import Start, continuations
 from rlforge.tracking.game_files import read_games
 from rlforge.types import GameRecord
 
@@ -31,27 +33,38 @@ RUN = [
 ]
 
 
-def played_in(run_dir: Path, game: GameRecord, number: int) -> tuple[float, float]:
-    """Seconds by the clock and by the CPU of ``number`` continuations, with loading the model."""
+def played_in(run_dir: Path, game: GameRecord, starts: Sequence[Start]) -> tuple[float, float]:
+    """Seconds by the clock and by the CPU of continuations, with loading the model."""
+
+    async def play() -> None:
+        async with continuations(run_dir, game, {}, lambda text: None) as play:
+            forks = await play(starts)
+        assert all(len(fork.played) == fork.start.games for fork in forks)
+
     began, cpu = time.perf_counter(), time.process_time()
-    fork = asyncio.run(fork_game(run_dir, game, Start(turn=1, games=number)))
-    assert len(fork.played) == number
+    asyncio.run(play())
     return time.perf_counter() - began, time.process_time() - cpu
 
 
 def measure(run_dir: Path, repeats: int, few: int, many: int) -> dict[str, Any]:
     games = read_games(run_dir, purpose="eval")
     game = max(games, key=lambda each: (len(each.turns), each.spec.game_id))
-    rates, cpu_rates = [], []
-    played_in(run_dir, game, few)  # imports
+    every_turn = range(1, len(game.turns) + 1)
+    rates: dict[str, list[float]] = {}
+
+    def starts(number: int, turns: Sequence[int]) -> list[Start]:
+        return [Start(turn=turn, games=number // len(turns)) for turn in turns]
+
+    played_in(run_dir, game, starts(few, every_turn))  # imports
     for _ in range(repeats):
-        short, long = played_in(run_dir, game, few), played_in(run_dir, game, many)
-        rates.append((many - few) / (long[0] - short[0]))
-        cpu_rates.append((many - few) / (long[1] - short[1]))
+        for name, turns in (("continuations", every_turn), ("whole_games", [1])):
+            short, long = (played_in(run_dir, game, starts(n, turns)) for n in (few, many))
+            number = len(turns) * (many // len(turns) - few // len(turns))
+            rates.setdefault(name, []).append(number / (long[0] - short[0]))
+            rates.setdefault(f"{name}_by_cpu_time", []).append(number / (long[1] - short[1]))
     return {
         "turns_of_the_game": len(game.turns),
-        "continuations": spread(rates, "per_s"),
-        "by_cpu_time": spread(cpu_rates, "per_s"),
+        **{name: spread(values, "per_s") for name, values in rates.items()},
     }
 
 
@@ -65,8 +78,9 @@ def main() -> None:
         run_dir = Path(folder) / "run"
         subprocess.run([*RUN, f"run_dir={run_dir}"], check=True, stdout=subprocess.DEVNULL)
         results = measure(run_dir, asked.repeats, asked.few, asked.many)
-    print("continuations a second", shown(results["continuations"], "per_s"))
-    print("by CPU time           ", shown(results["by_cpu_time"], "per_s"))
+    for name in ("continuations", "whole_games"):
+        print(f"{name} a second", shown(results[name], "per_s"))
+        print("    by CPU time", shown(results[f"{name}_by_cpu_time"], "per_s"))
     record("forks", results)
 
 

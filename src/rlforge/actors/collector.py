@@ -14,7 +14,6 @@ import ray
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import freeze_gc
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
@@ -24,6 +23,7 @@ from rlforge.rollout.legal import LegalTokens
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import may_branch
+from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
 from rlforge.tracking.files import open_log
 from rlforge.types import GameRecord, GameSpec, PolicyRef

@@ -15,11 +15,12 @@ import ray
 
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import end, freeze_gc, turn_file
+from rlforge.actors.process import end, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError, RlforgeError
+from rlforge.system.garbage import freeze_gc
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log

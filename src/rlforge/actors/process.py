@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 from collections.abc import Mapping
@@ -35,16 +34,6 @@ def limit_threads(threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
-
-
-def freeze_gc() -> None:
-    """Exclude all objects made so far from garbage collection.
-
-    Imports create hundreds of thousands of objects that stay. Each full collection would traverse
-    all of them, and the whole process would wait for it.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def turn_file(run_dir: str | Path) -> Path:

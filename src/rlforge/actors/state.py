@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.process import freeze_gc
 from rlforge.buffer import EpisodeBuffer, make_buffer
 from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
@@ -27,6 +26,7 @@ from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
+from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
 from rlforge.tracking.digests import digest_of_batch
 from rlforge.tracking.files import open_log

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -12,6 +13,9 @@ from rlforge.config.plugins import Kind
 from rlforge.errors import ExtensionError
 from rlforge.games.grids import Grid
 from rlforge.types import EndReason, EnvSpec, value
+
+MOST_BYTES = 1_000_000
+"""A game that takes more is not copied: to play its turns again is faster."""
 
 
 @value
@@ -176,3 +180,18 @@ class _Guarded:
                 return found(*arguments, **named)
 
         return call
+
+
+def copies(game: Game) -> Callable[[], Game] | None:
+    """Makes copies of an unfinished game; None where it cannot be copied.
+
+    A game of an extension is not copied: what it holds may be outside of this process.
+    """
+    if isinstance(game, _Guarded):
+        return None
+    try:
+        data = pickle.dumps(game)
+        pickle.loads(data)
+    except Exception:  # an environment holds anything, and raises anything
+        return None
+    return partial(pickle.loads, data) if len(data) <= MOST_BYTES else None

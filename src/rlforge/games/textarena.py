@@ -17,7 +17,7 @@ import numbers
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlforge.errors import ConfigError, GameError, nearest
@@ -72,8 +72,23 @@ class TextArenaGame(TurnGame):
         self._call("reset", lambda: self._env.reset(num_players=env.num_players, seed=seed))
         self._bare = _unwrapped(self._env)
         self._bare.state.error_allowance = env.error_allowance
-        self._note_rejections(self._bare.state)
+        self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of wrappers their parts: while they are put together they look for ``env`` for ever."""
+        state = vars(self) | {"_env": list(_layers(self._env))}
+        del state["_random_functions"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
+        self._env = self._bare
+        for kind, own in state["_env"]:
+            layer = kind.__new__(kind)
+            vars(layer).update(own, env=self._env)
+            self._env = layer
 
     @property
     def accepted(self) -> bool:
@@ -130,16 +145,6 @@ class TextArenaGame(TurnGame):
             news=None if isinstance(text, str) else observation,
         )
 
-    def _note_rejections(self, state: Any) -> None:
-        """Record every move that the environment counts as invalid, by player."""
-        original = state.set_invalid_move
-
-        def set_invalid_move(reason: str = "", *args: Any, **kwargs: Any) -> Any:
-            self._rejections[state.current_player_id] = str(reason) or "It is not valid."
-            return original(reason, *args, **kwargs)
-
-        state.set_invalid_move = set_invalid_move
-
     def _rewards(self) -> dict[int, float]:
         rewards, _ = self._call("close", self._env.close)
         players = set(range(self._spec.num_players))
@@ -163,6 +168,18 @@ class TextArenaGame(TurnGame):
 
     def _failure(self, what: str, why: str) -> GameError:
         return GameError(f"{self._spec.id}: {what} failed in turn {self._turn}: {why}")
+
+
+class _NotedRejections:
+    """``set_invalid_move`` of an environment's state, with a note of the reason by player."""
+
+    def __init__(self, state: Any, rejections: dict[int, str]) -> None:
+        self._state, self._rejections = state, rejections
+
+    def __call__(self, reason: str = "", *args: Any, **kwargs: Any) -> Any:
+        state = self._state
+        self._rejections[state.current_player_id] = str(reason) or "It is not valid."
+        return type(state).set_invalid_move(state, reason, *args, **kwargs)
 
 
 def make(env: EnvSpec, seed: int) -> TextArenaGame:
@@ -216,6 +233,13 @@ def _unwrapped(env: Any) -> Any:
     while isinstance(env, textarena.Wrapper):
         env = env.env
     return env
+
+
+def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
+    """The wrappers around an environment, innermost first, with what is their own."""
+    if isinstance(env, textarena.Wrapper):
+        yield from _layers(env.env)
+        yield type(env), {name: own for name, own in vars(env).items() if name != "env"}
 
 
 def _plain(messages: list[tuple[int, str, Any]]) -> str:

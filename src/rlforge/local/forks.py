@@ -91,7 +91,7 @@ async def fork_game(
     not repeat itself, RunError where all continuations failed.
     """
     start = dataclasses.replace(start, action=_checked(record, start))
-    async with _continuations(run_dir, record, seats or {}, say) as play:
+    async with continuations(run_dir, record, seats or {}, say) as play:
         [fork] = await play([start])
     _must_have_ended(fork.records)
     return fork
@@ -125,7 +125,7 @@ async def analyse_game(
     turns = range(1, len(record.turns) + 1)
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
-    async with _continuations(run_dir, record, seats or {}, say) as play:
+    async with continuations(run_dir, record, seats or {}, say) as play:
         began = time.monotonic()  # the engine is loaded
 
         def seconds_left(share: float = 1.0) -> float:
@@ -254,12 +254,13 @@ def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Mom
 
 
 @asynccontextmanager
-async def _continuations(
+async def continuations(
     run_dir: Path, record: GameRecord, named: Mapping[int, str], say: _Say
 ) -> AsyncIterator[Callable[[Sequence[Start]], Awaitable[list[Fork]]]]:
-    """Plays continuations of ``record``: a function from starts to forks. named: policies by seat.
+    """Plays continuations of ``record``: a function from starts to forks, as often as it is called.
 
-    Raises ConfigError for policies that cannot play.
+    named: policies by seat. say: called with progress messages. Raises ConfigError for policies
+    that cannot play.
     """
     config = read_run(run_dir, GamesConfig)
     seats = tuple(

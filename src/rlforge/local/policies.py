@@ -28,6 +28,7 @@ from rlforge.system.checkpoint import (
     step_name,
     step_number,
 )
+from rlforge.system.garbage import frozen_gc
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.tracking.files import RunPaths, read_jsonl
 from rlforge.types import EnvSpec, PolicyRef
@@ -49,7 +50,8 @@ async def seat_policies(
     engine = start_engine(config, policies, say)
     tokenizer = load_tokenizer(config.model)
     try:
-        yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+        with frozen_gc():
+            yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
     finally:
         await engine.close()
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
-from rlforge.rollout.episode import Answer, Legal, play_game
+from rlforge.rollout.episode import Answer, Legal, Starts, play_game
 from rlforge.rollout.schedule import retry
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec, value
@@ -80,6 +80,7 @@ class Collector:
         self._legal_tokens = legal_tokens
         self._ports = ports
         self._make_answer = make_answer
+        self._starts = Starts()
         self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
         self._finished: list[GameRecord] = []
         self._failures_in_a_row = 0
@@ -123,7 +124,7 @@ class Collector:
     async def _play_by_rules(self, spec: GameSpec) -> Delivery:
         records = list[GameRecord]()
         while not records or records[-1].error is not None:
-            record = await self._play_once(spec)
+            record = await self._play_once(spec, self._legal_tokens)
             if record.end_reason == "timeout" or _by_chance(record):
                 raise RunError(
                     f"determinism=strict: {spec.env_id} {spec.game_id} did not end by its rules: "
@@ -158,15 +159,15 @@ class Collector:
 
     async def _evaluate_one(self, spec: GameSpec) -> GameRecord:
         async with self._eval_slots:
-            record = await play_game(spec, self._make_answer(spec), self._time_limit)
+            record = await self._play_once(spec, None)
             if record.error is not None:
-                record = await play_game(spec, self._make_answer(spec), self._time_limit)
+                record = await self._play_once(spec, None)
             return record
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
         while True:
-            record = await self._play_once(spec)
+            record = await self._play_once(spec, self._legal_tokens)
             self._finished.append(record)
             if record.error is None:
                 self._failures_in_a_row = 0
@@ -182,9 +183,9 @@ class Collector:
                 )
             spec = retry(spec)
 
-    async def _play_once(self, spec: GameSpec) -> GameRecord:
+    async def _play_once(self, spec: GameSpec, legal_tokens: Legal | None) -> GameRecord:
         answer = self._make_answer(spec)
-        return await play_game(spec, answer, self._time_limit, self._legal_tokens)
+        return await play_game(spec, answer, self._time_limit, legal_tokens, self._starts)
 
     async def _free_slots(self) -> int:
         """Number of games that may start now; waits until it is at least one."""

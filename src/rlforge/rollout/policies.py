@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from rlforge.config.schema import GamesConfig, PolicyConfig
@@ -152,40 +152,59 @@ class SeatPolicies:
         self._newest[policy.name] = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
-        """The ``Answer`` function of one game; it owns what that game's players remember.
+        """The ``Answer`` function of one game; it owns what that game's players remember."""
+        return _Players(
+            spec, self._models, self._api, self._temperature[spec.purpose], self._newest
+        )
 
-        Answers of ``spec.past`` are given again.
-        """
-        players: dict[int, Player] = {}
-        temperature, prompter = self._temperature[spec.purpose], self._models.prompter
-        models, apis = {}, {}
+
+class _Players:
+    """The players of one game of ``spec``; called, the one at a seat answers.
+
+    newest: by name of a policy, the version from which trained seats of it sample.
+    """
+
+    def __init__(
+        self,
+        spec: GameSpec,
+        models: ModelPlayers,
+        api: ApiPlayer,
+        temperature: float,
+        newest: Mapping[str, PolicyRef],
+    ) -> None:
+        self._env, self._newest = spec.env, newest
+        self._scripted: dict[int, Player] = {}
+        self._models: dict[int, ModelSeat] = {}
+        self._apis: dict[int, ApiSeat] = {}
         for seat in spec.seats:
             if seat.policy.kind == "checkpoint":
-                models[seat.player_id] = self._models.at_seat(seat, spec.env, temperature)
+                self._models[seat.player_id] = models.at_seat(seat, spec.env, temperature)
             elif seat.policy.kind == "api":
-                apis[seat.player_id] = ApiSeat(prompter, self._api, seat, spec.env)
-        past = iter(spec.past or ())
+                self._apis[seat.player_id] = ApiSeat(models.prompter, api, seat, spec.env)
 
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            if (before := next(past, None)) is not None:
-                if (asked := (models | apis).get(seat.player_id)) is not None:
-                    asked.remember(view, before.completion)
-                return before.completion
-            policy = seat.policy
-            if seat.trained and (newest := self._newest.get(policy.name)) is not None:
-                policy = max(policy, newest, key=lambda each: each.version)
-            if policy.kind == "scripted":
-                name = policy.path_or_name or policy.uid
-                if seat.player_id not in players:
-                    players[seat.player_id] = make_player(name, spec.env, seed)
-                act = players[seat.player_id].act
-                if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
-                    text = await asyncio.to_thread(act, view)
-                else:
-                    text = act(view)
-                return Completion(text=text, finish_reason="scripted", policy_uid=policy.uid)
-            if policy.kind == "api":
-                return await apis[seat.player_id].answer(view)
-            return await models[seat.player_id].answer(view, policy, seed)
+    async def __call__(self, seat: Seat, view: View, seed: int) -> Completion:
+        policy = seat.policy
+        if policy.kind == "scripted":
+            return await self._scripted_answer(seat, view, seed)
+        if policy.kind == "api":
+            return await self._apis[seat.player_id].answer(view)
+        if seat.trained and (newest := self._newest.get(policy.name)) is not None:
+            policy = max(policy, newest, key=lambda each: each.version)
+        return await self._models[seat.player_id].answer(view, policy, seed)
 
-        return answer
+    def remember(self, seat: Seat, view: View, completion: Completion) -> None:
+        """The seat gave this answer before."""
+        for asked in (self._models, self._apis):
+            if seat.player_id in asked:
+                asked[seat.player_id].remember(view, completion)
+
+    async def _scripted_answer(self, seat: Seat, view: View, seed: int) -> Completion:
+        name = seat.policy.path_or_name or seat.policy.uid
+        if seat.player_id not in self._scripted:
+            self._scripted[seat.player_id] = make_player(name, self._env, seed)
+        act = self._scripted[seat.player_id].act
+        if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
+            text = await asyncio.to_thread(act, view)
+        else:
+            text = act(view)
+        return Completion(text=text, finish_reason="scripted", policy_uid=seat.policy.uid)

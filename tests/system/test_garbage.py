@@ -1,4 +1,4 @@
-"""The garbage collector of actor processes."""
+"""Objects that the garbage collector leaves out, for ever or for a block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from rlforge.actors.process import freeze_gc
+from rlforge.system.garbage import freeze_gc, frozen_gc
 
 
 class _Knot:
@@ -34,3 +34,11 @@ def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed() -> None:
     after = weakref.ref(_Knot())
     gc.collect()
     assert after() is None
+
+
+def test_after_the_block_all_objects_are_traversed_again() -> None:
+    before = _Knot()
+    with frozen_gc():
+        assert not any(each is before for each in gc.get_objects())
+    assert any(each is before for each in gc.get_objects())
+    assert gc.get_freeze_count() == 0

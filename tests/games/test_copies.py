@@ -1,0 +1,79 @@
+"""A copy of a game goes on as the game of which it was made."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.plugins import SOURCES
+from rlforge.games.base import Game, View, copies, guarded, reseed
+from rlforge.games.registry import make_game
+from rlforge.types import EnvSpec
+
+TALK = ("[accept]", "no", "[1 2]", "[a]", "I pass.")
+PLAYED = [
+    *(EnvSpec(id=f"{name}-v0-train") for name in ("TicTacToe", "SimpleTak", "ConnectFour")),
+    *(EnvSpec(id=f"{name}-v0") for name in ("KuhnPoker", "Nim", "LiarsDice", "Othello", "PigDice")),
+    *(
+        EnvSpec(id=f"{name}-v0-raw")
+        for name in ("Breakthrough", "WildTicTacToe", "IteratedPrisonersDilemma")
+    ),
+    *(
+        EnvSpec(id=f"{name}-v0")
+        for name in ("SimpleNegotiation", "TruthAndDeception", "Battleship")
+    ),
+    EnvSpec(id="Blackjack-v0", num_players=1),
+    EnvSpec(id="ThreePlayerTicTacToe-v0", num_players=3),
+    *(
+        EnvSpec(id=name, source="openspiel")
+        for name in ("leduc_poker", "liars_dice", "dark_hex(num_rows=2,num_cols=2)", "goofspiel")
+    ),
+    EnvSpec(id="kuhn_poker(players=3)", source="openspiel", num_players=3),
+    EnvSpec(id="market-small", source="market"),
+]
+
+
+def played(game: Game, seed: int, turns: int) -> list[Any]:
+    """What is seen while ``turns`` turns are played at random."""
+    rng, seen = random.Random(seed), list[Any]()
+    while not game.done and len(seen) < turns:
+        view = game.view()
+        seen.append(view)
+        game.step(rng.choice(view.legal_actions or TALK))
+        seen.append(game.accepted)
+    return [*seen, game.result() if game.done else game.view()]
+
+
+@pytest.mark.parametrize("env", PLAYED, ids=lambda env: env.id)
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_copy_goes_on_as_the_game_itself_and_leaves_it_alone(env: EnvSpec, turns: int) -> None:
+    game = make_game(env, seed=5)
+    played(game, 1, turns)
+    copy = copies(game)
+    assert copy is not None
+    courses = []
+    for one in (copy(), game, copy()):
+        reseed(one, 7)
+        courses.append(played(one, 2, 60))
+    assert courses[0] == courses[1] == courses[2]
+
+
+def test_what_holds_a_resource_is_not_copied(tmp_path: Path) -> None:
+    game: Any = make_game(PLAYED[0], seed=5)
+    with (tmp_path / "file").open("w") as game.resource:
+        assert copies(game) is None
+
+
+def test_a_game_of_an_extension_is_not_copied() -> None:
+    """It may be a handle of something outside of this process."""
+
+    class Heads:
+        done, accepted = False, True
+
+        def view(self) -> View:
+            return View(player_id=0, observation="Heads or tails?")
+
+    assert copies(guarded(SOURCES, "mine:Heads", Heads())) is None
