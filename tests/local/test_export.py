@@ -298,6 +298,34 @@ def test_results_are_those_of_the_exported_version(run_dir: Path, tmp_path: Path
     assert "60.0 / 20.0" not in card
 
 
+def test_of_several_policies_the_card_is_of_the_exported_one(
+    small_model: Path, tmp_path: Path
+) -> None:
+    rival = "{opponents: [main], learner: {learning_rate: 0.25}, prompt_template: default}"
+    config = config_of(small_model, f"policies={{main: {{}}, rival: {rival}}}")
+    run = RunPaths(root=tmp_path)
+    run.config.write_text(to_yaml(config))
+    for name in ("main", "rival"):
+        save_version(run.checkpoints, config, 2, prefix=name)
+    evaluated = dataclasses.replace(evaluation(2, 60), policy_uid="main-2")
+    write_jsonl(run.evals, [dataclasses.asdict(evaluated)])
+    write_json(run.summary, {"run_name": "demo"})
+
+    def card(version: str) -> str:
+        folder = rlforge.load_run(tmp_path).export(tmp_path / version, merge=True, version=version)
+        return (folder / CARD).read_text()
+
+    main, other = card("main-2"), card("rival-2")
+    assert "(`main`, `rival`), and this is `rival`" in other
+    assert "| learning rate | 0.25 |" in other
+    assert "| learning rate | 0.25 |" not in main
+    assert "opponents by versions of `main`" in other
+    assert "60.0 / 20.0 / 20.0 %" in main
+    assert "60.0 / 20.0 / 20.0 %" not in other
+    assert "template `board`" in main
+    assert "template `default`" in other
+
+
 def code_of(folder: Path) -> str:
     """The code in the card of an export."""
     [code] = re.findall(r"```python\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)

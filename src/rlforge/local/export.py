@@ -90,7 +90,7 @@ def export_run(
             _convert(converter, work, folder.absolute().name)
         exported = Exported(
             place=push or folder.name,
-            uid=policy.uid,
+            policy=policy,
             step=step,
             form=form,
             base=_base(config.model),
@@ -98,7 +98,7 @@ def export_run(
             dtype=dtype_name,
             config=config,
             run=run,
-            prompt=example_prompt(run, config, tokenizer),
+            prompt=example_prompt(run, config, tokenizer, policy.name),
             curves=CURVES if curves is not None else None,
         )
         atomic_write(work / CARD, model_card(exported))

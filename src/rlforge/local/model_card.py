@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
+from rlforge.config.per_policy import entry_of, of_policy, policy_names
 from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, PromptConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import RlforgeError
@@ -22,12 +23,13 @@ from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.models.made import made_model
 from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
+from rlforge.system.checkpoint import policy_in
 from rlforge.tracking.formatting import count, duration, number, percent
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.store import store_folder
-from rlforge.types import value
+from rlforge.types import PolicyRef, value
 
 Form = Literal["adapter", "merged", "full", "base"]
 """An adapter; whole weights with the adapter merged; trained whole weights; the untrained model."""
@@ -53,14 +55,14 @@ _COMPARISON = (
 class Exported:
     """What a card is about.
 
-    place: the repository of the hub, or the name of the folder. uid, step: the version and the
+    place: the repository of the hub, or the name of the folder. policy, step: the version and the
     updates behind it. base: the base model's id, folder or kind; on_hub: whether it is an id of the
     hub. dtype: of the weights. prompt: one of the run, as text or, for chat templates, as messages;
     None where there is none. curves: name of the picture, if there is one.
     """
 
     place: str
-    uid: str
+    policy: PolicyRef
     step: int
     form: Form
     base: str
@@ -70,6 +72,16 @@ class Exported:
     run: RunData
     prompt: str | list[dict[str, str]] | None
     curves: str | None
+
+    @property
+    def uid(self) -> str:
+        return self.policy.uid
+
+    @property
+    def own(self) -> PolicyConfig:
+        """The configuration; of several policies with the groups of this one."""
+        config = self.config
+        return of_policy(config, self.policy.name) if isinstance(config, RunConfig) else config
 
 
 def model_card(exported: Exported) -> str:
@@ -87,14 +99,15 @@ def model_card(exported: Exported) -> str:
 
 
 def example_prompt(
-    run: RunData, config: PolicyConfig, tokenizer: Any
+    run: RunData, config: PolicyConfig, tokenizer: Any, policy: str = ""
 ) -> str | list[dict[str, str]] | None:
     """A prompt that the engine of the run was asked with: messages, where these give that prompt.
 
-    None where no game or decision of the model is on disk.
+    policy: of several policies the one that was asked, by name. None where no game or decision of
+    the model is on disk.
     """
     prompter = Prompter(None, config.prompts)
-    for ids, template, extraction, observation in _asked(run, config):
+    for ids, template, extraction, observation in _asked(run, config, policy):
         text = str(tokenizer.decode(ids, skip_special_tokens=False))
         view = View(player_id=0, observation=observation)
         try:
@@ -109,7 +122,9 @@ def example_prompt(
     return None
 
 
-def _asked(run: RunData, config: PolicyConfig) -> Iterator[tuple[Sequence[int], str, str, str]]:
+def _asked(
+    run: RunData, config: PolicyConfig, policy: str
+) -> Iterator[tuple[Sequence[int], str, str, str]]:
     """Prompt ids of the model's turns, with template, extraction and observation."""
     model = config.model
     if isinstance(config, ContinuousConfig):
@@ -131,7 +146,7 @@ def _asked(run: RunData, config: PolicyConfig) -> Iterator[tuple[Sequence[int], 
             seats = {seat.player_id: seat for seat in record.spec.seats}
             for turn in record.turns:
                 seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
-                if seat.policy.kind == "checkpoint" and ids:
+                if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
                     yield ids, seat.prompt_template, seat.action_extraction, turn.observation
 
 
@@ -141,7 +156,7 @@ def _asked(run: RunData, config: PolicyConfig) -> Iterator[tuple[Sequence[int], 
 def _metadata(exported: Exported) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    config = exported.config
+    config = exported.own
     relation, lora = ("adapter", ["lora"]) if exported.form == "adapter" else ("finetune", [])
     kind = "sft" if isinstance(config, SftConfig) else "reinforcement-learning"
     results = [
@@ -179,9 +194,20 @@ def _summary(exported: Exported) -> str:
     what = ", ".join(_environments(config))
     version = f"rlforge {exported.run.summary.get('versions', {}).get('rlforge', '')}".strip()
     return (
-        f"A language model that was trained by {_learned(config)[0]} to play {what}, with "
-        f"{version}. This is its version after {exported.step} updates. Base model: "
-        f"{base}. {_FORMS[exported.form]} Data type: {exported.dtype}."
+        f"A language model that was trained by {_learned(exported)[0]} to play {what}, with "
+        f"{version}. This is its version after {exported.step} updates. {_among(exported)}"
+        f"Base model: {base}. {_FORMS[exported.form]} Data type: {exported.dtype}."
+    )
+
+
+def _among(exported: Exported) -> str:
+    """Of several policies of a run, which one it is; empty where there is one."""
+    if not (name := exported.policy.name):
+        return ""
+    names = ", ".join(f"`{one}`" for one in policy_names(exported.config))
+    return (
+        f"The run trained several policies ({names}), and this is `{name}`; numbers of updates, "
+        "games, tokens and samples are those of all of them. "
     )
 
 
@@ -235,7 +261,7 @@ def _use(exported: Exported) -> Iterator[str]:
             "holds the sampling of the training."
         )
         yield f"```python\n{_snippet(exported)}\n```"
-    template, extraction = asked_as(exported.config)
+    template, extraction = asked_as(exported.config, policy=exported.policy.name)
     yield (
         f"Prompts have the form of rlforge's template `{template}`, and the action is read from "
         f"the answer by its extraction `{extraction}`. rlforge builds both:"
@@ -245,7 +271,7 @@ def _use(exported: Exported) -> Iterator[str]:
 
 def _command(exported: Exported, template: str, extraction: str) -> str:
     """The command that trains the version on, in prompts of its form, on any machine."""
-    config, command, lora = exported.config, exported.run.command, exported.config.model.lora
+    config, command, lora = exported.own, exported.run.command, exported.config.model.lora
     named = re.search(r"\+experiment=(\S+)", command)
     known = named is not None and (conf_dir() / "experiment" / f"{named[1]}.yaml").is_file()
     lines = [["rlforge", config.command, *([named[0]] if named and known else []), "model=hf"]]
@@ -277,7 +303,7 @@ def _on_command_line(setting: object) -> str:
 
 def _training(exported: Exported) -> Iterator[str]:
     yield "## Training"
-    config, run = exported.config, exported.run
+    config, run = exported.own, exported.run
     done: Row = next((row for row in reversed(run.metrics) if row["step"] <= exported.step), {})
     learner, lora = config.learner, config.model.lora
     trained = "all weights"
@@ -287,7 +313,7 @@ def _training(exported: Exported) -> Iterator[str]:
         if lora.last_layers is not None:
             trained += f" of the last {lora.last_layers} layers"
     rows = [
-        ("data", _learned(config)[1]),
+        ("data", _learned(exported)[1]),
         ("environments", ", ".join(_environments(config))),
         ("algorithm", config.algorithm.name),
         ("trained weights", trained),
@@ -332,8 +358,10 @@ def _limits(exported: Exported) -> Iterator[str]:
 def _measured(exported: Exported) -> list[tuple[Row, Row]]:
     """First and last evaluation up to the version, per environment and opponent."""
     pairs: dict[tuple[str, str], list[Row]] = {}
+    name = exported.policy.name
     for row in exported.run.evals:
-        if row["step"] <= exported.step:
+        own = not name or policy_in(row["policy_uid"]) == name
+        if own and row["step"] <= exported.step:
             pairs.setdefault((row["env_id"], row["opponent"]), []).append(row)
     return [(rows[0], rows[-1]) for rows in pairs.values()]
 
@@ -353,8 +381,9 @@ def _environments(config: PolicyConfig) -> list[str]:
     return [f"`{env}`" for env in envs]
 
 
-def _learned(config: PolicyConfig) -> tuple[str, str]:
+def _learned(exported: Exported) -> tuple[str, str]:
     """The kind of training, and what it learned from."""
+    config = exported.own
     if isinstance(config, SftConfig):
         data = config.data
         files = [Path(path).name for path in (data.run, data.file) if path]
@@ -362,9 +391,12 @@ def _learned(config: PolicyConfig) -> tuple[str, str]:
         return "supervised fine-tuning", f"answers of {sources}; games kept: {data.keep}"
     if not isinstance(config, RunConfig):
         return "reinforcement learning", "its own decisions in a market with scripted traders"
-    pool = config.pool
-    against = ", ".join([f"`pool.mode={pool.mode}`", *(f"`{one}`" for one in pool.fixed_opponents)])
-    return "reinforcement learning", f"its own games, against opponents by {against}"
+    pool, name = config.pool, exported.policy.name
+    against = [f"`pool.mode={pool.mode}`", *(f"`{one}`" for one in pool.fixed_opponents)]
+    if name and isinstance(exported.config, RunConfig):
+        met = entry_of(exported.config, name).meets(name)
+        against[:0] = [f"versions of `{one}`" for one in met]
+    return "reinforcement learning", f"its own games, against opponents by {', '.join(against)}"
 
 
 def _snippet(exported: Exported) -> str:

@@ -112,13 +112,14 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     )
 
 
-def asked_as(config: PolicyConfig, env_id: str | None = None) -> tuple[str, str]:
+def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> tuple[str, str]:
     """The template and the extraction with which a run asks its policy in a game.
 
     env_id: None, or a game that is not one of the run, is asked as its first training game.
+    policy: of several policies the one that is asked, by name.
     """
     if not isinstance(config, GamesConfig):
         return config.model.prompt_template, config.model.action_extraction
     envs = (*train_envs(config), *eval_envs(config))
     env = next((env for env in envs if env.id == env_id), envs[0])
-    return env.prompt_template, env.action_extraction
+    return env.asked(PolicyRef(uid=policy, kind="checkpoint", name=policy))

@@ -330,6 +330,22 @@ def test_a_gap_that_some_updates_did_not_measure_says_so(
     assert "log-prob gap, max, measured in 1 of 3 updates" in text
 
 
+def test_of_several_policies_each_has_a_curve_and_results_name_the_first(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    (tmp_path / "config.yaml").write_text("policies:\n  main: {}\n  rival: {}\n")
+    tracker.add_eval(make.evaluation(0, 33))
+    for step in range(1, 7):
+        result = make.update(step, entropy=2.0 + step, logprob_gap_max=step / 100)
+        tracker.log_learner(result, make.shares, "" if step % 2 else "rival")
+    page = write_report(tmp_path).read_text()
+    text, _ = check(page)
+    assert lines_of(page, "entropy") == ["line c0", "line c1"]
+    assert "0.06 largest log-prob gap" in text
+    assert "rates of the policy main at its first" in text
+
+
 def test_the_report_goes_to_another_file_where_one_is_given(full_run: Path, tmp_path: Path) -> None:
     page = write_report(full_run, tmp_path / "page.html")
     assert page == tmp_path / "page.html"

@@ -111,11 +111,16 @@ def outcomes(run: RunData) -> list[Chart]:
     return drawn
 
 
+def subject(run: RunData) -> str:
+    """What is evaluated: of several policies the first."""
+    return f"the policy {run.policies[0]}" if run.policies else "the policy"
+
+
 def win_rates(run: RunData) -> Html | None:
     """One chart per environment and opponent."""
     return section(
         "Evaluation",
-        "Seat-swapped games of the policy after each number of updates; the band is the 95 % "
+        f"Seat-swapped games of {subject(run)} after each number of updates; the band is the 95 % "
         "confidence interval of the win rate.",
         charts(figure(chart) for chart in outcomes(run)),
     )
@@ -275,10 +280,22 @@ def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:
 
 
 def metric(run: RunData, key: str, label: str) -> Chart:
-    """One learner metric over the updates, smoothed where its single values are noisy."""
+    """One learner metric over the updates, smoothed where its single values are noisy.
+
+    Of several policies each has a line.
+    """
+    first, *others = run.policies or ("",)
+    keys = {first: key} | {name: f"policies/{name}/{key}" for name in others}
+    made = {name: [row for row in run.metrics if one in row] for name, one in keys.items()}
+    if any(made[name] for name in others):  # an update is of one of them
+        series = [
+            _series(made[name], one, name, index) for index, (name, one) in enumerate(keys.items())
+        ]
+    else:
+        series = [_series(run.metrics, key, label)]
     return Chart(
         title=label,
-        series=[_series(run.metrics, key, label)],
+        series=series,
         smooth=key not in _EXACT | _MAXIMA,
         exact=key in _EXACT,
     )

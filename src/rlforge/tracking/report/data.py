@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlforge.errors import RlforgeError
 from rlforge.tracking.analyses import Analysis, read_analyses
 from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
@@ -20,7 +22,8 @@ Row = dict[str, Any]
 class RunData:
     """Contents of a run's files; empty for those that are not there yet.
 
-    games_error: why the games could not be read; ``games`` is empty then. damage: lines that could
+    policies: names of the run's policies; empty where it has one. games_error: why the games could
+    not be read; ``games`` is empty then. damage: lines that could
     not be read, and updates and windows that the files lack, a sentence each.
     """
 
@@ -36,6 +39,7 @@ class RunData:
     pool: Row
     summary: Row
     config: str
+    policies: tuple[str, ...]
     command: str
     games: tuple[GameIndex, ...]
     games_error: str | None
@@ -84,7 +88,8 @@ def load_run(run_dir: Path | str) -> RunData:
         ratings=tuple(ratings),
         pool=read_json(paths.pool),
         summary=summary,
-        config=_text(paths.config),
+        config=(config := _text(paths.config)),
+        policies=_policies(config),
         command=str(summary.get("command") or _text(paths.command)).strip(),
         games=tuple(games),
         games_error=games_error,
@@ -103,6 +108,14 @@ def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -
         if (missing := made - len(rows)) > 0:
             sentences.append(f"{file} lacks {missing} of the {made} {key} that summary.json counts")
     return sentences
+
+
+def _policies(config: str) -> tuple[str, ...]:
+    """The names below ``policies``, as far as ``config`` can be read."""
+    try:
+        return tuple(yaml.safe_load(config)["policies"])
+    except (yaml.YAMLError, TypeError, KeyError):
+        return ()
 
 
 def _text(path: Path) -> str:

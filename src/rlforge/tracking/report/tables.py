@@ -17,7 +17,7 @@ from rlforge.tracking.formatting import (
 from rlforge.tracking.ladder_view import elo
 from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.progress import LADDER_ROWS, match_rows
-from rlforge.tracking.report.curves import section
+from rlforge.tracking.report.curves import section, subject
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join, table
 from rlforge.tracking.report.ladder import plot_of_strengths
@@ -69,7 +69,9 @@ def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
 
 def _largest_gap(run: RunData) -> tuple[str, str]:
     """The tile of the log-prob gap, which names its updates where others were not measured."""
-    gaps = [gap for row in run.metrics if (gap := row.get("logprob_gap_max")) is not None]
+    name = "logprob_gap_max"
+    of_policies = {name, *(f"policies/{policy}/{name}" for policy in run.policies)}
+    gaps = [row[one] for row in run.metrics for one in of_policies & row.keys()]
     whole = len(gaps) in (0, len(run.metrics))
     part = "" if whole else f", {len(gaps)} of {len(run.metrics)} updates"
     return f"largest log-prob gap{part}", number(max(gaps, default=None), 3)
@@ -90,9 +92,9 @@ def reached(run: RunData) -> Html | None:
         rows.append([env, opponent, _result(first), _result(last), shift])
     return section(
         "Results",
-        "Win, draw and loss rates of the policy at its first and at its last evaluation, with 95 % "
-        "intervals; change of the win rate in percentage points, coloured where the intervals of "
-        "start and end do not overlap.",
+        f"Win, draw and loss rates of {subject(run)} at its first and at its last evaluation, with "
+        "95 % intervals; change of the win rate in percentage points, coloured where the intervals "
+        "of start and end do not overlap.",
         table(
             ["environment", "opponent", "start", "end", "change"],
             rows,
