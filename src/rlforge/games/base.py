@@ -12,7 +12,10 @@ from typing import Any, Protocol, cast
 from rlforge.config.plugins import Kind
 from rlforge.errors import ExtensionError
 from rlforge.games.grids import Grid
+from rlforge.games.watchdog import Watchdog
 from rlforge.types import EndReason, EnvSpec, value
+
+_WATCHDOG = Watchdog()
 
 MOST_BYTES = 1_000_000
 """A game that takes more is not copied: to play its turns again is faster."""
@@ -157,29 +160,40 @@ def reseed(game: Game, seed: int) -> None:
         cast("TurnGame", game).reseed(seed)
 
 
-def guarded(kind: Kind, name: str, made: Any) -> Any:
-    """``made``, a game or player of ``name``; what fails in a user's is an ExtensionError."""
-    return made if kind.has_own(name) else _Guarded(kind, name, made)
+def guarded(kind: Kind, name: str, limit_s: float, make: Callable[[], Any]) -> Any:
+    """What ``make`` makes, a game or player of ``name``.
+
+    What fails in a user's code, or does not return within ``limit_s``, is an ExtensionError.
+    """
+    if kind.has_own(name):
+        with kind.trial(name, ExtensionError):
+            return make()
+    trial = partial(_trial, kind, name, limit_s)
+    return _Guarded(trial, trial(make))
+
+
+def _trial(kind: Kind, name: str, limit_s: float, function: Callable[[], Any]) -> Any:
+    def run() -> Any:
+        with kind.trial(name, ExtensionError):
+            return function()
+
+    try:
+        return _WATCHDOG.run(run, limit_s)
+    except TimeoutError as error:
+        raise ExtensionError(f"{kind.noun} {name!r} {error} (env.timeout_s)") from None
 
 
 class _Guarded:
     """Stands for an object of an extension, with its attributes and methods."""
 
-    def __init__(self, kind: Kind, name: str, made: Any) -> None:
-        self._trial = partial(kind.trial, name, ExtensionError)
-        self._made = made
+    def __init__(self, trial: Callable[[Callable[[], Any]], Any], made: Any) -> None:
+        self._trial, self._made = trial, made
 
     def __getattr__(self, attribute: str) -> Any:
-        with self._trial():
-            found = getattr(self._made, attribute)
+        found = self._trial(lambda: getattr(self._made, attribute))
         if not callable(found):
             return found
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            with self._trial():
-                return found(*arguments, **named)
-
-        return call
+        return lambda *arguments, **named: self._trial(lambda: found(*arguments, **named))
 
 
 def copies(game: Game) -> Callable[[], Game] | None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from rlforge.config.plugins import PLAYERS
-from rlforge.errors import ConfigError, ExtensionError, GameError
+from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View, guarded
 from rlforge.games.grid_search import best_actions
 from rlforge.games.grids import placements, winning_cells
@@ -147,9 +147,8 @@ def make_player(name: str, env: EnvSpec, seed: int) -> Player:
 
     Raises ``ConfigError`` for an unknown name, and for a trader outside of markets.
     """
-    with PLAYERS.trial(name, ExtensionError):
-        player = _new_player(name, env, seed)
-    made: Player = guarded(PLAYERS, name, player)
+    limit_s = env.timeout_s
+    made: Player = guarded(PLAYERS, name, limit_s, lambda: _new_player(name, env, seed))
     return made
 
 

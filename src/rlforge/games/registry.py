@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rlforge.config.plugins import SOURCES
-from rlforge.errors import ConfigError, ExtensionError
+from rlforge.errors import ConfigError
 from rlforge.games.base import Game, guarded
 from rlforge.types import EnvSpec
 
@@ -40,9 +40,8 @@ def make_game(env: EnvSpec, seed: int) -> Game:
         >>> game.done
         False
     """
-    with SOURCES.trial(env.source, ExtensionError):
-        game = _source(env.source).make(env, seed)
-    made: Game = guarded(SOURCES, env.source, game)
+    source, limit_s = env.source, env.timeout_s
+    made: Game = guarded(SOURCES, source, limit_s, lambda: _source(source).make(env, seed))
     return made
 
 

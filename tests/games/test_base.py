@@ -1,14 +1,16 @@
-"""A copy of a game goes on as the game of which it was made."""
+"""Copies of games, and games of extensions."""
 
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlforge.config.plugins import SOURCES
+from rlforge.errors import ExtensionError
 from rlforge.games.base import Game, View, copies, guarded, reseed
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
@@ -67,13 +69,42 @@ def test_what_holds_a_resource_is_not_copied(tmp_path: Path) -> None:
         assert copies(game) is None
 
 
+class Heads:
+    """A game of an extension."""
+
+    done, accepted = False, True
+
+    def view(self) -> View:
+        return View(player_id=0, observation="Heads or tails?")
+
+    def step(self, action: str) -> None:
+        while action == "wait":
+            time.sleep(0.01)
+
+
+def heads(limit_s: float = 60.0) -> Game:
+    game: Game = guarded(SOURCES, "mine:Heads", limit_s, Heads)
+    return game
+
+
 def test_a_game_of_an_extension_is_not_copied() -> None:
     """It may be a handle of something outside of this process."""
+    assert copies(heads()) is None
 
-    class Heads:
-        done, accepted = False, True
 
-        def view(self) -> View:
-            return View(player_id=0, observation="Heads or tails?")
+def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named() -> None:
+    game = heads(limit_s=0.2)
+    game.step("heads")
+    with pytest.raises(
+        ExtensionError, match=r"^game source 'mine:Heads' did not return within 0\.2 s"
+    ):
+        game.step("wait")
 
-    assert copies(guarded(SOURCES, "mine:Heads", Heads())) is None
+
+def test_nor_does_one_that_is_never_made() -> None:
+    def make() -> Game:
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(ExtensionError, match=r"'mine:Heads' did not return within 0\.2 s"):
+        guarded(SOURCES, "mine:Heads", 0.2, make)
