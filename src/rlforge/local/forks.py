@@ -34,6 +34,7 @@ _FOR_VALUES = 0.6
 FORCED = "forced"
 
 _Say = Callable[[str], None]
+_Play = Callable[[Sequence["Start"]], Awaitable[list["Fork"]]]
 
 
 @value
@@ -126,44 +127,20 @@ async def analyse_game(
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
     async with continuations(run_dir, record, seats or {}, say) as play:
-        began = time.monotonic()  # the engine is loaded
-
-        def seconds_left(share: float = 1.0) -> float:
-            return math.inf if seconds is None else share * seconds - (time.monotonic() - began)
-
-        while done < samples and (not done or seconds_left(_FOR_VALUES) > 0):
+        clock = _Clock(seconds)  # the engine is loaded
+        while done < samples and (not done or clock.left(_FOR_VALUES) > 0):
             number = min(ROUND, samples - done)
             for fork in await play([Start(turn=turn, games=number) for turn in turns]):
                 played[fork.start.turn] += fork.records
             done += number
+            clock.played += number * len(turns)
             say(f"{done} of {samples} continuations of each of {len(turns)} turns")
         for records in played.values():
             _must_have_ended(records)
         moments = _moments(record, player, played)
-        per_second = done * len(turns) / max(time.monotonic() - began, 1e-3)
-        lost = [one for one in moments if one.decisive and one.change < 0]
-        tried = {one.turn: [a for a in legal[one.turn] if a != one.action] for one in lost}
-
-        def fitting(wanted: int, starts: int) -> int:
-            """Continuations from each of ``starts``, in half of the time that is left."""
-            return int(max(0, min(wanted, seconds_left() * per_second / 2 / max(starts, 1))))
-
-        number = fitting(max(samples // 4, 1), sum(map(len, tried.values())))
-        others = await play(
-            [
-                Start(turn=turn, games=number, action=action)
-                for turn, actions in tried.items()
-                for action in actions[:MOST_TRIED]
-            ]
-        )
-        best = _best(record, others)
-        number = fitting(samples, len(best))
-        finalists = await play(
-            [Start(turn=turn, games=number, action=action) for turn, action in best.items()]
-        )
-        moments = _with_best(moments, finalists)
-        for fork in (*others, *finalists):
-            played[fork.start.turn] += fork.records
+        tried, best = await _better_actions(record, moments, legal, samples, clock, play)
+    for fork in (*tried, *best):
+        played[fork.start.turn] += fork.records
     every = list(itertools.chain.from_iterable(played.values()))
     return Analysis(
         game_id=record.spec.game_id,
@@ -171,10 +148,53 @@ async def analyse_game(
         player=player,
         seats=tuple(seat.policy.uid for seat in every[0].spec.seats),
         rewards=record.rewards,
-        moments=tuple(moments),
+        moments=tuple(_with_best(moments, best)),
         games=len(every),
         failed=sum(one.error is not None for one in every),
     )
+
+
+class _Clock:
+    """The time of an analysis, of ``seconds`` at most, and how many games fit into it."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self._began = time.monotonic()
+        self.played = 0
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds left of a share of them."""
+        return share * self._seconds - (time.monotonic() - self._began)
+
+    def fitting(self, wanted: int, starts: int) -> int:
+        """Continuations from each of ``starts``, at most ``wanted``, in half of what is left."""
+        per_second = self.played / max(time.monotonic() - self._began, 1e-3)
+        return int(max(0, min(wanted, self.left() * per_second / 2 / max(starts, 1))))
+
+
+async def _better_actions(
+    record: GameRecord,
+    moments: Sequence[Moment],
+    legal: Mapping[int, Sequence[str]],
+    samples: int,
+    clock: _Clock,
+    play: _Play,
+) -> tuple[list[Fork], list[Fork]]:
+    """At turns that lost the game: forks with each other action, and further ones with the best."""
+    lost = [one for one in moments if one.decisive and one.change < 0]
+    starts = [
+        (one.turn, action)
+        for one in lost
+        for action in [other for other in legal[one.turn] if other != one.action][:MOST_TRIED]
+    ]
+
+    async def fork(starts: Sequence[tuple[int, str]], wanted: int) -> list[Fork]:
+        games = clock.fitting(wanted, len(starts))
+        clock.played += games * len(starts)
+        return await play([Start(turn=turn, games=games, action=action) for turn, action in starts])
+
+    tried = await fork(starts, max(samples // 4, 1))
+    return tried, await fork(list(_best(record, tried).items()), samples)
 
 
 # ---------------------------------------------------------------- values
@@ -256,7 +276,7 @@ def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Mom
 @asynccontextmanager
 async def continuations(
     run_dir: Path, record: GameRecord, named: Mapping[int, str], say: _Say
-) -> AsyncIterator[Callable[[Sequence[Start]], Awaitable[list[Fork]]]]:
+) -> AsyncIterator[_Play]:
     """Plays continuations of ``record``: a function from starts to forks, as often as it is called.
 
     named: policies by seat. say: called with progress messages. Raises ConfigError for policies
