@@ -1,6 +1,7 @@
 """Whether runs with ``determinism=strict`` are the same again, the price, and what verify finds.
 
     python benchmarks/strict.py [--parts PART ...] [--seeds N] [--updates N] [--kills N] [--edits N]
+        [--add]
 
 - same: by seed three runs of ``simpletak_mirror``, strict ones with one and with two collectors and
   a fast one, one after the other; compared are adapters, optimizers and games, and the time from
@@ -14,7 +15,8 @@
 - kinds: short strict runs with other algorithms, pools, buffers and games, with one and with two
   collectors and engines; their digests are compared, and everything is verified.
 
-What other parts measured before stays in the result.
+What other parts measured before stays in the result, and with ``--add`` the kills that were
+measured before, as part of the number that is asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,13 +204,16 @@ def verified(folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- kills
 
 
-def kills(folder: Path, number: int, command: list[str]) -> dict[str, Any]:
+def kills(
+    folder: Path, number: int, command: list[str], known: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What was found after each point. known: what was found before."""
     wanted = chain(run(folder / f"{command[0]}-first", *command))
     began = time.monotonic()  # the model is made
     assert chain(run(folder / f"{command[0]}-alone", *command)) == wanted
     length_s = time.monotonic() - began
-    rows = []
-    for seed in range(number):
+    rows = list(known.get("points", []))
+    for seed in range(len(rows), number):
         rng, killed = random.Random(seed), folder / f"{command[0]}-{seed}"
         kinds = [each for each in KINDS if command[0] == "train" or each not in OF_GAMES]
         # Killed at the very end, or after it, nothing would be left to resume.
@@ -232,8 +237,8 @@ def kills(folder: Path, number: int, command: list[str]) -> dict[str, Any]:
         )
         print(seed, rows[-1], flush=True)
         shutil.rmtree(killed)
-    hit = [row for row in rows if row["killed"]]
-    return {"points": rows, "killed": len(hit), "same": sum(row["same"] for row in hit)}
+        hit = [row for row in rows if row["killed"]]
+        yield {"points": rows, "killed": len(hit), "same": sum(row["same"] for row in hit)}
 
 
 def processes(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
@@ -385,23 +390,27 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--continuous-kills", type=int, default=20)
     parser.add_argument("--edits", type=int, default=100)
+    parser.add_argument("--add", action="store_true")
     asked = parser.parse_args()
     done = RESULTS / "strict.json"
     known = json.loads(done.read_text()) if done.exists() else {}
     results = {part: known[part] for part in PARTS if part in known}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        measure: dict[str, Callable[[], dict[str, Any]]] = {
-            "same": lambda: same(folder, asked.seeds, asked.updates),
-            "verify": lambda: verified(folder),
-            "edits": lambda: edits(folder, asked.edits),
-            "kills": lambda: kills(folder, asked.kills, SHORT),
-            "continuous": lambda: kills(folder, asked.continuous_kills, CONTINUOUS),
-            "kinds": lambda: kinds(folder),
+        before = {part: results.get(part, {}) if asked.add else {} for part in PARTS}
+        continuous = asked.continuous_kills, CONTINUOUS, before["continuous"]
+        measure: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+            "same": lambda: [same(folder, asked.seeds, asked.updates)],
+            "verify": lambda: [verified(folder)],
+            "edits": lambda: [edits(folder, asked.edits)],
+            "kills": lambda: kills(folder, asked.kills, SHORT, before["kills"]),
+            "continuous": lambda: kills(folder, *continuous),
+            "kinds": lambda: [kinds(folder)],
         }
         for part in asked.parts:
-            results[part] = measure[part]()
-            record("strict", results)
+            for found in measure[part]():
+                results[part] = found
+                record("strict", results)
 
 
 if __name__ == "__main__":
