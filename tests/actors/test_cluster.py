@@ -67,6 +67,19 @@ async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
         assert ray.util.list_named_actors() == []
 
 
+async def test_an_actor_that_ray_does_not_start_raises_instead_of_waiting_for_ever(
+    own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where the clock is set back while Ray starts: its timers wait for the old time."""
+    config = compose(["+experiment=tictactoe_mirror"]).config
+    whole = build_graph(config, Machine(cpus=2, gpus=0))
+    graph = RunGraph(nodes=(whole.node("tracker"),))
+    monkeypatch.setattr(cluster, "START_PATIENCE_S", 0.01)
+    late = pytest.raises(RunError, match=r"Ray has not started tracker within 0\.01 s")
+    with ray_started(HardwareConfig(device="cpu"), graph.num_cpus), late:
+        await cluster.start_actors(graph, config, HardwareConfig(device="cpu"), tmp_path)
+
+
 def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:
     trace = """Traceback (most recent call last):
   File "/site/rlforge/games/players.py", line 30, in act

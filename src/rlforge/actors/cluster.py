@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 PLACEMENT_PATIENCE_S = 120.0
 """Seconds within which a cluster must have room for all actors."""
 
+START_PATIENCE_S = 300.0
+"""Seconds within which an actor that loads no model must be there."""
+
 SCALARS_PATIENCE_S = 2.0
 """Seconds to wait for the scalars of an actor, which may be dead or busy."""
 
@@ -131,8 +134,8 @@ async def start_actors(
     apart. Actors load side by side, except those that share a card: an engine may measure its
     memory as the fall of the card's free memory. Replicas beyond ``ActorSpec.least`` are absent
     from what is returned: they come when a node has room.
-    Raises RunError when there is no room for all; errors of constructors arrive wrapped by Ray
-    (see ``reason``).
+    Raises RunError when there is no room for all, or Ray does not start one; errors of constructors
+    arrive wrapped by Ray (see ``reason``).
     """
     specs = [spec for spec in graph.nodes if spec.actor is not None]
     places = await _places(specs)
@@ -157,7 +160,7 @@ async def start_actors(
                 if spec.least is not None and rank >= spec.least:
                     absent.add(name)
                     continue
-                loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
+                loading.append(asyncio.ensure_future(_ready(spec, name, actor)))
                 if spec.name == "learner" and rank + 1 == spec.replicas:
                     # A rank loads its model only after it has connected to the others.
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
@@ -170,6 +173,18 @@ async def start_actors(
         for waiting in loading:
             waiting.cancel()
     return RunActors(named, absent)
+
+
+async def _ready(spec: ActorSpec, name: str, actor: Any) -> None:
+    """Wait until an actor is there: for those without a core of their own not for ever."""
+    try:
+        async with asyncio.timeout(None if spec.num_cpus else START_PATIENCE_S):
+            await actor.__ray_ready__.remote()
+    except TimeoutError:
+        raise RunError(
+            f"Ray has not started {name} within {START_PATIENCE_S:g} s: this machine is busy, or "
+            "its clock was set back; start again"
+        ) from None
 
 
 def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:

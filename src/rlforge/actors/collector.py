@@ -14,6 +14,7 @@ import ray
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
+from rlforge.actors.process import end_with_node
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
@@ -34,6 +35,7 @@ class CollectorActor:
 
     def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
         open_log(name, folder.open())
+        end_with_node()
         self._name = name
         # By name: handles among the arguments may be invalid when Ray restarts this actor.
         self._pool: Any = ray.get_actor("pool")

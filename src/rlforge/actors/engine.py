@@ -15,7 +15,7 @@ import ray
 
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import end, turn_file
+from rlforge.actors.process import end, end_with_node, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
@@ -99,6 +99,7 @@ class EngineActor:
         self, config: PolicyConfig, hardware: HardwareConfig, name: str, folder: RunFolder
     ) -> None:
         open_log(name, folder.open())
+        end_with_node()
         self._folder = folder
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex

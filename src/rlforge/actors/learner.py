@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import limit_threads, turn_file
+from rlforge.actors.process import end_with_node, limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -55,6 +55,7 @@ class LearnerActor:
         folder: RunFolder,
     ) -> None:
         open_log(name, folder.open())
+        end_with_node()
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +28,24 @@ def end(cause: Exception) -> NoReturn:
     for handler in root.handlers:
         handler.flush()
     os._exit(1)
+
+
+def end_with_node() -> None:
+    """End this process of an actor once Ray's process of its node has ended.
+
+    Ray itself looks at it by the clock of the machine: where that was set back, actors of a node
+    that was killed would stay until it is as late again.
+    """
+    if not ray.is_initialized():  # the actor is used as an object of this process
+        return
+    node = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == node:
+            time.sleep(1)
+        end(RunError("Ray's process of this node has ended"))
+
+    threading.Thread(target=watch, name="node-watch", daemon=True).start()
 
 
 def limit_threads(threads: int | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlforge.actors.process import end_with_node
 from rlforge.buffer import EpisodeBuffer, make_buffer
 from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
@@ -41,6 +42,7 @@ class TrackerActor(Tracker):
 
     def __init__(self, config: PolicyConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
+        end_with_node()
         name, total = config.name, config.total_updates or 0
         self._writer = GameWriter(run_dir)
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
@@ -82,6 +84,7 @@ class WindowTrackerActor(WindowTracker):
 
     def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
+        end_with_node()
         name, total = config.name, config.continuous.windows or 0
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
         freeze_gc()
@@ -96,6 +99,7 @@ class PoolActor:
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
         open_log("pool", run_dir)
+        end_with_node()
         names = policy_names(config)
         own = {name: of_policy(config, name) for name in names}
         entries = {name: entry_of(config, name) for name in names}
@@ -252,6 +256,7 @@ class BufferActor:
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("buffer", run_dir)
+        end_with_node()
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
         self._turns = turns(config)
         # Number of the update that is drawn next.
