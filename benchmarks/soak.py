@@ -222,10 +222,12 @@ def slopes(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     hours = [row["time_s"] / 3600 for row in settled]
     found = {}
     for name in settled[0]["use"]:
-        fit = linregress(hours, [row["use"][name] for row in settled])
-        half = float(t.ppf(0.975, len(hours) - 2) * fit.stderr)
+        values = [row["use"][name] for row in settled]
+        fit = linregress(hours, values)
+        constant = min(values) == max(values)
+        half = 0.0 if constant else float(t.ppf(0.975, len(hours) - 2) * fit.stderr)
         found[name] = {
-            "mean": sum(row["use"][name] for row in settled) / len(settled),
+            "mean": sum(values) / len(settled),
             "per_hour": float(fit.slope),
             "low": float(fit.slope) - half,
             "high": float(fit.slope) + half,

@@ -25,8 +25,8 @@ Each section is one command, run on the machine that its second line names. Figu
 with quartiles, `median [q1, q3]`, where there were repeats. What needs a GPU has a benchmark that
 runs on one, and is marked *unmeasured* until it has.
 """
-#: Keys that ``common.record`` adds to the results.
-ABOUT = ("command", "date", "hardware", "versions", "processor", "cores", "system")
+#: Keys that ``common.record`` adds to the results, and rows that are for other programs.
+ABOUT = ("command", "date", "hardware", "versions", "processor", "cores", "system", "readings")
 
 Results = Mapping[str, Any]
 
@@ -347,6 +347,16 @@ FIGURES = (
         "soak",
         lambda results: (
             f"{results['lost_games']}, {results['doubled_games']}, {results['doubled_samples']}"
+        ),
+    ),
+    Figure(
+        "the same: growth of memory and processes an hour, 95 % intervals",
+        "0 in both",
+        "soak",
+        lambda results: "; ".join(
+            f"{results['growth'][name]['per_hour']:.3g} [{results['growth'][name]['low']:.3g}, "
+            f"{results['growth'][name]['high']:.3g}] {unit}"
+            for name, unit in (("memory_mb", "MB"), ("processes", "processes"))
         ),
     ),
     Figure(
