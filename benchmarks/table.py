@@ -360,7 +360,7 @@ FIGURES = (
         ),
     ),
     Figure(
-        "continuations of a finished game of SimpleTak, tiny, two cores",
+        "continuations of a finished game of SimpleTak from each of its turns, tiny, two cores",
         "300/s",
         "forks",
         lambda results: spread_cell(results["continuations"]),
