@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from rlforge.errors import ConfigError
+from rlforge.system.files import atomic_write
 from rlforge.tracking import live_report
 from rlforge.tracking.live_report import watch
 
@@ -32,7 +33,7 @@ def test_the_page_is_written_again_and_served_until_the_run_ends(tmp_path: Path)
     texts = iter(range(1_000_000))
 
     def write() -> Path:
-        page.write_text(f"<body>{next(texts)}</body>")
+        atomic_write(page, f"<body>{next(texts)}</body>")
         return page
 
     server = threading.Thread(target=watch, args=(write, goes_on.is_set, 0, addresses.put))

@@ -34,8 +34,9 @@ def watch(
 ) -> Path:
     """Write the report again and again until ``running`` is false or Ctrl-C; returns its path.
 
-    port: on 127.0.0.1, 0 for any free one. say: is given the address. Raises ConfigError where the
-    port is taken.
+    write: replaces the file in one step (``atomic_write``), since it is served meanwhile. port: on
+    127.0.0.1, 0 for any free one. say: is given the address. Raises ConfigError where the port is
+    taken.
     """
     page = write()
     try:
