@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.continuous.in_process import rlforge_here, use_actors_in_process
 from tests.live_run import rows, run, train_arguments
 
 from rlforge.buffer.batches import read_batch
@@ -23,14 +24,19 @@ LEAGUE = (
 )
 
 
-def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(small_model: Path) -> None:
+def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_actors_in_process(monkeypatch.setattr)  # the next test has several policies over Ray
     settings = ("learner.total_updates=8", "learner.state_every=4", "buffer.max_staleness=0")
-    done = run(*train_arguments(small_model, LEAGUE, *settings))
-    assert done.returncode == 0, done.stderr
-    assert "rival begins anew as rival-8" not in done.stderr  # the last update is one
-    more = run("train", "--resume", "run", "--more", "6")
-    assert more.returncode == 0, more.stderr
-    assert "rival begins anew as rival-11, from its start" in more.stderr
+    done = rlforge_here(*train_arguments(small_model, LEAGUE, *settings))
+    said = capsys.readouterr().err
+    assert done == 0, said
+    assert "rival begins anew as rival-8" not in said  # the last update is one
+    more = rlforge_here("train", "--resume", "run", "--more", "6")
+    said = capsys.readouterr().err
+    assert more == 0, said
+    assert "rival begins anew as rival-11, from its start" in said
     order = ["main", "rival", "main"] * 5
     saved = [path.name for path in list_checkpoints(Path("run/checkpoints"))]
     assert saved == [f"{order[number - 1]}-{number}" for number in range(1, 15)]
@@ -78,8 +84,8 @@ def test_two_policies_share_the_seats_of_a_game(small_model: Path) -> None:
     evals = rows("evals.jsonl")
     assert {row["policy_uid"] for row in evals} == {"first-0", "second-4"}
     assert {row["games"] for row in evals} == {4}
-    again = run("eval", "run", "--checkpoint", "second-2", "--games", "2", "--opponent", "base")
-    assert again.returncode == 0, again.stderr
+    evaluated = ("--checkpoint", "second-2", "--games", "2", "--opponent", "base")
+    assert rlforge_here("eval", "run", *evaluated) == 0
     root = Path("run")
     second = find_policy(root, "second-2")[0]
     there = seated_with(root, second, read_run(root, GamesConfig), seats=2)
