@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import tempfile
@@ -73,6 +74,16 @@ def test_of_runs_that_have_ended_the_newest_session_folders_stay(
             left = {path.name for path in Path(short, "ray").iterdir() if not path.is_symlink()}
     assert {running, not_ours} < left
     assert left & set(ended) == set(ended[-session.KEPT_FOLDERS :])
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+async def test_it_is_known_once_a_process_of_ray_has_ended(own_home: None, name: str) -> None:
+    with session.ray_started(HardwareConfig(device="cpu"), 1) as processes:
+        assert processes.ended() is None
+        (killed,) = [child for child in psutil.Process().children() if child.name() == name]
+        killed.kill()
+        await asyncio.wait_for(processes.gone(), timeout=30)
+        assert str(processes.ended()).startswith(f"Ray's process {name} has ended: it was killed")
 
 
 def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

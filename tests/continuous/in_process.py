@@ -19,6 +19,7 @@ from rlforge.actors import collector, engine, learner, state
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.folder import RunFolder
+from rlforge.actors.session import RayProcesses
 from rlforge.actors.specs import RunGraph
 from rlforge.cli import main
 from rlforge.config.schema import HardwareConfig, PolicyConfig
@@ -89,7 +90,8 @@ async def _item(call: asyncio.Future[Any], index: int) -> Any:
 def use_actors_in_process(replace: Callable[[Any, str, Any], None]) -> None:
     """Let runs start their actors here; replace: ``setattr``, or that of a ``monkeypatch``."""
     replace(lifecycle, "start_actors", start_in_process)
-    replace(lifecycle, "ray_started", lambda hardware, num_cpus: contextlib.nullcontext())
+    none = contextlib.nullcontext(RayProcesses(()))
+    replace(lifecycle, "ray_started", lambda hardware, num_cpus: none)
 
 
 def rlforge_here(*arguments: str) -> int:

@@ -97,9 +97,7 @@ def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
 
         async with assembled(config, tmp_path / "state", TOKENS, engine) as (service, app):
             drain = config.serve.drain_s
-            done = asyncio.create_task(
-                answer_requests(app, listener, drain_s=drain, failed=stopped())
-            )
+            done = asyncio.create_task(answer_requests(app, listener, stopped(), drain_s=drain))
             url = url_of(listener)
             async with (
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.continuous.in_process import rlforge_here
 from tests.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
@@ -59,10 +62,14 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     assert process.returncode == 1, stderr
     process = start("train", "--resume", "run")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 4, process)
-    for name in ("pool", "buffer", "tracker", "collector-0"):
-        os.kill(actor_pids(name)[-1], signal.SIGKILL)
-    process.kill()
-    process.communicate(timeout=60)
+    children = psutil.Process(process.pid).children()
+    (store,) = [child for child in children if child.name() == "gcs_server"]
+    store.kill()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    error = json.loads((Path("run") / "summary.json").read_text())["error"]
+    assert re.match("Ray's process gcs_server has ended: .*; go on with: rlforge train --re", error)
+    assert stderr.splitlines()[-1] == f"rlforge: {error}"
     process = start("train", "--resume", "run")
     # All at once, while the last version is evaluated.
     wait_for((Path("run") / "checkpoints" / "step-5" / "state").is_dir, process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -26,10 +27,12 @@ END_PATIENCE_S = 10.0
 """Seconds after which processes of a Ray of our own that have not ended are killed."""
 KEPT_FOLDERS = 5
 """Session folders of Ray, with its logs, that stay of runs that have ended."""
+WATCH_EVERY_S = 0.5
+"""Seconds between looks at the processes of a Ray of our own."""
 
 
 @contextlib.contextmanager
-def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
+def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProcesses]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
     Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
@@ -52,7 +55,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
             ray.shutdown()  # of what Ray has set up in this process
             raise
         try:
-            yield
+            yield RayProcesses(_children() - before if hardware.ray_address is None else ())
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 _handle(number, signal.SIG_IGN)
@@ -60,6 +63,34 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
             ray.shutdown()
             end_processes(of_ray)
 
+
+class RayProcesses:
+    """Those that our own Ray cannot work without: its node, and the store of who is where.
+
+    Where the second ends, Ray ends the process that uses it a minute later, without an exception.
+    """
+
+    def __init__(self, started: Collection[psutil.Process]) -> None:
+        self._vital = {each: name for each in started if (name := each.name()) in _VITAL}
+
+    def ended(self) -> RunError | None:
+        """What to raise where one has ended."""
+        for process, name in self._vital.items():
+            if not _runs(process):
+                return RunError(
+                    f"Ray's process {name} has ended: it was killed, perhaps for want of memory"
+                )
+        return None
+
+    async def gone(self) -> None:
+        """Returns once one has ended."""
+        while True:
+            if self.ended() is not None:
+                return
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+_VITAL = ("raylet", "gcs_server")
 
 #: Whether processes that are forked in this context lead process groups of their own.
 _forks_lead = ContextVar("_forks_lead", default=False)

@@ -180,7 +180,7 @@ async def _served_over_http(
         context.note(f"serving at {url_of(listener)}/v1")
 
         async def answer() -> None:
-            if await answer_requests(app, listener, drain_s=config.serve.drain_s, failed=ended()):
+            if await answer_requests(app, listener, ended(), drain_s=config.serve.drain_s):
                 stop.set()
 
         answering = asyncio.create_task(answer())

@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from omegaconf.errors import OmegaConfBaseException
@@ -40,6 +40,9 @@ from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.training.graph import build_graph
 from rlforge.types import value
+
+if TYPE_CHECKING:
+    from rlforge.actors.session import RayProcesses
 
 Say = Callable[[str], None]
 
@@ -169,15 +172,18 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
             from rlforge.models.load import resolve_model
 
             resolve_model(config.model, say)
-            with ray_started(hardware, graph.num_cpus):
+            with ray_started(hardware, graph.num_cpus) as ray_processes:
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(_serve(setup, graph, hardware, tokens, listener, say, checks))
+                asyncio.run(
+                    _serve(setup, graph, hardware, ray_processes, tokens, listener, say, checks)
+                )
 
 
 async def _serve(
     setup: ServiceSetup,
     graph: RunGraph,
     hardware: HardwareConfig,
+    ray_processes: RayProcesses,
     tokens: Tokens,
     listener: socket.socket,
     say: Say,
@@ -212,13 +218,17 @@ async def _serve(
                 say("every request needs the token: see rlforge serve --help")
             with found_at(state_dir, url_of(listener)):
                 signalled = await answer_requests(
-                    app, listener, drain_s=config.serve.drain_s, failed=engine.gone()
+                    app,
+                    listener,
+                    engine.gone(),
+                    ray_processes.gone(),
+                    drain_s=config.serve.drain_s,
                 )
     finally:
         await engine.close()
         await actors.come_home()
     if not signalled:
-        raise RunError(
+        raise ray_processes.ended() or RunError(
             f"an engine died more than serve.max_engine_restarts="
             f"{config.serve.max_engine_restarts} times; see {state_dir}/logs"
         )
@@ -377,9 +387,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 async def answer_requests(
-    app: App, listener: socket.socket, *, drain_s: float, failed: Coroutine[Any, Any, None]
+    app: App, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
 ) -> bool:
-    """Answer until SIGINT, SIGTERM or the end of ``failed``; then finish requests under way.
+    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; finish requests under way.
 
     drain_s: seconds to finish them. Returns whether a signal ended it.
     """
@@ -394,15 +404,16 @@ async def answer_requests(
             timeout_graceful_shutdown=max(1, round(drain_s)),
         )
     )
-    watch = asyncio.create_task(failed)
+    watching = [asyncio.create_task(each) for each in failed]
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await asyncio.wait((watch, answering), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((*watching, answering), return_when=asyncio.FIRST_COMPLETED)
         signalled = answering.done()
         server.should_exit = True
         await answering
     finally:
-        watch.cancel()
+        for watch in watching:
+            watch.cancel()
     return signalled
 
 

@@ -21,20 +21,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import ray
 
 from rlforge.actors.cluster import RunActors, explained, start_actors
 from rlforge.actors.process import turn_file
-from rlforge.actors.session import ray_started
+from rlforge.actors.session import RayProcesses, ray_started
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.engines.vllm_settings import check_installed
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, RunError
 from rlforge.models.fit import with_own_start
 from rlforge.preflight.continuous import check_answers
 from rlforge.preflight.games import check_room
@@ -160,9 +160,12 @@ def execute(
             commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
             part = 0 if config.strict else len(commands) - 1
             try:
-                actors = await start_actors(graph, config, hardware, run_dir, part)
-            except ray.exceptions.RayError as error:
-                raise explained(error, None, run_dir, config.command) from None
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(_watch_ray(ray_processes))
+                    actors = await start_actors(graph, config, hardware, run_dir, part)
+                    watching.cancel()
+            except (BaseExceptionGroup, ray.exceptions.RayError) as error:
+                raise failure(error, None) from None
             context = RunContext(
                 config=config,
                 hardware=hardware,
@@ -172,10 +175,24 @@ def execute(
                 started=started,
                 part=part,
             )
-            live = _live(controller(context), context, display, interrupts, resume=resume)
+            live = _live(
+                controller(context),
+                context,
+                display,
+                interrupts,
+                ray_processes,
+                failure,
+                resume=resume,
+            )
             return await live
 
-    with ray_started(hardware, graph.num_cpus):
+    def failure(error: BaseException, actors: RunActors | None) -> BaseException:
+        """What went wrong, and how to go on."""
+        if (ended := ray_processes.ended()) is not None:
+            return RunError(f"{ended}; go on with: rlforge {config.command} --resume {run_dir}")
+        return explained(error, actors, run_dir, config.command)
+
+    with ray_started(hardware, graph.num_cpus) as ray_processes:
         return wait_for(main(), interrupts.from_other_thread)
 
 
@@ -184,16 +201,24 @@ async def _live(
     context: RunContext,
     display: Display,
     interrupts: _Interrupts,
+    ray_processes: RayProcesses,
+    failure: Callable[[BaseException, RunActors], BaseException],
     *,
     resume: bool,
 ) -> Outcome:
-    """Train, with signals handled and progress shown; close the tracker with the summary."""
+    """Train, with signals handled and progress shown; close the tracker with the summary.
+
+    failure: what to raise in place of an error.
+    """
     tracker = context.actors.tracker
     interrupts.connect(controller.stop, context.note)
     taken()  # of what this process did before the run
     try:
         async with asyncio.TaskGroup() as group:
-            watching = [group.create_task(_show_progress(tracker, display))]
+            watching = [
+                group.create_task(_show_progress(tracker, display)),
+                group.create_task(_watch_ray(ray_processes)),
+            ]
             if context.hardware.device == "cuda":
                 watching.append(group.create_task(_watch_gpus(tracker)))
             await controller.begin(resume=resume)
@@ -201,12 +226,12 @@ async def _live(
             for task in watching:
                 task.cancel()
     except (BaseExceptionGroup, ray.exceptions.RayError, RlforgeError) as error:
-        failure = explained(error, context.actors, context.run_dir, context.config.command)
-        await _logged(_record_failure(controller, tracker, failure))
+        failed = failure(error, context.actors)
+        await _logged(_record_failure(controller, tracker, failed))
         await _logged(controller.close())
         await context.actors.come_home()
         turn_file(context.run_dir).unlink(missing_ok=True)  # of a learner that died in its turn
-        raise failure from None
+        raise failed from None
     except BaseException:  # interrupted at once
         await _logged(controller.close())
         raise
@@ -218,8 +243,7 @@ async def _live(
     try:
         lines = await tracker.close.remote(summary)
     except ray.exceptions.RayError as error:
-        command = context.config.command
-        raise explained(error, context.actors, context.run_dir, command) from None
+        raise failure(error, context.actors) from None
     await context.actors.come_home()
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
@@ -245,6 +269,11 @@ async def _show_progress(tracker: Any, display: Display) -> None:
     while True:
         display.show(await tracker.progress.remote())
         await asyncio.sleep(POLL_S)
+
+
+async def _watch_ray(processes: RayProcesses) -> NoReturn:
+    await processes.gone()
+    raise RunError("Ray has ended")
 
 
 async def _watch_gpus(tracker: Any) -> None:
