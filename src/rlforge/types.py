@@ -495,7 +495,8 @@ class ExactResult:
     response to the policy at the other seats, above its ``values``, the mean rewards where all
     play the policy. decisions: how many the game has. illegal: probability of answers other than a
     legal action alone, in the mean over decisions, and illegal_most at the worst of them; the
-    policy is that of the legal ones.
+    policy is that of the legal ones. weights: of a mixture, which draws a version before each game,
+    the probability of each by its uid; None of a single policy.
 
     Example:
         >>> ExactResult(
@@ -514,6 +515,7 @@ class ExactResult:
     decisions: int
     illegal: float
     illegal_most: float
+    weights: Mapping[str, float] | None = None
 
 
 @value

@@ -13,6 +13,7 @@ from open_spiel.python.algorithms import exploitability
 from rlforge.errors import ConfigError
 from rlforge.games.exact import ExactGame
 from rlforge.games.openspiel import action_numbers
+from rlforge.league.strengths import maximum_entropy_nash
 
 
 def uniform(game):
@@ -169,3 +170,47 @@ def test_policies_with_holes_or_other_actions_are_refused():
 def test_a_game_that_is_too_large_is_refused_with_its_size():
     with pytest.raises(ConfigError, match="'connect_four' has more than 2,000 states"):
         ExactGame("connect_four", most_states=2000)
+
+
+def drawn(game, rng):
+    """A policy with random probabilities, some of them 0."""
+    table = {}
+    for each in game.decisions:
+        actions = each.view.legal_actions
+        numbers = [max(0.0, rng.gauss(0.3, 1.0)) for _ in actions]
+        total = sum(numbers)
+        row = [n / total for n in numbers] if total else [1 / len(actions)] * len(actions)
+        table[each.key] = dict(zip(actions, row, strict=True))
+    return table
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "liars_dice(numdice=1,dice_sides=3)"])
+def test_a_mixture_earns_what_its_policies_earn_in_the_mean(name):
+    """Against any opponent, as Kuhn 1953 proves of games with perfect recall."""
+    game, rng = tree(name), random.Random(3)
+    weights = [0.5, 0.3, 0.2]
+    policies = [drawn(game, rng) for _ in weights]
+    mixed = game.mixture(policies, weights)
+    for opponent in (drawn(game, rng) for _ in range(5)):
+        payoffs = game.payoffs([*policies, opponent, mixed])
+        expected = sum(w * payoffs[i, 3] for i, w in enumerate(weights))
+        assert payoffs[4, 3] == pytest.approx(expected, abs=1e-9)
+        assert payoffs == pytest.approx(-payoffs.T, abs=1e-12)
+
+
+def test_the_equilibrium_between_pure_policies_of_a_cycle_cannot_be_exploited():
+    game = tree("matrix_rps")
+    first = game.decisions[0].view.legal_actions
+    pure = [
+        {each.key: {each.view.legal_actions[chosen]: 1.0} for each in game.decisions}
+        for chosen in range(len(first))
+    ]
+    assert [game.exploitability(one).nash_conv for one in pure] == [2.0, 2.0, 2.0]
+    weights = maximum_entropy_nash(game.payoffs(pure))
+    assert game.exploitability(game.mixture(pure, weights)).nash_conv == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker(players=3)", "tic_tac_toe", "tiny_hanabi"])
+def test_mixtures_are_refused_where_the_matrix_says_nothing(name):
+    with pytest.raises(ConfigError, match="of two players whose rewards sum to 0"):
+        tree(name).check_mixed()

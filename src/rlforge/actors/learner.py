@@ -161,7 +161,7 @@ class LearnerActor:
         if self._rank:  # it takes part in the scoring alone
             return []
         pairs = zip(self._questions, scored, strict=True)
-        return [asked.measure(logprobs, policy) for asked, logprobs in pairs]
+        return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]
 
     def take_smaller_steps(self, factor: float, name: str) -> None:
         """See ``rlforge.learner.Learner.take_smaller_steps``."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
+from typing import Any
 
+import numpy as np
 import pyspiel
 
 from rlforge.errors import ConfigError
@@ -15,6 +18,8 @@ from rlforge.types import Actions, value
 
 MOST_STATES = 400_000
 """States of a tree that are visited before a game counts as too large."""
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 Table = Mapping[str, Mapping[str, float]]
 """Of each decision, by its key, the probability of each action as ``View.legal_actions`` has it."""
@@ -108,10 +113,10 @@ class ExactGame:
         ``ValueError`` for a missing decision, an unknown action, or probabilities that do not sum
         to 1.
         """
-        policy = {each.key: self._checked(each.key, table) for each in self.decisions}
+        policy = self._policy(table)
         if self._open:
             return self._by_induction(policy)
-        joint = pyspiel.TabularPolicy({key: list(row.items()) for key, row in policy.items()})
+        joint = _tabular(policy)
         start = self._game.new_initial_state()
         values = pyspiel.expected_returns(start, joint, -1, True)
         best = [
@@ -119,6 +124,71 @@ class ExactGame:
             for player in range(self._game.num_players())
         ]
         return _exploitability(values, best)
+
+    def check_mixed(self) -> None:
+        """Raise ConfigError for a game in which mixtures are not measured.
+
+        The equilibrium of a matrix of payoffs is one between its players where they are two and
+        their rewards sum to 0. Where nothing is hidden, no mixture is needed, and a table of states
+        cannot stand for one.
+        """
+        zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+        if self._open or not zero_sum or self._game.num_players() != 2:
+            raise ConfigError(
+                f"env {self.name!r}: mixtures are measured in games of two players whose rewards "
+                "sum to 0 and in which something is hidden; measure versions without --mixture"
+            )
+
+    def payoffs(self, tables: Sequence[Table]) -> Array:
+        """(n, n): mean reward of each table against each, either one taking either seat.
+
+        For games that ``check_mixed`` takes.
+        """
+        policies = [_tabular(self._policy(table)) for table in tables]
+        start = self._game.new_initial_state()
+        first = np.empty((len(tables), len(tables)))
+        for (i, one), (j, other) in product(enumerate(policies), repeat=2):
+            first[i, j] = pyspiel.expected_returns(start, [one, other], -1, True)[0]
+        payoffs: Array = (first - first.T) / 2
+        return payoffs
+
+    def mixture(self, tables: Sequence[Table], weights: Sequence[float]) -> Table:
+        """The table that plays as drawing one of ``tables`` before each game by ``weights`` does.
+
+        At a decision each counts by its weight and the probability of its own earlier actions that
+        lead there (Kuhn 1953): with perfect recall they are the same on all ways to it.
+        """
+        policies = [self._policy(table) for table in tables]
+        mixed: dict[str, dict[str, float]] = {}
+
+        def visit(state: pyspiel.State, reach: Mapping[int, tuple[float, ...]]) -> None:
+            if state.is_terminal():
+                return
+            if state.is_chance_node():
+                for action, _ in state.chance_outcomes():
+                    visit(state.child(action), reach)
+                return
+            key, player = self.key(state), state.current_player()
+            names = {number: name for name, number in self._numbers[key].items()}
+            # One that never comes here takes no part, unless none does.
+            own = reach[player] if any(reach[player]) else tuple(weights)
+            row = mixed.setdefault(key, {})
+            for action in state.legal_actions():
+                then = tuple(
+                    weight * policy[key][action]
+                    for weight, policy in zip(own, policies, strict=True)
+                )
+                row[names[action]] = sum(then) / sum(own)
+                visit(state.child(action), {**reach, player: then})
+
+        visit(
+            self._game.new_initial_state(),
+            dict.fromkeys(range(self._game.num_players()), tuple(weights)),
+        )
+        return mixed
+
+    def _policy(self, table: Table) -> dict[str, dict[int, float]]:
+        return {each.key: self._checked(each.key, table) for each in self.decisions}
 
     def _states(self) -> Iterator[pyspiel.State]:
         """Every history of the game; where nothing is hidden every state once."""
@@ -147,7 +217,7 @@ class ExactGame:
             raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
         if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
             raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
-        return {known[token]: probability for token, probability in row.items()}
+        return {number: row.get(action, 0.0) for action, number in known.items()}
 
     def _by_induction(self, policy: Mapping[str, Mapping[int, float]]) -> Exploitability:
         players = range(self._game.num_players())
@@ -155,6 +225,10 @@ class ExactGame:
         best = [_value_of(player, policy, self.key, responds=True)(start) for player in players]
         values = [_value_of(player, policy, self.key, responds=False)(start) for player in players]
         return _exploitability(values, best)
+
+
+def _tabular(policy: Mapping[str, Mapping[int, float]]) -> pyspiel.TabularPolicy:
+    return pyspiel.TabularPolicy({key: list(row.items()) for key, row in policy.items()})
 
 
 def _value_of(

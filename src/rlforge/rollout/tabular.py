@@ -9,7 +9,7 @@ from typing import Any
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RunError
-from rlforge.games.exact import ExactGame, exact_game
+from rlforge.games.exact import ExactGame, Table, exact_game
 from rlforge.games.prompts import Prompter
 from rlforge.rollout.legal import LegalTokens
 from rlforge.types import EnvSpec, ExactResult, PolicyRef, value
@@ -21,6 +21,18 @@ class Answer:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
+
+
+@value
+class Played:
+    """A policy in a game: what it does, and what it answers besides legal actions.
+
+    illegal, illegal_most: as in ``ExactResult``.
+    """
+
+    table: Table
+    illegal: float
+    illegal_most: float
 
 
 class Questions:
@@ -47,8 +59,8 @@ class Questions:
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
                     self.owners.append((decision.key, action))
 
-    def measure(self, logprobs: Sequence[float], policy: PolicyRef) -> ExactResult:
-        """The exact measure of ``policy``.
+    def table(self, logprobs: Sequence[float]) -> Played:
+        """A policy as a table.
 
         logprobs: of ``answers``, each of all its tokens, at the temperature of play. Raises
         RunError where no legal answer of a decision has a probability above 0.
@@ -69,7 +81,11 @@ class Questions:
             for key, row in mass.items()
         }
         illegal = [max(0.0, 1.0 - total) for total in totals.values()]
-        found = self.game.exploitability(table)
+        return Played(table=table, illegal=sum(illegal) / len(illegal), illegal_most=max(illegal))
+
+    def measure(self, played: Played, policy: PolicyRef) -> ExactResult:
+        """The exact measure of ``policy``, which is ``played`` in the game."""
+        found = self.game.exploitability(played.table)
         return ExactResult(
             step=policy.version,
             policy_uid=policy.uid,
@@ -77,9 +93,9 @@ class Questions:
             nash_conv=found.nash_conv,
             values=found.values,
             gains=found.gains,
-            decisions=len(totals),
-            illegal=sum(illegal) / len(illegal),
-            illegal_most=max(illegal),
+            decisions=len(played.table),
+            illegal=played.illegal,
+            illegal_most=played.illegal_most,
         )
 
 
