@@ -74,7 +74,7 @@ def forfeiting(seats: dict[str, int]) -> MakeAnswer:
 
 def make_buffer(config: RunConfig, run_dir: Path) -> BufferActor:
     # Log file and garbage collector belong to the process, which here is not the actor's own.
-    with mock.patch.multiple(state, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT):
+    with mock.patch.multiple(state, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT):
         return BufferActor(config, str(run_dir))
 
 

@@ -147,10 +147,10 @@ def _create(path: str, given: dict[str, Any], named: dict[str, InProcessActor]) 
     wanted = inspect.signature(made).parameters
     # Log file and garbage collector belong to the process, which here is not the actor's own.
     with (
-        mock.patch.multiple(engine, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
-        mock.patch.multiple(state, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
-        mock.patch.multiple(collector, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
-        mock.patch.multiple(learner, open_log=mock.DEFAULT),
+        mock.patch.multiple(engine, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(state, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(collector, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(learner, begin=mock.DEFAULT),
         mock.patch.object(collector.ray, "get_actor", named.__getitem__),
     ):
         return InProcessActor(made(**{key: each for key, each in given.items() if key in wanted}))

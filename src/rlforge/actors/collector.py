@@ -14,7 +14,7 @@ import ray
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import end_with_node
+from rlforge.actors.process import begin
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
@@ -26,7 +26,6 @@ from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import may_branch
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
-from rlforge.tracking.files import open_log
 from rlforge.types import GameRecord, GameSpec, PolicyRef
 
 
@@ -34,8 +33,7 @@ class CollectorActor:
     """A collector whose games come from the pool and go to buffer, pool and tracker."""
 
     def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
-        open_log(name, folder.open())
-        end_with_node()
+        begin(name, folder.open())
         self._name = name
         # By name: handles among the arguments may be invalid when Ray restarts this actor.
         self._pool: Any = ray.get_actor("pool")

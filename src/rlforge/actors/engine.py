@@ -15,7 +15,7 @@ import ray
 
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import end, end_with_node, turn_file
+from rlforge.actors.process import begin, end, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
@@ -23,7 +23,6 @@ from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError, Rlforg
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.tracking.files import open_log
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 log = logging.getLogger(__name__)
@@ -98,8 +97,7 @@ class EngineActor:
     def __init__(
         self, config: PolicyConfig, hardware: HardwareConfig, name: str, folder: RunFolder
     ) -> None:
-        open_log(name, folder.open())
-        end_with_node()
+        begin(name, folder.open())
         self._folder = folder
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex

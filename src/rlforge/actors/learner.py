@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlforge.actors.folder import RunFolder
-from rlforge.actors.process import end_with_node, limit_threads, turn_file
+from rlforge.actors.process import begin, limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.tracking.files import open_log
 from rlforge.types import (
     Checkpoint,
     EnvSpec,
@@ -54,8 +53,7 @@ class LearnerActor:
         rank: int,
         folder: RunFolder,
     ) -> None:
-        open_log(name, folder.open())
-        end_with_node()
+        begin(name, folder.open())
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank

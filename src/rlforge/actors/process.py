@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import ray
 
 from rlforge.errors import RunError
+from rlforge.tracking.files import open_log
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,12 @@ def end(cause: Exception) -> NoReturn:
     for handler in root.handlers:
         handler.flush()
     os._exit(1)
+
+
+def begin(name: str, run_dir: str | Path) -> None:
+    """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
+    open_log(name, run_dir)
+    end_with_node()
 
 
 def end_with_node() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.process import end_with_node
+from rlforge.actors.process import begin
 from rlforge.buffer import EpisodeBuffer, make_buffer
 from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
@@ -30,7 +30,6 @@ from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
 from rlforge.tracking.digests import digest_of_batch
-from rlforge.tracking.files import open_log
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.window_tracker import WindowTracker
@@ -41,8 +40,7 @@ class TrackerActor(Tracker):
     """The tracker as an actor, which also writes the games of all collectors to disk."""
 
     def __init__(self, config: PolicyConfig, run_dir: str) -> None:
-        open_log("tracker", run_dir)
-        end_with_node()
+        begin("tracker", run_dir)
         name, total = config.name, config.total_updates or 0
         self._writer = GameWriter(run_dir)
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
@@ -83,8 +81,7 @@ class WindowTrackerActor(WindowTracker):
     """The tracker of continuous training as an actor."""
 
     def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
-        open_log("tracker", run_dir)
-        end_with_node()
+        begin("tracker", run_dir)
         name, total = config.name, config.continuous.windows or 0
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
         freeze_gc()
@@ -98,8 +95,7 @@ class PoolActor:
     """The pool of policies, its ratings, and the schedules of games drawn from it."""
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
-        open_log("pool", run_dir)
-        end_with_node()
+        begin("pool", run_dir)
         names = policy_names(config)
         own = {name: of_policy(config, name) for name in names}
         entries = {name: entry_of(config, name) for name in names}
@@ -255,8 +251,7 @@ class BufferActor:
     """Shaped steps between collectors and learner; collectors wait while it is full."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
-        open_log("buffer", run_dir)
-        end_with_node()
+        begin("buffer", run_dir)
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
         self._turns = turns(config)
         # Number of the update that is drawn next.
