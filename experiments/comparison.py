@@ -2,6 +2,7 @@
 
     python experiments/comparison.py equilibria --seeds 0 1 2 [--games Kuhn …] [--runs FOLDER]
     python experiments/comparison.py turn_credit
+    python experiments/comparison.py cycles
 
 The comparisons are those of COMPARISONS. Every arm plays every game with every seed, one run after
 the other. An arm's score is that of its last measured version within the budget of the game: what
@@ -30,6 +31,8 @@ import matplotlib.pyplot as plt
 from recording import ROOT, Results, heading, recorded, write_study
 from study import nash_conv
 
+from rlforge.local.exploit import exploit_run
+
 Curve = list[tuple[int, float]]
 
 
@@ -37,6 +40,7 @@ Curve = list[tuple[int, float]]
 class Comparison:
     """games, arms: name and overrides. every: overrides of all runs. budget: the key of
     metrics.jsonl that is equal. measures: curves of a run over updates, by name; the first decides.
+    warm: overrides of the supervised fine-tuning that runs of a game start from; empty: none.
     """
 
     title: str
@@ -45,6 +49,7 @@ class Comparison:
     every: list[str]
     budget: str
     measures: Callable[[Path], dict[str, Curve]]
+    warm: tuple[str, ...] = ()
 
 
 def exact(run_dir: Path) -> dict[str, Curve]:
@@ -59,6 +64,17 @@ def points(run_dir: Path) -> dict[str, Curve]:
     own = [row for row in rows if row["opponent"] == "random_legal"]
     curve = [(row["step"], (row["wins"] + row["draws"] / 2) / row["games"]) for row in own]
     return {"points": curve, "illegal": [(row["step"], row["invalid_rate"]) for row in own]}
+
+
+def circles(run_dir: Path) -> dict[str, Curve]:
+    """NashConv of the equilibrium between the saved versions, and of the newest of them."""
+    *versions, mixture = exploit_run(run_dir, ["all"], mixture=True)
+    newest = max(versions, key=lambda exact: exact.step)
+    start = (0, versions[0].nash_conv)
+    return {
+        "newest version": [start, (newest.step, newest.nash_conv)],
+        "mixture of versions": [start, (newest.step, mixture.nash_conv)],
+    }
 
 
 _UNSAVED = ["collector.save_games=false"]
@@ -105,6 +121,15 @@ COMPARISONS = {
         budget="tokens",
         measures=points,
     ),
+    "cycles": Comparison(
+        title="Exact NashConv (0 is a Nash equilibrium, 2 is always beaten) at Blotto",
+        games={"Blotto": ["+experiment=blotto_league"]},
+        arms={"self-play": ["policies.oracle.reset.every=null", "pool=mirror"], "league": []},
+        every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
+        budget="games",
+        measures=circles,
+        warm=("data=random_legal", "data.epochs=4"),
+    ),
 }
 
 
@@ -114,11 +139,17 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
     settings = [*comparison.games[game], *comparison.arms[arm], *comparison.every, f"seed={seed}"]
     command = ["rlforge", "train", *settings]
     run_dir = folder / f"{game}-{arm}-{seed}".replace(" ", "_").replace("'", "")
+    program = str(Path(sys.executable).with_name("rlforge"))
+    if comparison.warm:
+        start = folder / f"{game}-start-{seed}"
+        warm = ["sft", *comparison.games[game], *comparison.warm, f"seed={seed}"]
+        if not start.exists():
+            fine_tuned = [program, *warm, f"run_dir={start}"]
+            subprocess.run(fine_tuned, check=True, stdout=subprocess.DEVNULL)
+        settings.append(f"learner.initial_adapter={start}")
     started = time.monotonic()
     subprocess.run(
-        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
-        check=True,
-        stdout=subprocess.DEVNULL,
+        [program, "train", *settings, f"run_dir={run_dir}"], check=True, stdout=subprocess.DEVNULL
     )
     wall_s = time.monotonic() - started
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -128,6 +159,7 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
         "arm": arm,
         "seed": seed,
         "command": shlex.join(command),
+        **({"start": shlex.join(["rlforge", *warm])} if comparison.warm else {}),
         "wall_s": round(wall_s, 1),
         "curves": {
             measure: [(spent[step], score) for step, score in curve]
@@ -234,7 +266,7 @@ def page(comparison: Comparison, name: str, record: dict[str, Any]) -> str:
         "| game | arm | command, seed 0 |",
         "|---|---|---|",
         *(
-            f"| {one['game']} | {one['arm']} | `{one['command']}` |"
+            f"| {one['game']} | {one['arm']} | `{one['command']}`{_start(one)} |"
             for one in record["results"]
             if one["seed"] == 0
         ),
@@ -243,6 +275,10 @@ def page(comparison: Comparison, name: str, record: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _start(result: dict[str, Any]) -> str:
+    return f", from the adapter of `{result['start']}`" if "start" in result else ""
 
 
 if __name__ == "__main__":

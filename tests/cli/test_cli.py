@@ -224,7 +224,7 @@ def test_a_group_is_shown_with_its_options_and_keys(rlforge: Rlforge) -> None:
     assert answer.out.startswith("buffer=NAME\n")
     assert re.search(r"^    episode +\w", answer.out, re.MULTILINE)
     assert re.search(r"^buffer\.max_staleness=", answer.out, re.MULTILINE)
-    assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    dark_hex_nash")
+    assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    blotto_league")
 
 
 def test_a_key_of_another_kind_of_run_is_named_as_such(rlforge: Rlforge) -> None:

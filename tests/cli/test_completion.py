@@ -12,6 +12,7 @@ import pytest
 from rlforge.cli import main
 
 Capture = pytest.CaptureFixture[str]
+SIMPLETAK = ["simpletak_lagged", "simpletak_mirror", "simpletak_pool"]
 
 
 def _bash(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *words: str) -> list[str]:
@@ -42,7 +43,7 @@ def run(tmp_path: Path) -> str:
     ("words", "offered"),
     [
         (["tr"], ["train"]),
-        (["train", "+experiment", "=", "simpletak"], ["simpletak_lagged", "simpletak_mirror"]),
+        (["train", "+experiment", "=", "simpletak"], SIMPLETAK),
         (["train", "kuhn"], ["kuhn3_nash", "kuhn_grpo", "kuhn_nash"]),
         (["train", "env", "=", "tic"], ["tictactoe"]),
         (["train", "env=tic"], ["env=tictactoe"]),
@@ -115,5 +116,5 @@ main()
         check=True,
         timeout=60,
     )
-    assert done.stdout.split() == ["simpletak_lagged", "simpletak_mirror"]
+    assert done.stdout.split() == SIMPLETAK
     assert done.stderr.strip() == "[]"

@@ -46,7 +46,7 @@ def catalog(subject: str) -> Catalog:
     Example:
         >>> found = catalog("experiments")
         >>> found.key, found.choices[0].name
-        ('+experiment=NAME', 'dark_hex_nash')
+        ('+experiment=NAME', 'blotto_league')
     """
     known = subjects()
     name = subject if subject in known else subject.removesuffix("s")
