@@ -25,11 +25,9 @@ ABOUT_A_GAME = {
         ("openspiel_tictactoe", "smollm2_135m"),
     },
 }
-#: The games of experiments one of whose opponents plays no others.
-PLAYABLE = dict.fromkeys(
-    ("simpletak_pool", "tictactoe_nash"),
-    {"connectfour", "openspiel_tictactoe", "simpletak", "tictactoe"},
-)
+#: Experiments one of whose opponents plays no other games than ``BOARDS``.
+ON_BOARDS = ("simpletak_pool", "tictactoe_nash")
+BOARDS = ("connectfour", "openspiel_tictactoe", "simpletak", "tictactoe")
 
 
 def options(group: str) -> list[str]:
@@ -84,8 +82,11 @@ def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
     refused = {case: why for case, why in found.items() if why is not None}
     assert {case: why for case, why in refused.items() if "\n" in why or "=" not in why} == {}
     able = set(found) - set(refused)
-    every = {(env, model) for env in PLAYABLE.get(experiment, games) for model in HERE}
-    every |= {("market", model) for model in ("tiny_market", "smollm2_135m")}
+    if experiment in ON_BOARDS:
+        every = {(env, model) for env in BOARDS for model in HERE}
+    else:
+        every = {(env, model) for env in games for model in HERE}
+        every |= {("market", model) for model in ("tiny_market", "smollm2_135m")}
     every &= set(found)
     if plays and algorithm.name == "grpo" and learner.batch_size % (3 * algorithm.group_size):
         # A batch of whole groups: those of a game of three have three episodes a game.
