@@ -124,7 +124,7 @@ COMPARISONS = {
     "cycles": Comparison(
         title="Exact NashConv (0 is a Nash equilibrium, 2 is always beaten) at Blotto",
         games={"Blotto": ["+experiment=blotto_league"]},
-        arms={"self-play": ["policies.oracle.reset.every=null", "pool=mirror"], "league": []},
+        arms={"self-play": ["~policies.oracle", "pool=mirror"], "league": []},
         every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
         budget="games",
         measures=circles,

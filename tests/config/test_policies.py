@@ -55,6 +55,13 @@ def test_another_algorithm_comes_with_its_own_defaults() -> None:
     assert rival == PpoConfig(gamma=0.5)
 
 
+def test_a_policy_of_an_experiment_can_be_left_out() -> None:
+    league = ["+experiment=blotto_league", "pool=mirror"]
+    assert list(compose(league).config.policies) == ["oracle"]
+    assert compose([*league, "~policies.oracle"]).config.policies == {}
+    assert compose(["prompts.terse.system=brief", "~prompts.terse"]).config.prompts == {}
+
+
 def test_a_run_without_policies_trains_one_without_a_name() -> None:
     config = compose([QUICK]).config
     assert policy_names(config) == ("",)

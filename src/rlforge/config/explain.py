@@ -47,6 +47,8 @@ def explained(
         if cause is not None and "not in" in str(cause):
             return _unknown_key(str(cause), key, "command line", root)
         return ConfigError(f"{key} (command line): no such key{alike(key, all_keys(root))}")
+    if match := re.search(r"Could not delete from config. '(.+)' does not exist", text):
+        return ConfigError(f"~{match.group(1)} (command line): no such name")
     if match := re.search(r"Error merging override (.+)", text):
         cause = error.__cause__ or error
         if "not in '" in str(cause):

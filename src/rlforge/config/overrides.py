@@ -123,8 +123,13 @@ def check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
             raise ConfigError(_unreadable(line))
         if foreign_keys([key_of(override)], root):
             raise ConfigError(f"{line} (command line): {root.about} has no such key")
-        if override.is_delete():
+        if override.is_delete() and key_of(override).rpartition(".")[0] not in MAPPINGS:
             raise ConfigError(f"{line} (command line): nothing can be left out; choose another")
+        if key_of(override) in MAPPINGS and override.value() == {}:
+            raise ConfigError(
+                f"{line} (command line): adds nothing to the names that are there; "
+                f"~{key_of(override)}.NAME leaves one out"
+            )
         if key_of(override).split(".")[0] == "hydra":
             raise ConfigError(
                 f"{line} (command line): Hydra's own keys are for sweeps (rlforge train -m); the "
