@@ -69,11 +69,10 @@ def points(run_dir: Path) -> dict[str, Curve]:
 def circles(run_dir: Path) -> dict[str, Curve]:
     """NashConv of the equilibrium between the saved versions, and of the newest of them."""
     *versions, mixture = exploit_run(run_dir, ["all"], mixture=True)
-    newest = max(versions, key=lambda exact: exact.step)
-    start = (0, versions[0].nash_conv)
+    newest = [(exact.step, exact.nash_conv) for exact in versions]
     return {
-        "newest version": [start, (newest.step, newest.nash_conv)],
-        "mixture of versions": [start, (newest.step, mixture.nash_conv)],
+        "newest version": newest,
+        "mixture of versions": [newest[0], (mixture.step, mixture.nash_conv)],
     }
 
 
@@ -122,11 +121,14 @@ COMPARISONS = {
         measures=points,
     ),
     "cycles": Comparison(
-        title="Exact NashConv (0 is a Nash equilibrium, 2 is always beaten) at Blotto",
+        title="Exact NashConv (0 is a Nash equilibrium, 2 loses every game) at equal numbers of samples",
         games={"Blotto": ["+experiment=blotto_league"]},
-        arms={"self-play": ["~policies.oracle", "pool=mirror"], "league": []},
+        arms={
+            "self-play": ["~policies.oracle", "pool=mirror", "learner.total_updates=130"],
+            "league": [],
+        },
         every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
-        budget="games",
+        budget="samples_seen",
         measures=circles,
         warm=("data=random_legal", "data.epochs=4"),
     ),
