@@ -121,7 +121,7 @@ COMPARISONS = {
         measures=points,
     ),
     "cycles": Comparison(
-        title="Exact NashConv (0 is a Nash equilibrium, 2 loses every game) at equal numbers of samples",
+        title="Exact NashConv (0: an equilibrium, 2: loses every game) at equal numbers of samples",
         games={"Blotto": ["+experiment=blotto_league"]},
         arms={
             "self-play": ["~policies.oracle", "pool=mirror", "learner.total_updates=130"],
