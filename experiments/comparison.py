@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,10 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
     )
     wall_s = time.monotonic() - started
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    spent = {0: 0} | {row["step"]: row[comparison.budget] for row in rows}
+    steps, spent = (
+        [0, *(row["step"] for row in rows)],
+        [0, *(row[comparison.budget] for row in rows)],
+    )
     return {
         "game": game,
         "arm": arm,
@@ -164,7 +168,8 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
         **({"start": shlex.join(["rlforge", *warm])} if comparison.warm else {}),
         "wall_s": round(wall_s, 1),
         "curves": {
-            measure: [(spent[step], score) for step, score in curve]
+            # A policy that begins anew is a version without an update.
+            measure: [(spent[bisect(steps, step) - 1], score) for step, score in curve]
             for measure, curve in comparison.measures(run_dir).items()
         },
     }
