@@ -65,13 +65,17 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
 
 
 class RayProcesses:
-    """Those that our own Ray cannot work without: its node, and the store of who is where.
+    """The processes of a Ray of our own that a run needs: its node and its store of actors.
 
-    Where the second ends, Ray ends the process that uses it a minute later, without an exception.
+    Where the store (``gcs_server``) ends, Ray ends the driver a minute later, without an exception.
     """
 
     def __init__(self, started: Collection[psutil.Process]) -> None:
-        self._vital = {each: name for each in started if (name := each.name()) in _VITAL}
+        self._vital: dict[psutil.Process, str] = {}
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a helper that has ended already
+                if (name := process.name()) in _VITAL:
+                    self._vital[process] = name
 
     def ended(self) -> RunError | None:
         """What to raise where one has ended."""
