@@ -156,10 +156,8 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
     )
     wall_s = time.monotonic() - started
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps, spent = (
-        [0, *(row["step"] for row in rows)],
-        [0, *(row[comparison.budget] for row in rows)],
-    )
+    steps = [0, *(row["step"] for row in rows)]
+    spent = [0, *(row[comparison.budget] for row in rows)]
     return {
         "game": game,
         "arm": arm,

@@ -30,6 +30,8 @@ KEPT_FOLDERS = 5
 WATCH_EVERY_S = 0.5
 """Seconds between looks at the processes of a Ray of our own."""
 
+_VITAL = ("raylet", "gcs_server")
+
 
 @contextlib.contextmanager
 def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProcesses]:
@@ -93,8 +95,6 @@ class RayProcesses:
                 return
             await asyncio.sleep(WATCH_EVERY_S)
 
-
-_VITAL = ("raylet", "gcs_server")
 
 #: Whether processes that are forked in this context lead process groups of their own.
 _forks_lead = ContextVar("_forks_lead", default=False)

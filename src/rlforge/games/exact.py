@@ -169,16 +169,15 @@ class ExactGame:
                     visit(state.child(action), reach)
                 return
             key, player = self.key(state), state.current_player()
-            names = {number: name for name, number in self._numbers[key].items()}
             # One that never comes here takes no part, unless none does.
             own = reach[player] if any(reach[player]) else tuple(weights)
             row = mixed.setdefault(key, {})
-            for action in state.legal_actions():
+            for name, action in self._numbers[key].items():
                 then = tuple(
                     weight * policy[key][action]
                     for weight, policy in zip(own, policies, strict=True)
                 )
-                row[names[action]] = sum(then) / sum(own)
+                row[name] = sum(then) / sum(own)
                 visit(state.child(action), {**reach, player: then})
 
         visit(

@@ -164,7 +164,7 @@ def execute(
                     watching = group.create_task(_watch_ray(ray_processes))
                     actors = await start_actors(graph, config, hardware, run_dir, part)
                     watching.cancel()
-            except (BaseExceptionGroup, ray.exceptions.RayError) as error:
+            except BaseExceptionGroup as error:
                 raise failure(error, None) from None
             context = RunContext(
                 config=config,
@@ -225,7 +225,7 @@ async def _live(
             complete = await controller.run()
             for task in watching:
                 task.cancel()
-    except (BaseExceptionGroup, ray.exceptions.RayError, RlforgeError) as error:
+    except BaseExceptionGroup as error:
         failed = failure(error, context.actors)
         await _logged(_record_failure(controller, tracker, failed))
         await _logged(controller.close())
