@@ -3,6 +3,7 @@
     python experiments/comparison.py equilibria --seeds 0 1 2 [--games Kuhn …] [--runs FOLDER]
     python experiments/comparison.py turn_credit
     python experiments/comparison.py cycles
+    python experiments/comparison.py endurance --seeds 0 1 2 3 4 5
 
 The comparisons are those of COMPARISONS. Every arm plays every game with every seed, one run after
 the other. An arm's score is that of its last measured version within the budget of the game: what
@@ -32,6 +33,8 @@ import matplotlib.pyplot as plt
 from recording import ROOT, Results, heading, recorded, write_study
 from study import nash_conv
 
+from rlforge.config.roots import read_run
+from rlforge.config.schema import RunConfig
 from rlforge.local.exploit import exploit_run
 
 Curve = list[tuple[int, float]]
@@ -74,6 +77,20 @@ def circles(run_dir: Path) -> dict[str, Curve]:
     return {
         "newest version": newest,
         "mixture of versions": [newest[0], (mixture.step, mixture.nash_conv)],
+    }
+
+
+def lasting(run_dir: Path) -> dict[str, Curve]:
+    """NashConv where the run measures it, points elsewhere, and how far below its best a run is."""
+    if read_run(run_dir, RunConfig).eval.exploitability:
+        (name, curve), best = next(iter(exact(run_dir).items())), min
+    else:
+        (name, curve), best = next(iter(points(run_dir).items())), max
+    scores = [score for _, score in curve]
+    gaps = [abs(best(scores[: at + 1]) - score) for at, score in enumerate(scores)]
+    return {
+        name: curve,
+        "worse than its best": [(s, gap) for (s, _), gap in zip(curve, gaps, strict=True)],
     }
 
 
@@ -132,6 +149,17 @@ COMPARISONS = {
         budget="samples_seen",
         measures=circles,
         warm=("data=random_legal", "data.epochs=4"),
+    ),
+    "endurance": Comparison(
+        title="Kuhn: exact NashConv; TicTacToe: points against a random player; 1,024 updates",
+        games={
+            "Kuhn": ["+experiment=kuhn_nash", "eval.exploitability=true"],
+            "TicTacToe": ["+experiment=tictactoe_nash", "eval.opponents=[random_legal]"],
+        },
+        arms={"sentinel": ["sentinel=repair"]},
+        every=["learner.total_updates=1024", "eval.every=64", *_UNSAVED],
+        budget="games",
+        measures=lasting,
     ),
 }
 

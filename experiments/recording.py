@@ -22,16 +22,15 @@ def write_study(
     plot: Callable[[Results, Path], None],
     page: Callable[[str, dict[str, Any]], str],
 ) -> None:
-    """Write ``results`` with command, machine and versions, their curves and their page."""
+    """Write ``results`` with command, curves and page, each with its day, machine and versions.
+
+    Results that were recorded before keep theirs.
+    """
     out = ROOT / "experiments" / name
     out.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "hardware": describe(),
-        "versions": versions(),
-        "results": results,
-    }
+    origin = {"date": time.strftime("%Y-%m-%d"), "hardware": describe(), "versions": versions()}
+    results = [{**origin, **result} for result in results]
+    record = {"command": command, "results": results}
     (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
     plot(results, out / "curves.svg")
     (out / "README.md").write_text(page(name, record))
@@ -40,17 +39,23 @@ def write_study(
 def recorded(name: str) -> Results:
     """The results on record; empty where there are none."""
     file = ROOT / "experiments" / name / "results.json"
-    return json.loads(file.read_text())["results"] if file.is_file() else []
+    if not file.is_file():
+        return []
+    record = json.loads(file.read_text())
+    of_all = {key: record[key] for key in ("date", "hardware", "versions") if key in record}
+    return [{**of_all, **result} for result in record["results"]]
 
 
 def heading(name: str, record: dict[str, Any]) -> list[str]:
-    """The first lines of a study's page: its name, command, day, machine and versions."""
-    return [
-        f"# {name}",
-        "",
-        f"`{record['command']}`, {record['date']}, {record['hardware']['processor']}, "
-        f"{record['hardware']['cores']} cores, no GPU, "
-        + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
-        + ".",
-        "",
+    """The first lines of a study's page: its name, command, and of each seed day and machine."""
+    seeds: dict[str, list[str]] = {}
+    for result in record["results"]:
+        packages = ", ".join(" ".join(each) for each in result["versions"].items())
+        hardware = result["hardware"]
+        origin = f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, no GPU"
+        seeds.setdefault(f"{origin}, {packages}", []).append(str(result.get("seed")))
+    lines = [
+        f"seed {', '.join(dict.fromkeys(own))}: {origin}." if len(seeds) > 1 else f"{origin}."
+        for origin, own in seeds.items()
     ]
+    return [f"# {name}", "", f"`{record['command']}`", "", *(f"- {line}" for line in lines), ""]

@@ -70,7 +70,6 @@ def run_seed(
     lines = (run_dir / "evals.jsonl").read_text().splitlines()
     return {
         "seed": seed,
-        "date": time.strftime("%Y-%m-%d"),
         "commands": [
             shlex.join(["rlforge", *command]) for command in ([sft, train] if warm else [train])
         ],
@@ -232,8 +231,6 @@ def main() -> None:
         words = words[:at] + words[at + 2 :]
     command = shlex.join(["python", "experiments/study.py", *words])
     kept = recorded(arguments.experiment) if arguments.add else []
-    if any("date" not in result for result in kept):
-        parser.error("--add: the record is of an older form; run all seeds again")
     results = [result for result in kept if result["seed"] not in arguments.seeds]
     for seed in arguments.seeds:
         result = run_seed(
@@ -256,15 +253,6 @@ def _of_which(results: list[dict[str, Any]]) -> str:
         f"; of this {median:.0f} s for supervised fine-tuning (`{results[0]['commands'][0]}`), "
         "which is over where the table begins"
     )
-
-
-def _days(results: list[dict[str, Any]]) -> str:
-    """Which seeds were run when, where not all were on one day."""
-    seeds: dict[str, list[str]] = {}
-    for result in results:
-        seeds.setdefault(result["date"], []).append(str(result["seed"]))
-    said = "; ".join(f"{', '.join(of_day)} on {day}" for day, of_day in sorted(seeds.items()))
-    return f" Seeds: {said}." if len(seeds) > 1 else ""
 
 
 def _nash_conv_table(results: list[dict[str, Any]]) -> list[str]:
@@ -295,7 +283,7 @@ def page(name: str, record: dict[str, Any]) -> str:
         *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
         f"{max(walls):.0f}), with the model made again for every seed{_of_which(results)}. Illegal "
-        f"answers: of the last games against itself.{_days(results)}",
+        f"answers: of the last games against itself.",
         "",
         table(results),
         "",
