@@ -289,8 +289,9 @@ class Turn:
 
     action: the text passed to the game. well_formed: the answer had the requested format.
     legal: the game accepted the action; False where it counted as invalid.
-    legal_tokens: for each token of the answer, those with which a legal answer goes on there
-    (``rlforge.rollout.legal``); empty where they are not known or not asked for.
+    legal_tokens: for each token of the answer, those with which a legal answer goes on there, none
+    behind where no legal answer goes on (``rlforge.rollout.legal``); empty where they are not known
+    or not asked for.
 
     Example:
         >>> turn = Turn(

@@ -144,7 +144,7 @@ def test_make_algorithm_returns_window_grpo():
 # ---------------------------------------------------------------- over legal actions
 
 # Two answers, of three tokens and of two. Of each place the count of legal tokens, at most 3; 0:
-# the answer is more than an action there.
+# no legal answer goes on there.
 COUNTS = [[3, 1, 0], [0, 2, 0]]
 MASK = [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
 ANSWER_TOKENS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
@@ -320,7 +320,7 @@ def test_the_proximal_penalty_needs_no_reference(make_inputs):
 
 
 @pytest.mark.parametrize("over", ["legal", "vocabulary"])
-def test_an_entropy_bonus_over_legal_actions_is_exact_and_elsewhere_of_the_vocabulary(
+def test_an_entropy_bonus_over_legal_actions_is_exact_and_ends_where_an_answer_becomes_illegal(
     make_inputs, over
 ):
     inputs = legal_inputs(make_inputs)
@@ -336,13 +336,23 @@ def test_an_entropy_bonus_over_legal_actions_is_exact_and_elsewhere_of_the_vocab
         ]
     )
     whole = torch.stack([inputs.entropy[place] for place in ANSWER_TOKENS])
-    known = torch.tensor([COUNTS[b][t] > 0 for b, t in ANSWER_TOKENS])
-    bonus = torch.where(known, legal, whole) if over == "legal" else whole
+    bonus = legal if over == "legal" else whole
     check_gradients(inputs, output.loss, -0.4 * bonus.mean())
     torch.testing.assert_close(output.metrics["entropy"], whole.mean().detach())
     assert ("legal_entropy" in output.metrics) == (over == "legal")
     if over == "legal":
         torch.testing.assert_close(output.metrics["legal_entropy"], legal.mean().detach())
+
+
+def test_an_answer_without_legal_tokens_keeps_the_entropy_of_the_vocabulary(make_inputs):
+    both = drawn(3)
+    both[1] = -math.inf
+    inputs = legal_inputs(make_inputs, legal_logprobs=both.requires_grad_())
+
+    output = reinforce(entropy_coef=0.4, entropy_over="legal").loss(inputs)
+
+    three = Categorical(logits=inputs.legal_logprobs[0, 0]).entropy()  # the next is no choice
+    check_gradients(inputs, output.loss, -0.4 * (three + inputs.entropy[1, :2].sum()) / 5)
 
 
 def test_an_entropy_bonus_needs_the_entropy(make_inputs):

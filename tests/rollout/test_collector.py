@@ -407,7 +407,9 @@ async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message() 
 # ---------------------------------------------------------------- legal tokens
 
 
-def options_of(seat: Seat, view: View, completion: Completion) -> tuple[tuple[int, ...], ...]:
+def options_of(
+    seat: Seat, view: View, completion: Completion, accepted: bool
+) -> tuple[tuple[int, ...], ...]:
     assert view.legal_actions is not None
     return (tuple(range(len(view.legal_actions))),)
 

@@ -344,7 +344,7 @@ async def test_the_seat_to_move_is_asked():
 # ---------------------------------------------------------------- legal tokens
 
 
-def marked(seat, view, completion):
+def marked(seat, view, completion, accepted):
     """Shows in the record for which seat, view and answer it was called."""
     return ((seat.player_id, len(view.legal_actions), len(completion.text)),)
 

@@ -70,10 +70,15 @@ def answered(tokenizer: Any, text: str) -> Completion:
 
 
 def branches(
-    legal: LegalTokens, tokenizer: Any, text: str, *actions: str, extraction: str = "raw"
+    legal: LegalTokens,
+    tokenizer: Any,
+    text: str,
+    *actions: str,
+    extraction: str = "raw",
+    accepted: bool = True,
 ) -> list[set[str]]:
     """At each token of ``text`` the tokens with which a legal answer goes on, as text."""
-    found = legal(seat(extraction), view(*actions), answered(tokenizer, text))
+    found = legal(seat(extraction), view(*actions), answered(tokenizer, text), accepted)
     assert all(list(tokens) == sorted(set(tokens)) for tokens in found)
     return [{tokenizer.decode([token]) for token in tokens} for tokens in found]
 
@@ -119,7 +124,6 @@ def test_actions_are_in_the_form_that_the_seat_writes(legal, tokenizer):
         f"I take [1]{END}",
         f"[1] it is{END}",
         f"  [1]{END}",  # two spaces
-        f"[9]{END}",  # not legal
         "[1]",  # cut before its end
         f"[1]{END}{END}",
     ],
@@ -128,14 +132,29 @@ def test_an_answer_that_is_more_or_less_than_a_legal_action_has_no_branches(lega
     assert branches(legal, tokenizer, text, "[1]", "[2]") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "followed"),
+    [
+        (f"[9]{END}", [{"[", " "}, {"1", "2"}, set(), set()]),
+        (f"no{END}", [{"[", " "}, set(), set()]),
+        (f"[1]2{END}", [{"[", " "}, {"1", "2"}, {"]"}, {END}, set()]),
+        (f"[1]{END}{END}", [{"[", " "}, {"1", "2"}, {"]"}, {END}, set()]),
+    ],
+)
+def test_an_illegal_answer_has_branches_up_to_where_it_becomes_illegal(
+    legal, tokenizer, text, followed
+):
+    assert branches(legal, tokenizer, text, "[1]", "[2]", accepted=False) == followed
+
+
 @pytest.mark.parametrize("actions", [None, ()])
 def test_games_that_list_no_legal_actions_have_no_branches(legal, tokenizer, actions):
     seen = View(player_id=0, observation="", legal_actions=actions)
-    assert legal(seat(), seen, answered(tokenizer, f"[1]{END}")) == ()
+    assert legal(seat(), seen, answered(tokenizer, f"[1]{END}"), False) == ()
 
 
 def test_an_answer_without_tokens_has_no_branches(legal):
-    assert legal(seat(), view("[1]"), Completion(text="[1]")) == ()
+    assert legal(seat(), view("[1]"), Completion(text="[1]"), True) == ()
 
 
 def test_sets_follow_the_legal_actions_of_each_view(legal, tokenizer):
@@ -174,7 +193,7 @@ def test_the_entropies_along_answers_average_to_that_of_the_distribution_over_an
     found = 0.0
     for answer, probability in probabilities.items():
         completion = Completion(text="", token_ids=answer, logprobs=(-1.0,) * len(answer))
-        along = legal(seat(), view(*weights), completion)
+        along = legal(seat(), view(*weights), completion, True)
         assert len(along) == len(answer)
         for at, tokens in enumerate(along):
             assert answer[at] in tokens

@@ -10,10 +10,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import ray
@@ -31,6 +31,7 @@ WATCH_EVERY_S = 0.5
 """Seconds between looks at the processes of a Ray of our own."""
 
 _VITAL = ("raylet", "gcs_server")
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -87,6 +88,19 @@ class RayProcesses:
                     f"Ray's process {name} has ended: it was killed, perhaps for want of memory"
                 )
         return None
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; raises what ``ended`` returns where one has ended before."""
+        working, watching = asyncio.create_task(work), asyncio.create_task(self.gone())
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and (ended := self.ended()) is not None:
+                raise ended
+            return await working
+        finally:
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
 
     async def gone(self) -> None:
         """Returns once one has ended."""

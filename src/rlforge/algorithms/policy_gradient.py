@@ -118,7 +118,8 @@ class PolicyGradient(ABC, Generic[Config]):
             bonus = inputs.entropy
             if config.entropy_over == "legal" and inputs.legal_logprobs is not None:
                 legal, known = legal_entropy(inputs.legal_logprobs)
-                bonus = torch.where(known, legal, bonus)
+                # Behind where an answer becomes illegal nothing is gained by variety.
+                bonus = torch.where(known.any(-1, keepdim=True), legal, bonus)
                 metrics["legal_entropy"] = token_mean(legal, inputs)
             coef = annealed(config.entropy_coef, config.entropy_final_ratio, inputs.progress)
             per_token = per_token - coef * bonus

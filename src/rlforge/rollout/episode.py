@@ -21,8 +21,8 @@ from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Tur
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
 
-Legal = Callable[[Seat, View, Completion], tuple[tuple[int, ...], ...]]
-"""The ``legal_tokens`` of the turn in which a seat answers a view."""
+Legal = Callable[[Seat, View, Completion, bool], tuple[tuple[int, ...], ...]]
+"""The ``legal_tokens`` of a turn: of its seat, view and answer, and whether that was accepted."""
 
 #: Most games that ``Starts`` keeps.
 _MOST_STARTS = 256
@@ -228,6 +228,9 @@ async def _play_turn(
         if before is not None and before.completion.token_ids:
             asked, known = completion.prompt_token_ids, before.completion
             info["history_cut"] = not continues(asked, known.prompt_token_ids, known.token_ids)
+    branches: tuple[tuple[int, ...], ...] = ()
+    if legal_tokens and seat.trained:
+        branches = legal_tokens(seat, view, completion, game.accepted)
     return Turn(
         player_id=view.player_id,
         observation=view.observation,
@@ -235,7 +238,7 @@ async def _play_turn(
         action=extraction.action,
         well_formed=extraction.well_formed,
         legal=game.accepted,
-        legal_tokens=legal_tokens(seat, view, completion) if legal_tokens and seat.trained else (),
+        legal_tokens=branches,
         info=info,
     )
 

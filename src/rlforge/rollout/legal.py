@@ -19,8 +19,8 @@ class LegalTokens:
 
     At a token of such an answer, the branches of the tree are the ways in which a legal answer goes
     on; the entropies of the choices along an answer add up, in the mean over answers, to that of
-    the distribution over answers. An answer may begin with a space. One that holds more than its
-    action, as reasoning, is not in the tree.
+    the distribution over answers. An answer may begin with a space. One that holds more than a
+    legal action, as reasoning, is not in the tree; an illegal one leaves it at one of its tokens.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
@@ -29,12 +29,18 @@ class LegalTokens:
         self.answers = lru_cache(maxsize=65536)(self._answers)
         self._branches = lru_cache(maxsize=65536)(self._find_branches)
 
-    def __call__(self, seat: Seat, view: View, completion: Completion) -> tuple[Tokens, ...]:
-        """One entry per token of the answer; empty where it is not one of ``answers``."""
-        if view.legal_actions is None or not completion.token_ids:
+    def __call__(
+        self, seat: Seat, view: View, completion: Completion, accepted: bool
+    ) -> tuple[Tokens, ...]:
+        """One entry per token of the answer, empty ones behind where it leaves the tree.
+
+        accepted: whether the game took it as legal. No entries where it did and the answer is not
+        one of ``answers``, or where the game lists no actions.
+        """
+        if not view.legal_actions or not completion.token_ids:
             return ()
-        legal = tuple(view.legal_actions)
-        return self._branches(seat.action_extraction, legal, completion.token_ids)
+        legal, answer = tuple(view.legal_actions), completion.token_ids
+        return self._branches(seat.action_extraction, legal, answer, accepted)
 
     def _answers(self, extraction: str, action: str) -> tuple[Tokens, ...]:
         """The answers that stand for ``action``: with and without a space in front."""
@@ -42,12 +48,12 @@ class LegalTokens:
         return tuple({self._encoder.answer(said, after=before): None for before in ("", ".")})
 
     def _find_branches(
-        self, extraction: str, legal: tuple[str, ...], answer: Tokens
+        self, extraction: str, legal: tuple[str, ...], answer: Tokens, accepted: bool
     ) -> tuple[Tokens, ...]:
         known = {tokens for action in legal for tokens in self.answers(extraction, action)}
-        if answer not in known:
+        if accepted and answer not in known:
             return ()
         return tuple(
-            tuple(sorted({tokens[at] for tokens in known if tokens[:at] == answer[:at]}))
+            tuple(sorted({one[at] for one in known if one[:at] == answer[:at] and at < len(one)}))
             for at in range(len(answer))
         )

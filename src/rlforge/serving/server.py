@@ -198,7 +198,8 @@ async def _serve(
     open_log("service", str(state_dir))
     say("starting the engine")
     try:
-        actors = await start_actors(graph, config, hardware, state_dir)
+        starting = start_actors(graph, config, hardware, state_dir)
+        actors = await ray_processes.during(starting)
     except Exception as error:  # Ray wraps what a constructor raised
         raise RunError(f"the engine could not be started: {reason(error)}") from error
     engine = RemoteEngine(

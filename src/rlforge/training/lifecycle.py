@@ -160,12 +160,10 @@ def execute(
             commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
             part = 0 if config.strict else len(commands) - 1
             try:
-                async with asyncio.TaskGroup() as group:
-                    watching = group.create_task(_watch_ray(ray_processes))
-                    actors = await start_actors(graph, config, hardware, run_dir, part)
-                    watching.cancel()
-            except BaseExceptionGroup as error:
-                raise failure(error, None) from None
+                starting = start_actors(graph, config, hardware, run_dir, part)
+                actors = await ray_processes.during(starting)
+            except Exception as error:
+                raise failures.explained(error, None) from None
             context = RunContext(
                 config=config,
                 hardware=hardware,
@@ -175,25 +173,31 @@ def execute(
                 started=started,
                 part=part,
             )
-            live = _live(
-                controller(context),
-                context,
-                display,
-                interrupts,
-                ray_processes,
-                failure,
-                resume=resume,
-            )
-            return await live
-
-    def failure(error: BaseException, actors: RunActors | None) -> BaseException:
-        """What went wrong, and how to go on."""
-        if (ended := ray_processes.ended()) is not None:
-            return RunError(f"{ended}; go on with: rlforge {config.command} --resume {run_dir}")
-        return explained(error, actors, run_dir, config.command)
+            trained = controller(context)
+            return await _live(trained, context, display, interrupts, failures, resume=resume)
 
     with ray_started(hardware, graph.num_cpus) as ray_processes:
+        failures = _Failures(ray_processes, run_dir, config.command)
         return wait_for(main(), interrupts.from_other_thread)
+
+
+class _Failures:
+    """What it means for the user of a run that an actor, or Ray below them, has failed."""
+
+    def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
+        self._ray, self._run_dir, self._command = ray_processes, run_dir, command
+
+    async def watch_ray(self) -> NoReturn:
+        """Raises RunError once one of Ray's processes has ended."""
+        await self._ray.gone()
+        raise RunError("Ray has ended")
+
+    def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
+        """What to raise in place of ``error``: what went wrong, and how to go on."""
+        if (ended := self._ray.ended()) is not None:
+            again = f"rlforge {self._command} --resume {self._run_dir}"
+            return RunError(f"{ended}; go on with: {again}")
+        return explained(error, actors, self._run_dir, self._command)
 
 
 async def _live(
@@ -201,15 +205,11 @@ async def _live(
     context: RunContext,
     display: Display,
     interrupts: _Interrupts,
-    ray_processes: RayProcesses,
-    failure: Callable[[BaseException, RunActors], BaseException],
+    failures: _Failures,
     *,
     resume: bool,
 ) -> Outcome:
-    """Train, with signals handled and progress shown; close the tracker with the summary.
-
-    failure: what to raise in place of an error.
-    """
+    """Train, with signals handled and progress shown; close the tracker with the summary."""
     tracker = context.actors.tracker
     interrupts.connect(controller.stop, context.note)
     taken()  # of what this process did before the run
@@ -217,7 +217,7 @@ async def _live(
         async with asyncio.TaskGroup() as group:
             watching = [
                 group.create_task(_show_progress(tracker, display)),
-                group.create_task(_watch_ray(ray_processes)),
+                group.create_task(failures.watch_ray()),
             ]
             if context.hardware.device == "cuda":
                 watching.append(group.create_task(_watch_gpus(tracker)))
@@ -226,7 +226,7 @@ async def _live(
             for task in watching:
                 task.cancel()
     except BaseExceptionGroup as error:
-        failed = failure(error, context.actors)
+        failed = failures.explained(error, context.actors)
         await _logged(_record_failure(controller, tracker, failed))
         await _logged(controller.close())
         await context.actors.come_home()
@@ -243,7 +243,7 @@ async def _live(
     try:
         lines = await tracker.close.remote(summary)
     except ray.exceptions.RayError as error:
-        raise failure(error, context.actors) from None
+        raise failures.explained(error, context.actors) from None
     await context.actors.come_home()
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
@@ -269,11 +269,6 @@ async def _show_progress(tracker: Any, display: Display) -> None:
     while True:
         display.show(await tracker.progress.remote())
         await asyncio.sleep(POLL_S)
-
-
-async def _watch_ray(processes: RayProcesses) -> NoReturn:
-    await processes.gone()
-    raise RunError("Ray has ended")
 
 
 async def _watch_gpus(tracker: Any) -> None:
