@@ -132,7 +132,7 @@ COMPARISONS = {
             "branch GRPO": ["algorithm=branch_grpo", *_GROUPS],
             "GRPO": ["algorithm=grpo", *_GROUPS],
             "PPO": [],
-            "REINFORCE": ["algorithm=reinforce"],
+            "REINFORCE": ["algorithm=reinforce", "learner=tiny_grpo"],
         },
         every=["eval.every=10", "eval.opponents=[random_legal]", *_UNSAVED],
         budget="tokens",

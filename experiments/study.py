@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def _learner_figures(run_dir: Path) -> dict[str, float]:
 def nash_conv(run_dir: Path) -> dict[str, Any]:
     """Exact NashConv of versions spaced over the run, of their averages where it keeps them.
 
-    Also that of the uniform policy, and the probability of illegal answers at the end.
+    Also that of the uniform policy, and at the end what the policy is worth to the first seat and
+    the probability of illegal answers.
     """
     config = read_run(run_dir, RunConfig)
     last = config.learner.total_updates
@@ -120,6 +122,7 @@ def nash_conv(run_dir: Path) -> dict[str, Any]:
         "own": [(one.step, one.nash_conv) for one in own],
         "average": [(one.step, one.nash_conv) for one in averages],
         "illegal": (averages or own)[-1].illegal,
+        "value": (averages or own)[-1].values[0],
     }
 
 
@@ -257,22 +260,29 @@ def _of_which(results: list[dict[str, Any]]) -> str:
 
 def _nash_conv_table(results: list[dict[str, Any]]) -> list[str]:
     uniform = results[0]["nash_conv"]["uniform"]
-    averaged = bool(results[0]["nash_conv"]["average"])
-    more = " averaged weights |" if averaged else ""
-    lines = [
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "before": lambda found: f"{found['own'][0][1]:.3f}",
+        "last version": lambda found: f"{found['own'][-1][1]:.3f}",
+        "averaged weights": lambda found: f"{found['average'][-1][1]:.3f}",
+        "probability of illegal answers": lambda found: f"{found['illegal']:.4f}",
+        "worth to the first seat": lambda found: f"{found['value']:.3f}",
+    }
+    if not results[0]["nash_conv"]["average"]:
+        del columns["averaged weights"]
+    if not all("value" in result["nash_conv"] for result in results):  # of an older record
+        del columns["worth to the first seat"]
+    return [
         f"Exact NashConv (0 is a Nash equilibrium, the uniform policy has {uniform:.4f}):",
         "",
-        f"| seed | before | last version |{more} probability of illegal answers |",
-        "|---|---|---|" + "---|" * averaged + "---|",
+        f"| seed | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
+        *(
+            f"| {result['seed']} | "
+            f"{' | '.join(cell(result['nash_conv']) for cell in columns.values())} |"
+            for result in results
+        ),
+        "",
     ]
-    for result in results:
-        found = result["nash_conv"]
-        average = f" {found['average'][-1][1]:.3f} |" if averaged else ""
-        lines.append(
-            f"| {result['seed']} | {found['own'][0][1]:.3f} | {found['own'][-1][1]:.3f} |{average} "
-            f"{found['illegal']:.4f} |"
-        )
-    return [*lines, ""]
 
 
 def page(name: str, record: dict[str, Any]) -> str:
@@ -283,7 +293,7 @@ def page(name: str, record: dict[str, Any]) -> str:
         *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
         f"{max(walls):.0f}), with the model made again for every seed{_of_which(results)}. Illegal "
-        f"answers: of the last games against itself.",
+        "answers: of the last games against itself.",
         "",
         table(results),
         "",
