@@ -17,9 +17,6 @@ import argparse
 import json
 import shlex
 import statistics
-import subprocess
-import sys
-import time
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from recording import ROOT, Results, heading, recorded, write_study
+from recording import ROOT, Results, heading, recorded, rlforge, write_study
 from study import nash_conv
 
 from rlforge.config.roots import read_run
@@ -170,19 +167,13 @@ def run(name: str, game: str, arm: str, seed: int, folder: Path) -> dict[str, An
     settings = [*comparison.games[game], *comparison.arms[arm], *comparison.every, f"seed={seed}"]
     command = ["rlforge", "train", *settings]
     run_dir = folder / f"{game}-{arm}-{seed}".replace(" ", "_").replace("'", "")
-    program = str(Path(sys.executable).with_name("rlforge"))
     if comparison.warm:
         start = folder / f"{game}-start-{seed}"
         warm = ["sft", *comparison.games[game], *comparison.warm, f"seed={seed}"]
         if not start.exists():
-            fine_tuned = [program, *warm, f"run_dir={start}"]
-            subprocess.run(fine_tuned, check=True, stdout=subprocess.DEVNULL)
+            rlforge(warm, start)
         settings.append(f"learner.initial_adapter={start}")
-    started = time.monotonic()
-    subprocess.run(
-        [program, "train", *settings, f"run_dir={run_dir}"], check=True, stdout=subprocess.DEVNULL
-    )
-    wall_s = time.monotonic() - started
+    wall_s = rlforge(["train", *settings], run_dir)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [0, *(row["step"] for row in rows)]
     spent = [0, *(row[comparison.budget] for row in rows)]

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from recording import ROOT, heading, write_study
+from recording import ROOT, heading, rlforge, write_study
 
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
 #: More presets than these are drawn in panels of their own.
@@ -44,12 +41,7 @@ def run_seed(
     run_dir = runs / preset / f"seed-{seed}"
     command = ["rlforge", "continuous", f"+experiment={preset}", f"seed={seed}", *overrides]
     if not (keep and run_dir.exists()):
-        subprocess.run(
-            [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
-            check=True,
-            env=os.environ,
-            stdout=subprocess.DEVNULL,
-        )
+        rlforge(command[1:], run_dir)
     ended = json.loads((run_dir / "summary.json").read_text())
     if ended["status"] != "done":
         raise SystemExit(f"{run_dir} is {ended['status']}: finish or delete it")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,19 @@ from rlforge.system.hardware import describe, versions
 ROOT = Path(__file__).resolve().parents[1]
 
 Results = list[dict[str, Any]]
+
+
+def rlforge(arguments: Sequence[str], run_dir: Path, cache: Path | None = None) -> float:
+    """Run the command ``rlforge`` in ``run_dir``; the seconds that it takes.
+
+    cache: the folder of models, in place of the user's.
+    """
+    own = {} if cache is None else {"RLFORGE_CACHE": str(cache)}
+    program = str(Path(sys.executable).with_name("rlforge"))
+    line = [program, *arguments, f"run_dir={run_dir}"]
+    started = time.monotonic()
+    subprocess.run(line, check=True, env=os.environ | own, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started
 
 
 def write_study(

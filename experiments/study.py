@@ -17,9 +17,7 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from recording import ROOT, heading, recorded, write_study
+from recording import ROOT, heading, recorded, rlforge, write_study
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
@@ -48,26 +46,14 @@ def run_seed(
     warm: overrides of the supervised fine-tuning that comes first; empty: none.
     """
     run_dir, warm_dir = folder / f"seed-{seed}", folder / f"sft-{seed}"
-    environment = os.environ | {"RLFORGE_CACHE": str(folder / f"cache-{seed}")}
+    cache = folder / f"cache-{seed}"
     common = [f"+experiment={experiment}", f"seed={seed}"]
-
-    def run(command: list[str], directory: Path, *more: str) -> float:
-        """Seconds that it takes."""
-        started = time.monotonic()
-        program = str(Path(sys.executable).with_name("rlforge"))
-        subprocess.run(
-            [program, *command, *more, f"run_dir={directory}"],
-            check=True,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-        return time.monotonic() - started
-
     sft, train = ["sft", *common, *warm], ["train", *common, *overrides]
     fine_tuned_s, start = 0.0, []
     if warm:
-        fine_tuned_s, start = run(sft, warm_dir), [f"learner.initial_adapter={warm_dir}"]
-    wall_s = fine_tuned_s + run(train, run_dir, *start)
+        fine_tuned_s = rlforge(sft, warm_dir, cache)
+        start = [f"learner.initial_adapter={warm_dir}"]
+    wall_s = fine_tuned_s + rlforge([*train, *start], run_dir, cache)
     lines = (run_dir / "evals.jsonl").read_text().splitlines()
     return {
         "seed": seed,
@@ -225,7 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--add", action="store_true", help="keep the other seeds on record")
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
     runs.mkdir(parents=True, exist_ok=True)
     words = sys.argv[1:]
