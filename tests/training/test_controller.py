@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ def alive(pid: int) -> bool:
 def all_pids() -> list[int]:
     logs = Path("run/logs").glob("*.log")
     return [pid for log in logs if "crash" not in log.name for pid in actor_pids(log.stem)]
+
+
+@pytest.fixture
+def train_kuhn(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Train by groups at Kuhn poker, with the overrides that are given, in this process."""
+    use_actors_in_process(monkeypatch.setattr)
+
+    def train(*overrides: str) -> None:
+        common = ("hardware=cpu", "+experiment=kuhn_grpo", "algorithm.group_size=4")
+        assert rlforge_here(*train_arguments(small_model, *common, *overrides)) == 0
+
+    return train
 
 
 def listened_on(pid: int) -> set[str]:
@@ -325,24 +338,14 @@ def test_a_sweep_runs_its_jobs_for_real(
     assert f"next: rlforge report {sweep}" in err
 
 
-def test_grpo_groups_against_lagged_opponents(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_actors_in_process(monkeypatch.setattr)
-    code = rlforge_here(
-        *train_arguments(
-            small_model,
-            "hardware=cpu",
-            "+experiment=kuhn_grpo",
-            "pool=lagged",
-            "pool.max_active_lora=3",
-            "pool.lag_range=[1,2]",
-            "algorithm.group_size=4",
-            "learner.total_updates=4",
-            "learner.keep_checkpoints=0",
-        )
+def test_grpo_groups_against_lagged_opponents(train_kuhn: Callable[..., None]) -> None:
+    train_kuhn(
+        "pool=lagged",
+        "pool.max_active_lora=3",
+        "pool.lag_range=[1,2]",
+        "learner.total_updates=4",
+        "learner.keep_checkpoints=0",
     )
-    assert code == 0
     games = list(read_games(Path("run")))
     assert [game.error for game in games if game.error is not None] == []
     assert {path.name for path in list_checkpoints(Path("run/checkpoints"))} >= {"step-3", "step-4"}
@@ -359,21 +362,13 @@ def test_grpo_groups_against_lagged_opponents(
 
 
 def test_groups_begin_at_turns_of_finished_games_and_learn_from_the_turns_after(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch
+    train_kuhn: Callable[..., None],
 ) -> None:
-    use_actors_in_process(monkeypatch.setattr)
-    code = rlforge_here(
-        *train_arguments(
-            small_model,
-            "hardware=cpu",
-            "+experiment=kuhn_grpo",
-            "pool=lagged",
-            "algorithm=branch_grpo",
-            "algorithm.group_size=4",
-            "learner.total_updates=6",
-        )
+    train_kuhn(
+        "pool=lagged",
+        "algorithm=branch_grpo",
+        "learner.total_updates=6",
     )
-    assert code == 0
     games = {game.spec.game_id: game for game in read_games(Path("run"), purpose="train")}
     assert [game.error for game in games.values() if game.error is not None] == []
     branched = {name: game for name, game in games.items() if game.spec.past is not None}
@@ -395,25 +390,17 @@ def test_groups_begin_at_turns_of_finished_games_and_learn_from_the_turns_after(
 
 
 def test_versions_are_measured_exactly_as_they_are_evaluated(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch
+    train_kuhn: Callable[..., None],
 ) -> None:
     """By an algorithm that reads legal actions and refers to a snapshot, in a resumed run, too."""
-    use_actors_in_process(monkeypatch.setattr)
-    code = rlforge_here(
-        *train_arguments(
-            small_model,
-            "hardware=cpu",
-            "+experiment=kuhn_grpo",
-            "algorithm=nash_pg",
-            "algorithm.group_size=4",
-            "algorithm.kl.refresh_every=2",
-            "learner.average=moving",
-            "learner.total_updates=4",
-            "eval.every=2",
-            "eval.exploitability=true",
-        )
+    train_kuhn(
+        "algorithm=nash_pg",
+        "algorithm.kl.refresh_every=2",
+        "learner.average=moving",
+        "learner.total_updates=4",
+        "eval.every=2",
+        "eval.exploitability=true",
     )
-    assert code == 0
     assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
     found = {row["step"]: row for row in rows("exact.jsonl")}
     assert list(found) == [0, 2, 4, 5]
@@ -496,10 +483,11 @@ def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
 
 
 def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train_kuhn: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The entropy of the updates from the twelfth on is an eighth of what it was."""
-    use_actors_in_process(monkeypatch.setattr)
     measure = rlforge.learner.learner.logprob_metrics
 
     def planted(*arguments: Any) -> dict[str, float]:
@@ -509,23 +497,16 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
         return metrics
 
     monkeypatch.setattr(rlforge.learner.learner, "logprob_metrics", planted)
-    code = rlforge_here(
-        *train_arguments(
-            small_model,
-            "hardware=cpu",
-            "+experiment=kuhn_grpo",
-            "algorithm=nash_pg",
-            "algorithm.group_size=4",
-            "learner.total_updates=18",
-            "learner.warmup_updates=0",
-            "learner.schedule=constant",
-            "learner.keep_checkpoints=0",
-            "sentinel.actions=[opponents,rollback,magnet,smaller_steps]",
-            "sentinel.watch=[entropy]",
-            "sentinel.warmup=6",
-        )
+    train_kuhn(
+        "algorithm=nash_pg",
+        "learner.total_updates=18",
+        "learner.warmup_updates=0",
+        "learner.schedule=constant",
+        "learner.keep_checkpoints=0",
+        "sentinel.actions=[opponents,rollback,magnet,smaller_steps]",
+        "sentinel.watch=[entropy]",
+        "sentinel.warmup=6",
     )
-    assert code == 0
     (alarm,) = rows("sentinel.jsonl")
     at = alarm["step"]
     assert (alarm["signal"], alarm["since"], alarm["good"]) == ("entropy", 12, 11)
