@@ -69,7 +69,7 @@ def heading(name: str, record: dict[str, Any]) -> list[str]:
         packages = ", ".join(" ".join(each) for each in result["versions"].items())
         hardware = result["hardware"]
         origin = f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, no GPU"
-        seeds.setdefault(f"{origin}, {packages}", []).append(str(result.get("seed")))
+        seeds.setdefault(f"{origin}, {packages}", []).append(str(result["seed"]))
     lines = [
         f"seed {', '.join(dict.fromkeys(own))}: {origin}." if len(seeds) > 1 else f"{origin}."
         for origin, own in seeds.items()

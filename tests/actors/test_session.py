@@ -79,6 +79,7 @@ def test_of_runs_that_have_ended_the_newest_session_folders_stay(
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 async def test_it_is_known_once_a_process_of_ray_has_ended(own_home: None, name: str) -> None:
     with session.ray_started(HardwareConfig(device="cpu"), 1) as processes:
+        assert processes.ended() is None
         assert await processes.during(asyncio.sleep(0, "done")) == "done"
         (killed,) = [child for child in psutil.Process().children() if child.name() == name]
         killed.kill()
@@ -86,6 +87,7 @@ async def test_it_is_known_once_a_process_of_ray_has_ended(own_home: None, name:
         with pytest.raises(RunError, match=said):
             await asyncio.wait_for(processes.during(asyncio.sleep(60)), timeout=30)
         await asyncio.wait_for(processes.gone(), timeout=1)
+        assert str(processes.ended()).startswith(f"Ray's process {name} has ended: it was killed")
 
 
 def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
