@@ -18,14 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 Results = list[dict[str, Any]]
 
 
-def rlforge(arguments: Sequence[str], run_dir: Path, cache: Path | None = None) -> float:
-    """Run the command ``rlforge`` in ``run_dir``; the seconds that it takes.
+def rlforge(
+    arguments: Sequence[str], run_dir: Path | None = None, cache: Path | None = None
+) -> float:
+    """Run the command ``rlforge``; the seconds that it takes.
 
-    cache: the folder of models, in place of the user's.
+    run_dir: where a command that starts a run puts it. cache: the folder of models, in place of the
+    user's.
     """
     own = {} if cache is None else {"RLFORGE_CACHE": str(cache)}
     program = str(Path(sys.executable).with_name("rlforge"))
-    line = [program, *arguments, f"run_dir={run_dir}"]
+    place = [] if run_dir is None else [f"run_dir={run_dir}"]
+    line = [program, *arguments, *place]
     started = time.monotonic()
     subprocess.run(line, check=True, env=os.environ | own, stdout=subprocess.DEVNULL)
     return time.monotonic() - started

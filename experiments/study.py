@@ -3,8 +3,10 @@
     python experiments/study.py simpletak_mirror --seeds 0 1 2 [--nash-conv] [KEY=VALUE ...]
     python experiments/study.py smollm2_tictactoe --sft data=random_legal --sft data.keep=wins
     python experiments/study.py simpletak_mirror --seeds 3 4 --add
+    python experiments/study.py simpletak_pool --exploiter 41
 
-With ``--add`` the seeds on record stay. With ``--sft`` training starts from the adapter of
+With ``--add`` the seeds on record stay. With ``--exploiter`` a new adapter is trained for so many
+updates against the last version alone. With ``--sft`` training starts from the adapter of
 `rlforge sft` with these overrides. Every seed starts with an empty model cache, so that the wall
 time holds all that a newcomer waits for: making the tiny model or unpacking SmolLM2, fine-tuning,
 training, evaluating. Writes results.json, README.md and curves.svg to experiments/NAME/.
@@ -112,6 +114,17 @@ def nash_conv(run_dir: Path) -> dict[str, Any]:
     }
 
 
+def exploiter(run_dir: Path, updates: int, cache: Path) -> dict[str, Any]:
+    """What a new adapter wins after ``updates`` against the run's last version, and the games."""
+    file = run_dir.with_name(f"exploiter-{run_dir.name}.json")
+    command = ["exploit", str(run_dir), "--learn", "--updates", str(updates), "--json", str(file)]
+    rlforge(command, cache=cache)
+    found = json.loads(file.read_text())
+    summary = json.loads((Path(found["run_dir"]) / "summary.json").read_text())
+    won = found["evaluations"][0]
+    return {"updates": updates, "trained_games": summary["games"], **won}
+
+
 def edges(evals: list[dict[str, Any]], opponent: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first and the last evaluation against ``opponent``."""
     rows = sorted((row for row in evals if row["opponent"] == opponent), key=lambda r: r["step"])
@@ -201,6 +214,7 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--nash-conv", action="store_true", help="exact NashConv (OpenSpiel games)")
+    parser.add_argument("--exploiter", type=int, metavar="UPDATES", help="train a best response")
     parser.add_argument("--runs", type=Path, help="where the run directories go")
     parser.add_argument(
         "--sft",
@@ -212,7 +226,7 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep the other seeds on record")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args()
-    runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
+    runs = (arguments.runs or ROOT / "runs" / "studies" / arguments.experiment).absolute()
     runs.mkdir(parents=True, exist_ok=True)
     words = sys.argv[1:]
     if "--runs" in words:  # a folder of this machine
@@ -222,12 +236,13 @@ def main() -> None:
     kept = recorded(arguments.experiment) if arguments.add else []
     results = [result for result in kept if result["seed"] not in arguments.seeds]
     for seed in arguments.seeds:
-        result = run_seed(
-            arguments.experiment, seed, arguments.overrides, arguments.sft, runs.absolute()
-        )
+        result = run_seed(arguments.experiment, seed, arguments.overrides, arguments.sft, runs)
+        run_dir, cache = runs / f"seed-{seed}", runs / f"cache-{seed}"
         if arguments.nash_conv:
-            os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
-            result["nash_conv"] = nash_conv(runs / f"seed-{seed}")
+            os.environ["RLFORGE_CACHE"] = str(cache)
+            result["nash_conv"] = nash_conv(run_dir)
+        if arguments.exploiter:
+            result["exploiter"] = exploiter(run_dir, arguments.exploiter, cache)
         results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.
         write_study(arguments.experiment, command, results, plot, page)
@@ -271,6 +286,23 @@ def _nash_conv_table(results: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _exploiter_table(results: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "A new adapter, trained against the last version alone (`rlforge exploit --learn`):",
+        "",
+        "| seed | updates | its games, of those of the run | what it wins: win / draw / loss % |",
+        "|---|---|---|---|",
+    ]
+    for result in results:
+        found, games = result["exploiter"], result["summary"]["games"]
+        share = found["trained_games"] / games
+        lines.append(
+            f"| {result['seed']} | {found['updates']} | {found['trained_games']} of {games}, "
+            f"{share:.0%} | {shares(found)} |"
+        )
+    return [*lines, ""]
+
+
 def page(name: str, record: dict[str, Any]) -> str:
     """The study as a page."""
     results = record["results"]
@@ -286,6 +318,8 @@ def page(name: str, record: dict[str, Any]) -> str:
     ]
     if "nash_conv" in results[0]:
         lines += _nash_conv_table(results)
+    if all("exploiter" in result for result in results):
+        lines += _exploiter_table(results)
     lines += [
         "| seed | updates | samples | idle share | engine share | learner share | "
         "log-prob gap, mean | max |",
