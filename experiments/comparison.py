@@ -207,15 +207,23 @@ def score(curve: Curve, budget: int) -> float:
 
 
 def table(comparison: Comparison, results: Results) -> list[str]:
-    """A row for each game and arm: the mean over seeds of each measure, and the seeds."""
-    measures = list(results[0]["curves"])
-    lines = [
-        f"| game | {comparison.budget} | arm | {' | '.join(measures)} | seeds, {measures[0]} | "
-        "wall s |",
-        "|---|---|---|" + "---|" * (len(measures) + 2),
-    ]
+    """A row for each game and arm: the mean over seeds of each measure, and the seeds.
+
+    Games whose measures differ have tables of their own.
+    """
+    lines: list[str] = []
+    above: list[str] = []
     for game, budget in budgets(results).items():
         own = [result for result in results if result["game"] == game]
+        measures = list(own[0]["curves"])
+        if measures != above:
+            lines += [
+                *([""] if lines else []),
+                f"| game | {comparison.budget} | arm | {' | '.join(measures)} | "
+                f"seeds, {measures[0]} | wall s |",
+                "|---|---|---|" + "---|" * (len(measures) + 2),
+            ]
+            above = measures
         for arm in dict.fromkeys(result["arm"] for result in own):
             runs = [result for result in own if result["arm"] == arm]
             scores = [[score(one["curves"][each], budget) for one in runs] for each in measures]
@@ -236,13 +244,12 @@ def plot(comparison: Comparison, results: Results, path: Path) -> None:
         for result in results:
             if result["game"] != game:
                 continue
-            arm, curve = result["arm"], next(iter(result["curves"].values()))
+            arm, (measure, curve) = result["arm"], next(iter(result["curves"].items()))
             label = None if arm in named else arm
             axis.plot(*zip(*curve, strict=True), color=colours[arm], label=label)
             named.add(arm)
-        axis.set(title=game, xlabel=comparison.budget, ylim=(0, None))
+        axis.set(title=game, xlabel=comparison.budget, ylabel=measure, ylim=(0, None))
         axis.grid(alpha=0.3)
-    grid[0][0].set_ylabel(next(iter(results[0]["curves"])))
     grid[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)
