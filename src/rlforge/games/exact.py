@@ -93,7 +93,7 @@ class ExactGame:
             if count > most_states:
                 raise ConfigError(
                     f"env {name!r} has more than {most_states:,} states: too many for an exact "
-                    "measure"
+                    "measure; rlforge exploit RUN --learn trains a best response"
                 )
             if state.is_terminal() or state.is_chance_node():
                 continue

@@ -104,7 +104,7 @@ def measured_game(env: EnvSpec) -> ExactGame:
     if env.source != "openspiel":
         raise ConfigError(
             f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
-            "as env openspiel_tictactoe"
+            "as env openspiel_tictactoe; rlforge exploit RUN --learn trains a best response"
         )
     if env.context == "conversation":
         raise ConfigError(
