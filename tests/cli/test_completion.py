@@ -12,7 +12,7 @@ import pytest
 from rlforge.cli import main
 
 Capture = pytest.CaptureFixture[str]
-SIMPLETAK = ["simpletak_lagged", "simpletak_mirror", "simpletak_pool"]
+SIMPLETAK = ["simpletak_lagged", "simpletak_mirror", "simpletak_nash", "simpletak_pool"]
 
 
 def _bash(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *words: str) -> list[str]:

@@ -168,9 +168,8 @@ def test_policies_with_holes_or_other_actions_are_refused():
 
 
 def test_a_game_that_is_too_large_is_refused_with_its_size():
-    with pytest.raises(
-        ConfigError, match="'connect_four' has more than 2,000 states.*exploit RUN --learn"
-    ):
+    message = r"'connect_four' has more than 2,000 states.*exploit RUN --learn"
+    with pytest.raises(ConfigError, match=message):
         ExactGame("connect_four", most_states=2000)
 
 
