@@ -26,7 +26,7 @@ ABOUT_A_GAME = {
     },
 }
 #: Experiments one of whose opponents plays no other games than ``BOARDS``.
-ON_BOARDS = ("simpletak_pool", "tictactoe_nash")
+ON_BOARDS = ("simpletak_nash", "simpletak_pool", "tictactoe_nash")
 BOARDS = ("connectfour", "openspiel_tictactoe", "simpletak", "tictactoe")
 
 
