@@ -72,17 +72,15 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def strict_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with ``determinism=strict``, which nothing disturbed."""
-    from tests.live_run import run, strict_arguments
+    """A finished run with ``determinism=strict``, which nothing disturbed, made in this process."""
+    from tests.continuous.in_process import rlforge_here, use_actors_in_process
+    from tests.live_run import strict_arguments
 
     def make(folder: Path) -> None:
-        before = Path.cwd()
-        os.chdir(folder)
-        try:
-            done = run(*strict_arguments(small_model))
-        finally:
-            os.chdir(before)
-        assert done.returncode == 0, done.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            use_actors_in_process(patch.setattr)
+            patch.chdir(folder)
+            assert rlforge_here(*strict_arguments(small_model)) == 0
 
     return made_once(tmp_path_factory, "strict", make) / "run"
 
