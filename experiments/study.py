@@ -6,10 +6,11 @@
     python experiments/study.py simpletak_pool --exploiter 41
 
 With ``--add`` the seeds on record stay. With ``--exploiter`` a new adapter is trained for so many
-updates against the last version alone. With ``--sft`` training starts from the adapter of
-`rlforge sft` with these overrides. Every seed starts with an empty model cache, so that the wall
-time holds all that a newcomer waits for: making the tiny model or unpacking SmolLM2, fine-tuning,
-training, evaluating. Writes results.json, README.md and curves.svg to experiments/NAME/.
+updates against the last version, and another against the averaged weights where there are any. With
+``--sft`` training starts from the adapter of `rlforge sft` with these overrides. Every seed starts
+with an empty model cache, so that the wall time holds all that a newcomer waits for: making the
+tiny model or unpacking SmolLM2, fine-tuning, training, evaluating. Writes results.json, README.md
+and curves.svg to experiments/NAME/.
 """
 
 from __future__ import annotations
@@ -114,15 +115,22 @@ def nash_conv(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def exploiter(run_dir: Path, updates: int, cache: Path) -> dict[str, Any]:
-    """What a new adapter wins after ``updates`` against the run's last version, and the games."""
-    file = run_dir.with_name(f"exploiter-{run_dir.name}.json")
-    command = ["exploit", str(run_dir), "--learn", "--updates", str(updates), "--json", str(file)]
-    rlforge(command, cache=cache)
-    found = json.loads(file.read_text())
-    summary = json.loads((Path(found["run_dir"]) / "summary.json").read_text())
-    won = found["evaluations"][0]
-    return {"updates": updates, "trained_games": summary["games"], **won}
+def exploiters(run_dir: Path, updates: int, cache: Path) -> dict[str, dict[str, Any]]:
+    """What a new adapter wins after ``updates``, and its games, by what it is trained against."""
+    targets = {"last version": "latest"}
+    if read_run(run_dir, RunConfig).learner.average != "off":
+        targets["averaged weights"] = "average"
+    found = {}
+    for name, checkpoint in targets.items():
+        file = run_dir.with_name(f"exploiter-{run_dir.name}-{checkpoint}.json")
+        command = ["exploit", str(run_dir), "--learn", "--updates", str(updates)]
+        rlforge([*command, "--checkpoint", checkpoint, "--json", str(file)], cache=cache)
+        response = json.loads(file.read_text())
+        summary = json.loads((Path(response["run_dir"]) / "summary.json").read_text())
+        won = dict(response["evaluations"][0])
+        del won["opponent"]  # a path
+        found[name] = {"updates": updates, "trained_games": summary["games"], **won}
+    return found
 
 
 def edges(evals: list[dict[str, Any]], opponent: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -242,7 +250,7 @@ def main() -> None:
             os.environ["RLFORGE_CACHE"] = str(cache)
             result["nash_conv"] = nash_conv(run_dir)
         if arguments.exploiter:
-            result["exploiter"] = exploiter(run_dir, arguments.exploiter, cache)
+            result["exploiters"] = exploiters(run_dir, arguments.exploiter, cache)
         results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.
         write_study(arguments.experiment, command, results, plot, page)
@@ -288,18 +296,19 @@ def _nash_conv_table(results: list[dict[str, Any]]) -> list[str]:
 
 def _exploiter_table(results: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "A new adapter, trained against the last version alone (`rlforge exploit --learn`):",
+        "A new adapter, trained against one policy alone (`rlforge exploit --learn`):",
         "",
-        "| seed | updates | its games, of those of the run | what it wins: win / draw / loss % |",
-        "|---|---|---|---|",
+        "| seed | against | updates | its games, of those of the run | "
+        "what it wins: win / draw / loss % |",
+        "|---|---|---|---|---|",
     ]
     for result in results:
-        found, games = result["exploiter"], result["summary"]["games"]
-        share = found["trained_games"] / games
-        lines.append(
-            f"| {result['seed']} | {found['updates']} | {found['trained_games']} of {games}, "
-            f"{share:.0%} | {shares(found)} |"
-        )
+        games = result["summary"]["games"]
+        for name, found in result["exploiters"].items():
+            lines.append(
+                f"| {result['seed']} | {name} | {found['updates']} | {found['trained_games']} of "
+                f"{games}, {found['trained_games'] / games:.0%} | {shares(found)} |"
+            )
     return [*lines, ""]
 
 
@@ -318,7 +327,7 @@ def page(name: str, record: dict[str, Any]) -> str:
     ]
     if "nash_conv" in results[0]:
         lines += _nash_conv_table(results)
-    if all("exploiter" in result for result in results):
+    if all("exploiters" in result for result in results):
         lines += _exploiter_table(results)
     lines += [
         "| seed | updates | samples | idle share | engine share | learner share | "
