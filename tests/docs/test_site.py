@@ -18,6 +18,7 @@ PAGES = [
     *sorted(ROOT.glob("ex*/*/README.md")),  # examples and experiments
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+RECORDS = [*ROOT.glob("experiments/*/results.json"), *ROOT.glob("benchmarks/results/*.json")]
 LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?:#[^)\s]*)?\)")
 
 
@@ -44,6 +45,11 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
 def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
     links = [found["path"] for found in LINK.finditer(CODE.sub("", page.read_text()))]
     assert [link for link in links if not (page.parent / link).is_file()] == []
+
+
+def test_records_name_no_path_of_the_machine_that_made_them() -> None:
+    named = {file: re.findall(r"[\": ](/\w[^\" ]*)", file.read_text()) for file in RECORDS}
+    assert {file: paths for file, paths in named.items() if paths} == {}
 
 
 def of_site(name: str):
