@@ -23,7 +23,7 @@ divided by the cores, which is how long it would take if none were ever idle.
 
 ``--against COMMIT`` measures that commit as well, run by run in turn, and the ratio of each pair;
 ``--against last`` takes the newest commit on record. Medians of every measured commit stay in the
-results. ``--worst RATIO`` records nothing and stops runs after 40 updates, since the update at
+results. ``--worst RATIO`` records nothing and stops runs after 60 updates, since the update at
 which a single run reaches a level is chance: the exit code is 1 where they take more than RATIO
 times the CPU seconds, start included, in every pair.
 """
@@ -57,7 +57,7 @@ RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 PHASES = ("composed", "ready", "first_update", "skill")
 NASH_CONV = 0.15
 #: Updates of a run that is only compared.
-COMPARED = 40
+COMPARED = 60
 #: Starts what every run starts, and nothing else.
 BARE_START = """
 import ray, torch, transformers

@@ -127,7 +127,7 @@ def exploiters(run_dir: Path, updates: int, cache: Path) -> dict[str, dict[str, 
         rlforge([*command, "--checkpoint", checkpoint, "--json", str(file)], cache=cache)
         response = json.loads(file.read_text())
         summary = json.loads((Path(response["run_dir"]) / "summary.json").read_text())
-        won = dict(response["evaluations"][0])
+        won = response["evaluations"][0]
         del won["opponent"]  # a path
         found[name] = {"updates": updates, "trained_games": summary["games"], **won}
     return found
