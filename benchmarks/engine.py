@@ -5,8 +5,9 @@
 The same prompts (SimpleTak positions of random play, in the tiny model's words), the same sampling.
 ``one token`` is what a move takes; ``16 tokens`` is forced by a minimum length. Plain ``generate``
 gets all prompts as one padded batch, which is its best case, and gives no log-probs here. ``4
-versions`` splits the requests over four adapters: the engine mixes them in flight, plain PEFT runs
-one batch per adapter.
+versions`` splits the requests over four adapters, ``16 versions`` over sixteen: the engine computes
+them in one batch, plain PEFT runs one batch per adapter. ``mixed``: tokens a second of sixteen
+adapters in shares of those of one, from runs of 16 tokens one after the other.
 
 ``swaps``: from a published adapter, on disk, to the first token of its version, one after the other
 with nothing else under way. The engine drops its oldest version for a new one; plain PEFT deletes
@@ -35,9 +36,12 @@ from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.system.loops import in_thread
 from rlforge.types import EnvSpec, PolicyRef, SamplingParams
 
 REQUESTS, SWAPS = 512, 20
+#: Numbers of adapters that requests are split over.
+VERSIONS = (1, 4, 16)
 ENV = EnvSpec(id="SimpleTak-v0-train")
 MODEL = ModelConfig(kind="tiny")
 
@@ -80,9 +84,9 @@ def ours(
 def plain(
     model: Any, prompts: Sequence[tuple[int, ...]], names: Sequence[str | None], pad: int
 ) -> Callable[[int], None]:
-    """One padded ``generate`` per adapter."""
+    """One padded ``generate`` per adapter, in a thread that leaves none to slow the engine down."""
 
-    def ask(tokens: int) -> None:
+    def generate(tokens: int) -> None:
         for index, name in enumerate(names):
             share = prompts[index :: len(names)]
             if name is not None:
@@ -102,7 +106,11 @@ def plain(
                 )
             assert out.shape[1] == width + tokens
 
-    return ask
+    return lambda tokens: in_thread(lambda: generate(tokens))
+
+
+def named(versions: int) -> str:
+    return f"{versions} version" + ("s" if versions > 1 else "")
 
 
 def in_tokens(row: dict[str, Any]) -> dict[str, Any]:
@@ -141,56 +149,60 @@ def swap_in_peft(
     return seconds(work)
 
 
+def loaded() -> Any:
+    """The tiny model."""
+    return load_base_model(MODEL, torch.device("cpu"), torch.float32)
+
+
+def with_adapters(refs: Sequence[PolicyRef]) -> Any:
+    """The tiny model with adapters, by plain PEFT."""
+    first, *others = refs
+    peft = PeftModel.from_pretrained(loaded(), first.path_or_name, adapter_name=first.uid)
+    for ref in others:
+        peft.load_adapter(ref.path_or_name, adapter_name=ref.uid)
+    return peft.eval()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Engine tokens a second, and adapter swaps.")
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
-    device = torch.device("cpu")
     tokenizer = load_tokenizer(MODEL)
     prompts = positions(tokenizer, REQUESTS)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        saved = save_adapters(
-            load_base_model(MODEL, device, torch.float32), Path(folder), 4 + SWAPS
-        )
-        refs = saved[:4]
+        saved = in_thread(lambda: save_adapters(loaded(), Path(folder), VERSIONS[-1] + SWAPS))
+        refs = saved[: VERSIONS[-1]]
         base = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=None)
-        config = EngineConfig(max_parallel_seq=256, max_loras=6)
-        engine = TransformersEngine(
-            config, load_base_model(MODEL, device, torch.float32), tokenizer
-        )
-        untouched = load_base_model(MODEL, device, torch.float32)
-        peft: Any = load_base_model(MODEL, device, torch.float32)
-        for index, ref in enumerate(refs):
-            if index == 0:
-                peft = PeftModel.from_pretrained(peft, ref.path_or_name, adapter_name=ref.uid)
-            else:
-                peft.load_adapter(ref.path_or_name, adapter_name=ref.uid)
+        config = EngineConfig(max_parallel_seq=256, max_loras=len(refs))
+        engine = in_thread(lambda: TransformersEngine(config, loaded(), tokenizer))
+        untouched, peft = in_thread(loaded), in_thread(lambda: with_adapters(refs))
         pad = tokenizer.pad_token_id
-        cases = {
-            "base": (ours(engine, prompts, [base]), plain(untouched, prompts, [None], pad)),
-            "4 versions": (
-                ours(engine, prompts, refs),
-                plain(peft.eval(), prompts, [ref.uid for ref in refs], pad),
-            ),
-        }
-        for name, (mine, theirs) in cases.items():
-            for tokens in (1, 16):
+        cases = {"base": (ours(engine, prompts, [base]), plain(untouched, prompts, [None], pad))}
+        for number in VERSIONS:
+            some = refs[:number]
+            cases[named(number)] = (
+                ours(engine, prompts, some),
+                plain(peft, prompts, [ref.uid for ref in some], pad),
+            )
+        for tokens in (1, 16):
+            found: dict[tuple[str, str], list[float]] = {}
+            for mine, theirs in cases.values():
                 mine(tokens), theirs(tokens)
-                times: tuple[list[float], list[float]] = ([], [])
-                for _ in range(repeats):
-                    for work, into in ((mine, times[0]), (theirs, times[1])):
-                        into.append(REQUESTS / seconds(lambda work=work, n=tokens: work(n)))
-                rows.append(
-                    {
-                        "policies": name,
-                        "tokens": tokens,
-                        "rlforge": spread(times[0], "per_s"),
-                        "generate": spread(times[1], "per_s"),
-                    }
-                )
+            for _ in range(repeats):
+                for name, works in cases.items():
+                    for who, work in zip(("rlforge", "generate"), works, strict=True):
+                        per_s = REQUESTS / seconds(lambda work=work, n=tokens: work(n))
+                        found.setdefault((name, who), []).append(per_s)
+            rows += [
+                {"policies": name, "tokens": tokens}
+                | {who: spread(found[name, who], "per_s") for who in ("rlforge", "generate")}
+                for name in cases
+            ]
+        pairs = zip(found[named(VERSIONS[-1]), "rlforge"], found[named(1), "rlforge"], strict=True)
+        mixed = spread([many / one for many, one in pairs], "share")
         swaps: dict[str, list[float]] = {"rlforge": [], "peft": []}
-        for before, policy in itertools.pairwise(saved[3:]):
+        for before, policy in itertools.pairwise(saved[VERSIONS[-1] - 1 :]):
             swaps["rlforge"].append(asyncio.run(swap(engine, policy, prompts[0])))
             swaps["peft"].append(swap_in_peft(peft, policy, before, prompts[0], pad))
         asyncio.run(engine.close())
@@ -198,6 +210,7 @@ def main() -> None:
     for row in rows:
         cells = (shown(row[who], "per_s", digits=0) for who in ("rlforge", "generate"))
         print(f"{row['policies']:12}{row['tokens']:>7}" + "".join(f"{cell:>28}" for cell in cells))
+    print(f"16 adapters against one, tokens/s: {shown(mixed, 'share', digits=2)}")
     times_of_swaps = {who: spread(times) for who, times in swaps.items()}
     for who, values in times_of_swaps.items():
         print(f"published adapter to first token, {who}: {shown(values, scale=1e3)} ms")
@@ -210,6 +223,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "answers": rows,
             "generated_tokens": [in_tokens(row) for row in rows],
+            "mixed": mixed,
             "swaps": times_of_swaps,
         },
     )

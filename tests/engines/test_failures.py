@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,14 @@ from .answers import Adapter, Core, assert_true_logprobs, completion_of, finish,
 
 
 def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
-    base: Any, make_core: Core, base_policy: PolicyRef, make_adapter: Adapter
+    base: Any, make_core: Core, base_policy: PolicyRef, tmp_path: Path
 ) -> None:
-    core = make_core()
-    policy, model = make_adapter(1)
+    core, model = make_core(), copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    model.save_pretrained(tmp_path / "full")
+    policy = PolicyRef(uid="full", kind="checkpoint", path_or_name=str(tmp_path / "full"))
     doomed = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
     safe = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
     core.step()

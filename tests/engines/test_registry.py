@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,28 @@ async def test_the_transformers_engine_answers_for_the_configured_model(
         await engine.close()
     assert len(completion.token_ids) == 2
     assert torch.get_num_threads() == 1
+
+
+def test_a_loaded_engine_leaves_no_threads_that_slow_its_own_down(
+    base: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """The thread that asks for it has no OpenMP helpers: it gets them with its first product."""
+    base.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    script = f"""
+import os, time, torch
+from rlforge.config.schema import ModelConfig, RunConfig
+from rlforge.engines.registry import make_engine
+
+model = ModelConfig(kind="hf", name={str(tmp_path / "model")!r})
+engine = make_engine(RunConfig(model=model), device="cpu", threads=3)
+time.sleep(1)  # those of a thread that has ended go one by one
+before = len(os.listdir("/proc/self/task"))
+torch.ones(10**6).exp()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["2"], done.stderr
 
 
 @pytest.fixture

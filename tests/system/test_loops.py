@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlforge.system import loops
-from rlforge.system.loops import wait_for
+from rlforge.system.loops import in_thread, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -214,3 +214,11 @@ async def test_a_running_loop_in_another_thread_than_the_main_one() -> None:
         return within_asyncio_run(lambda: wait_for(double(4)))
 
     assert await asyncio.to_thread(elsewhere) == 8
+
+
+def test_work_in_a_thread_of_its_own_gives_its_result_or_its_error() -> None:
+    before = threading.active_count()
+    assert in_thread(lambda: 6 * 7) == 42
+    with pytest.raises(ZeroDivisionError):
+        in_thread(lambda: 1 // 0)
+    assert threading.active_count() == before

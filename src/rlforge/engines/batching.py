@@ -1,8 +1,9 @@
 """Continuous batching with transformers: the core of the embedded engine.
 
 A step draws one more token for everything that runs, then admits waiting requests: their prompts
-are read in batches of similar length and give their first token. Each policy version has its own
-running batch; the batches take turns within a step.
+are read in batches of similar length and give their first token. Policy versions share a running
+batch where they can be computed together (``rlforge.engines.mixture``), and have their own
+otherwise; the batches take turns within a step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rlforge.engines.base import Answer
 from rlforge.engines.cache import Row, copy_row
 from rlforge.engines.core import StepGenerator
 from rlforge.engines.grammars import Grammars
-from rlforge.engines.group import Generation, Group
+from rlforge.engines.group import Generation, Group, Prompt
 from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
@@ -84,7 +85,8 @@ class BatchGenerator(StepGenerator[Generation]):
         self._limits = limits
         self._pad_id, self._grammars = pad_id, grammars
         self._device = next(policies.base.parameters()).device
-        self._groups: dict[PolicyKey, Group] = {}
+        #: By ``PolicyStore.batch_of``.
+        self._groups: dict[PolicyKey | None, Group] = {}
         self._kept, self._shared = KeptRows(), SharedBeginnings()
         self._resident = frozenset[PolicyKey]()
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
@@ -101,7 +103,7 @@ class BatchGenerator(StepGenerator[Generation]):
         if stop is None:
             stop = self._stop_sets[ids] = frozenset(ids)
         state = None if params.grammar is None else self._grammars.begin(params.grammar, ids)
-        return Generation(**fields, stop=stop, state=state)
+        return Generation(**fields, key=PolicyKey.of(fields["policy"]), stop=stop, state=state)
 
     def _drop(self, gone: set[int]) -> None:
         for group in self._groups.values():
@@ -142,29 +144,34 @@ class BatchGenerator(StepGenerator[Generation]):
         of logits that are NaN or infinite. An error that says that the device is lost is raised:
         nothing can be computed any more.
         """
-        answers = self._waiting.place_policies(list(self._groups))
+        running = {g.key for group in self._groups.values() for g in group.running}
+        answers = self._waiting.place_policies(running)
         if (resident := frozenset(self._policies.resident)) != self._resident:
             self._resident = resident
             self._kept.drop_unless(self._policies.is_resident)
             self._shared.drop_unless(self._policies.is_resident)
-        admitted = self._admit()
-        room = self._room_to_keep(admitted)
+        joining: dict[PolicyKey | None, list[Generation]] = {}
+        for key, generations in self._admit().items():
+            if key not in running:
+                self._policies.use(key)
+            joining.setdefault(self._policies.batch_of(key), []).extend(generations)
+        room = self._room_to_keep(joining)
         self._kept.shrink(room)
         if room < 0:
             self._shared.clear()
         with torch.inference_mode():
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
-            for key, generations in admitted.items():
-                group = self._groups.get(key) or Group(
-                    self._policies.use(key),
+            for batch_key, generations in joining.items():
+                group = self._groups.get(batch_key) or Group(
+                    self._policies,
                     self._pad_id,
                     self._limits.max_sequences,
                     narrow=self._narrow,
                     keep=self._keep,
-                    share=partial(self._share, key),
+                    share=self._share,
                 )
-                self._groups[key] = group
+                self._groups[batch_key] = group
                 for batch in self._prompt_batches(generations):
                     answers += self._run(batch, partial(group.prefill, batch))
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
@@ -219,24 +226,25 @@ class BatchGenerator(StepGenerator[Generation]):
         return generation.unread
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
-        """Batches of prompts with similar numbers of tokens to read; equal prompts count once.
+        """Batches of prompts with similar numbers of tokens to read; equal ones count once.
 
         Each is within ``batch_prompt_tokens``, padding and known tokens included, and no more than
         half of what it reads is padding.
         """
-        alike: dict[tuple[int, ...], list[Generation]] = {}
+        alike: dict[Prompt, list[Generation]] = {}
         for generation in generations:
-            alike.setdefault(generation.prompt, []).append(generation)
+            alike.setdefault((generation.key, generation.prompt), []).append(generation)
         batch: list[Generation] = []
         rows = read = longest = 0
-        unread = {prompt: min(g.unread for g in same) for prompt, same in alike.items()}
-        for prompt in sorted(alike, key=lambda p: (unread[p], len(p))):
-            width, longest = unread[prompt], max(longest, len(prompt))
+        unread = {each: min(g.unread for g in same) for each, same in alike.items()}
+        for each in sorted(alike, key=lambda each: (unread[each], len(each[1]))):
+            width, length = unread[each], len(each[1])
+            longest = max(longest, length)
             too_large = (rows + 1) * longest > self._limits.batch_prompt_tokens
             if batch and (too_large or (rows + 1) * width > 2 * (read + width)):
                 yield batch
-                batch, rows, read, longest = [], 0, 0, len(prompt)
-            batch += alike[prompt]
+                batch, rows, read, longest = [], 0, 0, length
+            batch += alike[each]
             rows += 1
             read += width
         if batch:
@@ -244,7 +252,7 @@ class BatchGenerator(StepGenerator[Generation]):
 
     # ------------------------------------------------------------ kept keys and values
 
-    def _room_to_keep(self, joining: Mapping[PolicyKey, Sequence[Generation]]) -> int:
+    def _room_to_keep(self, joining: Mapping[PolicyKey | None, Sequence[Generation]]) -> int:
         """Tokens that may be kept once ``joining`` run, too."""
         limits = self._limits
         room = limits.max_sequences * limits.max_model_len
@@ -255,17 +263,18 @@ class BatchGenerator(StepGenerator[Generation]):
             room = min(room, limits.kept_tokens)
         return room - self._shared.tokens
 
-    def _share(self, key: PolicyKey, prompts: Mapping[tuple[int, ...], int], cache: Cache) -> None:
+    def _share(self, prompts: Mapping[Prompt, int], cache: Cache) -> None:
         """Keeps what the prompts that were just read have in common, and those read for several.
 
         prompts: in the order of their rows, with how many requests have each.
         """
-        read = list(prompts)
-        self._shared.learn(read)
-        for place, length in self._shared.missing(key, read):
-            if (row := self._copied(cache, place, len(read[place]), length)) is not None:
-                self._shared.put(key, read[place][:length], row)
-        for place, (prompt, requests) in enumerate(prompts.items()):
+        self._shared.learn(list(dict.fromkeys(prompt for _, prompt in prompts)))
+        for key in dict.fromkeys(key for key, _ in prompts):
+            read = [prompt if reader == key else () for reader, prompt in prompts]
+            for place, length in self._shared.missing(key, read):
+                if (row := self._copied(cache, place, len(read[place]), length)) is not None:
+                    self._shared.put(key, read[place][:length], row)
+        for place, ((key, prompt), requests) in enumerate(prompts.items()):
             # The last token is read again, for its logits.
             known = prompt[:-1]
             if requests == 1 or len(known) < LEAST_SHARED or self._kept.has(key, known):
@@ -287,7 +296,7 @@ class BatchGenerator(StepGenerator[Generation]):
         """Keeps what ``cache`` has of an answered request, if there is room for it."""
         tokens = generation.prompt + tuple(generation.token_ids[:-1])  # the last was never read
         if (kept := self._copied(cache, row, len(tokens), len(tokens))) is not None:
-            self._kept.put(PolicyKey.of(generation.policy), tokens, kept)
+            self._kept.put(generation.key, tokens, kept)
 
     def _forget_rows(self) -> None:
         self._kept.clear()

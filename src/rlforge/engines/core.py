@@ -87,7 +87,7 @@ class WaitingRoom(Generic[R]):
         loads = {k: [i for i in ids if i not in gone] for k, ids in self._loads.items()}
         self._loads = {key: ids for key, ids in loads.items() if ids}
 
-    def place_policies(self, running: Sequence[PolicyKey]) -> list[Answer]:
+    def place_policies(self, running: Collection[PolicyKey]) -> list[Answer]:
         """Makes the policies of waiting requests and loads resident, in order of arrival.
 
         Where every place is in use, the least recently used version gets no new requests until its

@@ -1,4 +1,4 @@
-"""Sequences of one policy that are generated together."""
+"""Sequences that are generated together: of one policy version, or of several."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from rlforge.engines.cache import (
 from rlforge.engines.core import EngineRequest
 from rlforge.engines.grammars import GrammarState
 from rlforge.engines.invariant import sequences_begin
+from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sample, uniforms
+from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
 from rlforge.models.last_layer import LastLayer
 from rlforge.types import FinishReason
@@ -35,10 +37,12 @@ from rlforge.types import FinishReason
 class Generation(EngineRequest):
     """A running request and its answer so far; it is over when ``finish_reason`` is set.
 
-    row: until its prompt is read, the keys and values of the first ``known`` tokens of the prompt.
-    state: of the answer in its grammar. failure: why it ended with an error.
+    key: of its policy's weights. row: until its prompt is read, the keys and values of the first
+    ``known`` tokens of the prompt. state: of the answer in its grammar. failure: why it ended with
+    an error.
     """
 
+    key: PolicyKey
     stop: frozenset[int]
     state: GrammarState | None = None
     row: Row = ()
@@ -93,33 +97,39 @@ class Generation(EngineRequest):
         self.finish_reason, self.failure = "error", reason
 
 
-class Group:
-    """The running batch of one policy: generations join after their prefill and leave when done.
+#: A prompt and the version that reads it.
+Prompt = tuple[PolicyKey, tuple[int, ...]]
 
-    Generations whose tokens are equal so far are one row of the batch, and part when they draw
-    different tokens. Rows without a generation stay in the cache until others take their places, or
-    until they are more than an eighth of it. max_rows: most sequences of the engine. narrow: the
+
+class Group:
+    """A running batch: generations join after their prefill and leave when done.
+
+    Generations of one policy whose tokens are equal so far are one row of the batch, and part when
+    they draw different tokens. Rows without a generation stay in the cache until others take their
+    places, or until they are more than an eighth of it. policies: compute the rows, which are of
+    one version or of those that share a batch. max_rows: most sequences of the engine. narrow: the
     last layer computes only the last position of each prompt (``rlforge.models.last_layer``). keep:
     called with a generation that is over and asked to be kept, its cache and its row there. share:
-    called with the prompts that were just read, how many generations have each, and their cache.
+    called with the prompts that were just read, by version, how many generations have each, and
+    their cache.
     """
 
     def __init__(
         self,
-        model: Any,
+        policies: PolicyStore,
         pad_id: int,
         max_rows: int,
         *,
         narrow: bool,
         keep: Callable[[Generation, Cache, int], None],
-        share: Callable[[Mapping[tuple[int, ...], int], Cache], None],
+        share: Callable[[Mapping[Prompt, int], Cache], None],
     ) -> None:
-        self.model = model
+        self._policies = policies
         self._keep, self._share = keep, share
-        self._last_layer = LastLayer(model.get_decoder()) if narrow else None
+        self._narrow = narrow
         self._pad_id = pad_id
         self._max_rows = max_rows
-        self._device = next(model.parameters()).device
+        self._device = next(policies.base.parameters()).device
         self._rows: list[list[Generation]] = []
         self._cache: Cache | None = None
 
@@ -140,13 +150,14 @@ class Group:
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
         """Reads the prompts of ``joining`` as one batch and draws the first token of each.
 
-        Equal prompts are read once. All read as many tokens as the one with most ``unread`` ones:
-        of what others know, the last tokens are read again, in the place of padding. So every row
-        ends where the batch ends. Returns those that are over after it; the others keep running.
+        Equal prompts of a version are read once. All read as many tokens as the one with most
+        ``unread`` ones: of what others know, the last tokens are read again, in the place of
+        padding. So every row ends where the batch ends. Returns those that are over after it; the
+        others keep running.
         """
-        alike: dict[tuple[int, ...], list[Generation]] = {}
+        alike: dict[Prompt, list[Generation]] = {}
         for generation in joining:
-            alike.setdefault(generation.prompt, []).append(generation)
+            alike.setdefault((generation.key, generation.prompt), []).append(generation)
         rows = list(alike.values())
         readers = [max(row, key=lambda g: g.known) for row in rows]
         width = max(g.unread for g in readers)
@@ -251,8 +262,13 @@ class Group:
         # Not 1: a slice is not contiguous, and frozen heads then multiply row after row (3 times as
         # long in float32 on a CPU, up to 100 times in bfloat16).
         last = torch.tensor([ids.shape[1] - 1], device=self._device)
-        with self._only_ends_of(ids), sequences_begin(torch.from_numpy(starts)):
-            output = self.model(
+        keys = [row[0].key if row else None for row in rows]
+        with (
+            self._policies.computing(keys) as model,
+            self._only_ends_of(model, ids),
+            sequences_begin(torch.from_numpy(starts)),
+        ):
+            output = model(
                 input_ids=torch.from_numpy(ids).to(self._device),
                 attention_mask=None if mask is None else mask.long().to(self._device),
                 position_ids=torch.from_numpy(positions.clip(min=0)).to(self._device),
@@ -262,12 +278,12 @@ class Group:
             )
         self._append(rows, output.logits[:, -1])
 
-    def _only_ends_of(self, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
-        """In the block, the last layer computes only the last position of each row."""
-        if self._last_layer is None or ids.shape[1] == 1:
+    def _only_ends_of(self, model: Any, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
+        """In the block, the last layer of ``model`` computes only the last position of each row."""
+        if not self._narrow or ids.shape[1] == 1:
             return nullcontext()
         ends = torch.arange(1, len(ids) + 1, device=self._device) * ids.shape[1] - 1
-        return self._last_layer.read_at(ends, ids.size)
+        return LastLayer(model.get_decoder()).read_at(ends, ids.size)
 
     def _append(self, rows: Sequence[Sequence[Generation]], logits: Tensor) -> None:
         """Draws for all generations, those of one row and one setting from one distribution."""

@@ -6,7 +6,9 @@ Versions share every parameter that their adapter does not change with the base.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 
 from rlforge.engines.cache import share_keys
 from rlforge.engines.invariant import check_invariance, make_invariant
+from rlforge.engines.mixture import Mixture, all_factors, keep_factors
 from rlforge.engines.versions import PolicyKey, Versions
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.devices import give_back, is_lost, move
@@ -31,7 +34,8 @@ class PolicyStore(Versions[nn.Module]):
     would train another policy than the one that plays.
 
     All models, the base included, use ``rlforge.engines.cache.grouped_attention``, or are made
-    batch-invariant (``rlforge.engines.invariant``).
+    batch-invariant (``rlforge.engines.invariant``). Of the former, several can compute one batch
+    together (``rlforge.engines.mixture``).
     """
 
     def __init__(self, base: nn.Module, capacity: int, *, invariant: bool = False) -> None:
@@ -45,21 +49,44 @@ class PolicyStore(Versions[nn.Module]):
         if invariant:
             check_invariance(base)
         self.base = base
+        self._mixture = None if invariant else Mixture(_alias(base))
 
     def use(self, key: PolicyKey) -> nn.Module:
         """The model of a resident policy, now the most recently used one."""
         held = super().use(key)
         return self.base if held is None else held
 
+    def batch_of(self, key: PolicyKey) -> PolicyKey | None:
+        """Which batch the rows of a resident policy belong to; those with one result share it."""
+        return None if self._mixture is not None and key in self._mixture else key
+
+    @contextlib.contextmanager
+    def computing(self, keys: Sequence[PolicyKey | None]) -> Iterator[nn.Module]:
+        """In the block, a model for a batch whose row b is of ``keys[b]``; None: of any of them."""
+        first, *others = {key for key in keys if key is not None}
+        if not others:
+            yield self.base if first.path is None else self._held[first]
+            return
+        assert self._mixture is not None  # without it, a batch is of one version
+        with self._mixture.of(keys) as model:
+            yield model
+
     def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
         self._held[key] = load_policy(self.base, path, key.uid)
         self._prepare(self._held[key])
+        if self._mixture is not None:
+            self._mixture.add(key, self._held[key])
         if victim is not None:
             del self._held[victim]
+            if self._mixture is not None:
+                self._mixture.remove(victim)
 
     def move_to(self, device: torch.device) -> None:
         """Moves all weights, and frees the memory that they used."""
-        models = (self.base, *self._held.values())
+        models = [self.base, *self._held.values()]
+        if self._mixture is not None:
+            self._mixture.forget()
+            models.append(self._mixture.model)
         origin = next(self.base.parameters()).device
         move((t for m in models for t in (*m.parameters(), *m.buffers())), device)
         give_back(origin)
@@ -95,8 +122,10 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     if (problem := adapter_misfit(saved, adapter_shapes(wrapped))) is not None:
         raise _does_not_load(uid, path, problem)
     if next(base.parameters()).dtype == torch.float32:
+        factors = all_factors(wrapped.get_base_model())
         # safe_merge works on a clone of each weight; the base keeps its own.
         model: nn.Module = wrapped.merge_and_unload(safe_merge=True)
+        keep_factors(model, factors)
     else:
         model = wrapped.get_base_model()
     return model.requires_grad_(False).eval()

@@ -17,6 +17,7 @@ from rlforge.models.fit import (
     kind_of_weights,
 )
 from rlforge.models.load import resolve_model
+from rlforge.system.loops import in_thread
 from rlforge.types import PolicyRef
 
 
@@ -79,14 +80,17 @@ def transformers(
     if threads is not None:
         torch.set_num_threads(threads)
     place = resolve_device(device)
-    model = load_base_model(config.model, place, resolve_dtype(config.model.dtype, place))
-    return TransformersEngine(
-        config.engine,
-        model,
-        load_tokenizer(config.model),
-        seed=config.seed,
-        invariant=config.batch_invariant,
-    )
+
+    def load() -> TransformersEngine:
+        return TransformersEngine(
+            config.engine,
+            load_base_model(config.model, place, resolve_dtype(config.model.dtype, place)),
+            load_tokenizer(config.model),
+            seed=config.seed,
+            invariant=config.batch_invariant,
+        )
+
+    return in_thread(load)
 
 
 def vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:

@@ -40,11 +40,12 @@ class PolicyKey(NamedTuple):
     def of(cls, policy: PolicyRef) -> PolicyKey:
         """The key of the weights of ``policy``."""
         if policy.path_or_name is None:
-            return _BASE
+            return BASE
         return cls(policy.uid, policy.path_or_name)
 
 
-_BASE = PolicyKey("", None)
+BASE = PolicyKey("", None)
+"""The base model's."""
 
 
 class Versions(ABC, Generic[T]):

@@ -1,4 +1,4 @@
-"""Waiting for coroutines in scripts, threads and notebooks."""
+"""Waiting for coroutines in scripts, threads and notebooks, and for work in another thread."""
 
 from __future__ import annotations
 
@@ -112,3 +112,32 @@ def _interrupts(call: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in replaced.items():
             signal.signal(number, handler)
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """The result of ``work``, or its exception, in a thread of its own that ends with it.
+
+    OpenMP threads that help a thread to compute live as long as it does. Once a process has more of
+    them than there are cores, libgomp lets all of them sleep between two operations, and small
+    operations then take two to three times as long. So what computes only once, such as the loading
+    of a model, leaves no OpenMP threads behind beside those of the thread that goes on computing.
+
+    Example:
+        >>> in_thread(lambda: threading.current_thread() is threading.main_thread())
+        False
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # it is the caller's
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="rlforge-once", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    finally:
+        if result.done():
+            thread.join()

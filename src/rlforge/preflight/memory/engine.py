@@ -42,18 +42,20 @@ def version_bytes(job: EngineJob) -> int:
     """All resident versions.
 
     Whole models where all weights are trained. The transformers engine merges an adapter into a
-    copy of the float32 layers it changes, and keeps it in float32 next to bfloat16 ones; vLLM
-    reserves room for each in the dtype of the model.
+    copy of the float32 layers it changes, and keeps it in float32 beside those and bfloat16 ones;
+    while versions are computed in one batch, it holds each adapter a second time. vLLM reserves
+    room for each in the dtype of the model.
     """
     shape, lora = job.shape, job.lora
     if lora is None:
         return job.versions * weight_bytes(job)
     if job.paged:
         return job.versions * shape.adapter_parameters(lora) * job.number_bytes
+    adapters = 2 * job.versions * shape.adapter_parameters(lora) * 4
     if job.bf16:
-        return job.versions * shape.adapter_parameters(lora) * 4
+        return adapters
     changed = sum(i * o for name, (i, o) in shape.linears.items() if name in lora.target_modules)
-    return job.versions * lora.adapted_layers(shape.layers) * changed * 4
+    return job.versions * lora.adapted_layers(shape.layers) * changed * 4 + adapters
 
 
 def token_bytes(job: EngineJob) -> int:

@@ -1,0 +1,271 @@
+"""One forward pass for rows of several policy versions.
+
+Versions of one base model differ in their linear layers. Everything else is computed once for the
+whole batch, and so are the base model's linear layers, to which each row adds what its own LoRA
+adapter adds: x A B, with factors A [I, r] and B [r, O] (Hu et al. 2021, "LoRA"). The rows of all
+versions are one batched product. So a step over sixteen versions is one pass, not sixteen (Chen et
+al. 2023, "Punica", do the same in a kernel for GPUs).
+
+Linear layers that are changed in another way, as by DoRA, compute the rows of their version, one
+version after the other. Versions that differ in anything else cannot be mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlforge.engines.versions import BASE, PolicyKey
+from rlforge.models.last_layer import same_up_to_rounding
+
+log = logging.getLogger(__name__)
+
+#: A and B of a layer, the latter times the adapter's scale.
+Factors = tuple[Tensor, Tensor]
+
+#: How each of several versions changes a layer: all by factors [V, I, r] and [V, r, O], or each by
+#: a layer of its own (None: not at all).
+_Changes = Factors | list[nn.Module | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Rows:
+    """The rows [B] of a pass.
+
+    keys [V]: their versions. members: which rows are of each. padded [V * M]: the same with as many
+    for each version, filled up with row 0; places [B]: where in it each row is. read: the input of
+    the last layer, and its rows in the order of ``padded``; queries, keys and values read the same.
+    """
+
+    keys: Sequence[PolicyKey]
+    members: Sequence[Tensor]
+    padded: Tensor
+    places: Tensor
+    read: tuple[Tensor, Tensor] | None = None
+
+    def one_by_one(self, x: Tensor) -> Tensor:
+        """x [B, T, I], or [1, B * T, I], as [B, T, I]."""
+        return x.reshape(len(self.places), -1, x.shape[-1])
+
+    def by_version(self, x: Tensor) -> Tensor:
+        """The rows of x as [V, M * T, I]."""
+        if self.read is None or self.read[0] is not x:
+            rows = self.one_by_one(x).index_select(0, self.padded)
+            self.read = x, rows.view(len(self.keys), -1, x.shape[-1])
+        return self.read[1]
+
+    def from_versions(self, out: Tensor) -> Tensor:
+        """The rows of [V, M * T, O] in their own order: [B, T, O]."""
+        return out.view(len(self.padded), -1, out.shape[-1]).index_select(0, self.places)
+
+
+class Mixture:
+    """A model whose rows may be of different versions.
+
+    model: a copy of the base model whose parameters share their storage with it; it becomes the
+    model that computes mixed batches.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.rows: _Rows | None = None
+        self._modules = dict(model.named_modules())
+        self._layers: dict[PolicyKey, Mapping[str, nn.Module]] = {BASE: {}}
+        self._works: dict[frozenset[str], bool] = {}
+        # Of the last pass: its rows, their versions, and how these change each layer.
+        self._rows_of: list[PolicyKey | None] = []
+        self._rows = _Rows([], [], torch.empty(0), torch.empty(0))
+        self._keys: list[PolicyKey] = []
+        self._changes: dict[str, _Changes | None] = {}
+
+    def __contains__(self, key: PolicyKey) -> bool:
+        return key in self._layers
+
+    def add(self, key: PolicyKey, version: nn.Module) -> None:
+        """Lets rows be of ``version``, if it differs from the base in linear layers alone."""
+        layers = self._differing(version)
+        if layers is None:
+            return
+        self._layers[key] = layers
+        names = frozenset(layers)
+        if names not in self._works:
+            for name in names:
+                if not isinstance(self.model.get_submodule(name), MixedLayer):
+                    self.model.set_submodule(name, MixedLayer(self, name, self._modules[name]))
+            self._works[names] = self._computes(key, version)
+        if not self._works[names]:
+            del self._layers[key]
+
+    def remove(self, key: PolicyKey) -> None:
+        """Forgets a version."""
+        self._layers.pop(key, None)
+        self.forget()
+
+    def forget(self) -> None:
+        """Frees what was prepared for the rows of the last pass."""
+        self._rows_of, self._keys, self._changes = [], [], {}
+
+    @contextlib.contextmanager
+    def of(self, keys: Sequence[PolicyKey | None]) -> Iterator[nn.Module]:
+        """In the block, row b of a batch of the model is of version ``keys[b]``; None: of any."""
+        if keys != self._rows_of:  # rows of a step are mostly those of the step before
+            self._rows_of, self._rows = list(keys), self._sorted(keys)
+        self.rows = self._rows
+        try:
+            yield self.model
+        finally:
+            self.rows.read = None
+            self.rows = None
+
+    def changes(self, name: str) -> _Changes | None:
+        """How the versions of the pass change layer ``name``; None: not at all."""
+        if name not in self._changes:
+            layers = [self._layers[key].get(name) for key in self._keys]
+            self._changes[name] = (_stacked(layers) or layers) if any(layers) else None
+        return self._changes[name]
+
+    def _sorted(self, keys: Sequence[PolicyKey | None]) -> _Rows:
+        used = sorted({key for key in keys if key}, key=lambda key: (key.uid, key.path or ""))
+        if used != self._keys:
+            self._keys, self._changes = used, {}
+        numbers = {key: number for number, key in enumerate(used)}
+        versions = np.array([0 if key is None else numbers[key] for key in keys])
+        counts = np.bincount(versions, minlength=len(used))
+        order = np.argsort(versions, kind="stable")
+        most = int(counts.max())
+        places = np.empty(len(keys), dtype=np.int64)
+        begins = np.arange(len(used)) * most - (counts.cumsum() - counts)
+        places[order] = np.arange(len(keys)) + begins[versions[order]]
+        padded = np.zeros(len(used) * most, dtype=np.int64)
+        padded[places] = np.arange(len(keys))
+        device = next(self.model.parameters()).device
+        members, padded_rows, places_of = (
+            torch.from_numpy(each).to(device) for each in (order, padded, places)
+        )
+        return _Rows(used, torch.split(members, counts.tolist()), padded_rows, places_of)
+
+    def _differing(self, version: nn.Module) -> dict[str, nn.Module] | None:
+        """The linear layers that are not the base's; None if anything else of it differs."""
+        theirs = dict(version.named_modules())
+        differing = {}
+        for name, module in self._modules.items():
+            other = theirs.get(name)
+            if other is None:
+                return None
+            if _shares_all(module, other):
+                continue
+            if not isinstance(module, nn.Linear):
+                return None
+            differing[name] = other
+        return differing
+
+    @torch.inference_mode()
+    def _computes(self, key: PolicyKey, version: Any) -> bool:
+        """Whether rows of ``version`` are what it computes alone, tried on a few tokens."""
+        vocabulary = version.config.get_text_config().vocab_size
+        device = next(version.parameters()).device
+        ids = torch.arange(15, device=device).view(3, 5) % vocabulary
+        try:
+            expected = version(input_ids=ids, use_cache=False).logits
+            with self.of([key, BASE, key]) as model:
+                mixed: Any = model
+                actual = mixed(input_ids=ids, use_cache=False).logits
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            problem = repr(error)
+        else:
+            if same_up_to_rounding(actual[::2], expected[::2]):
+                return True
+            problem = "it computes something else"
+        log.info("versions of %s have batches of their own: %s", type(version).__name__, problem)
+        return False
+
+
+class MixedLayer(nn.Module):
+    """A layer of the base model, with what the versions of its rows change."""
+
+    def __init__(self, mixture: Mixture, name: str, own: nn.Module) -> None:
+        super().__init__()
+        self._mixture, self._name, self.own = mixture, name, own
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x: [B, T, I], or [1, B * T, I] where only some positions are computed; [..., O]."""
+        out: Tensor = self.own(x, *args, **kwargs)
+        changes, rows = self._mixture.changes(self._name), self._mixture.rows
+        if changes is None:
+            return out
+        if x.dim() != 3 or args or kwargs:
+            raise TypeError(f"{self._name} does not get its rows alone, one after the other")
+        assert rows is not None
+        if isinstance(changes, tuple):
+            into, back = changes
+            added = torch.bmm(torch.bmm(rows.by_version(x).to(into.dtype), into), back)
+            return out.add_(rows.from_versions(added).view_as(out))
+        given, computed = rows.one_by_one(x), rows.one_by_one(out)
+        for layer, members in zip(changes, rows.members, strict=True):
+            if layer is not None:
+                own = layer(given.index_select(0, members))
+                computed = computed.index_copy(0, members, own)
+        return computed.view_as(out)
+
+
+def all_factors(model: nn.Module) -> dict[str, Factors]:
+    """By name, the factors of each layer that PEFT wraps in ``model``."""
+    found = ((name, _factors_of(module)) for name, module in model.named_modules())
+    return {name: factors for name, factors in found if factors is not None}
+
+
+def keep_factors(model: nn.Module, factors: Mapping[str, Factors]) -> None:
+    """Notes the factors of the adapter that was merged into ``model`` beside its weights."""
+    for name, (into, back) in factors.items():
+        layer = model.get_submodule(name)
+        layer.register_buffer("adapter_into", into, persistent=False)
+        layer.register_buffer("adapter_back", back, persistent=False)
+
+
+def _factors_of(layer: Any) -> Factors | None:
+    """The factors of plain LoRA, of a layer that PEFT wraps or ``keep_factors`` marked."""
+    from peft.tuners.lora import Linear
+
+    if type(layer) is nn.Linear and hasattr(layer, "adapter_into"):
+        into, back = layer.adapter_into, layer.adapter_back
+        return into, back  # type: ignore[return-value]
+    if type(layer) is not Linear or type(layer.get_base_layer()) is not nn.Linear:
+        return None
+    (name,) = layer.active_adapters
+    if name not in layer.lora_A or name in layer.lora_variant or layer.lora_bias[name]:
+        return None
+    into, back = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return into.t().contiguous(), (back.t() * layer.scaling[name]).contiguous()
+
+
+def _stacked(layers: Sequence[nn.Module | None]) -> Factors | None:
+    """The factors of all layers in two tensors, zero for None; None where one has others."""
+    found = [None if layer is None else _factors_of(layer) for layer in layers]
+    some = [each for each in found if each is not None]
+    if len(some) < sum(layer is not None for layer in layers):
+        return None
+    if len({into.shape for into, _ in some}) > 1:
+        return None
+    nothing = tuple(torch.zeros_like(each) for each in some[0])
+    into, back = zip(*(each or nothing for each in found), strict=True)
+    return torch.stack(into), torch.stack(back)
+
+
+def _shares_all(module: nn.Module, other: nn.Module) -> bool:
+    """Whether the two, without what is below them, have the same kind and the same tensors."""
+    if type(module) is not type(other):
+        return False
+    tensors, others = (
+        [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]
+        for each in (module, other)
+    )
+    return [(name, t.data_ptr()) for name, t in tensors] == [
+        (name, t.data_ptr()) for name, t in others
+    ]

@@ -1,0 +1,230 @@
+"""Rows of several versions in one forward pass, each as its version computes it alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import (
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from rlforge.engines.policies import PolicyStore
+from rlforge.engines.versions import BASE, PolicyKey
+from rlforge.types import PolicyRef, SamplingParams
+
+from .answers import Adapter, Core, assert_true_logprobs, completion_of, finish
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+
+Saved = Callable[..., tuple[PolicyKey, Any]]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """An adapter of random weights for a model: its key, and the PEFT model to check against."""
+
+    def make(model: Any, seed: int, **lora: Any) -> tuple[PolicyKey, Any]:
+        settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | lora
+        wrapped = get_peft_model(copy.deepcopy(model), LoraConfig(**settings))
+        numbers = torch.Generator().manual_seed(seed)
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.2 * torch.randn(parameter.shape, generator=numbers)
+        path = tmp_path / f"adapter-{seed}"
+        wrapped.save_pretrained(path, save_embedding_layers=False)
+        return PolicyKey(f"v{seed}", str(path)), wrapped.eval()
+
+    return make
+
+
+@torch.inference_mode()
+def assert_rows_are_those_of_their_versions(
+    store: PolicyStore, models: dict[PolicyKey, Any], rows: list[PolicyKey], atol: float = 1e-4
+) -> None:
+    ids = torch.randint(300, (len(rows), 7), generator=torch.Generator().manual_seed(0))
+    with store.computing(rows) as model:
+        together = model(input_ids=ids).logits
+    for key, tokens, found in zip(rows, ids, together, strict=True):
+        expected = models[key](input_ids=tokens[None]).logits[0]
+        assert torch.allclose(found.float(), expected.float(), atol=atol), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_computed_as_by_their_versions(
+    base: Any, saved: Saved, dtype: torch.dtype, seed: int
+) -> None:
+    model = copy.deepcopy(base).to(dtype)
+    store, models = PolicyStore(model, 4), {BASE: copy.deepcopy(model)}
+    for number in range(1, 5):
+        key, models[key] = saved(model, number)
+        assert store.load(key, ())
+    assert {store.batch_of(key) for key in models} == {None}
+    rows = random.Random(seed).choices(list(models), weights=[5, 1, 1, 1, 1], k=23)
+    atol = 1e-4 if dtype == torch.float32 else 0.3
+    assert_rows_are_those_of_their_versions(store, models, rows, atol)
+    assert_rows_are_those_of_their_versions(store, models, rows[::-1], atol)
+    assert_rows_are_those_of_their_versions(store, models, rows[:2], atol)
+
+
+def test_a_version_that_takes_the_place_of_another_has_its_own_rows(
+    base: Any, saved: Saved
+) -> None:
+    """Also under the name and path of a version that was dropped."""
+    store, models = PolicyStore(copy.deepcopy(base), 2), {BASE: base}
+    for number in (1, 2):
+        key, models[key] = saved(base, number)
+        assert store.load(key, ())
+    assert_rows_are_those_of_their_versions(store, models, [*models, BASE])
+    third, models[third] = saved(base, 3)
+    assert store.load(third, ())
+    first = next(key for key in models if key.uid == "v1")
+    again, changed = saved(base, 1, lora_alpha=16)
+    assert again == first
+    models[again] = changed
+    assert store.load(again, ())
+    assert_rows_are_those_of_their_versions(store, models, [again, third, BASE, again])
+
+
+def test_moved_to_the_host_and_back_versions_compute_the_same(base: Any, saved: Saved) -> None:
+    store, models = PolicyStore(copy.deepcopy(base), 1), {BASE: base}
+    key, models[key] = saved(base, 1)
+    assert store.load(key, ())
+    assert_rows_are_those_of_their_versions(store, models, [key, BASE])
+    store.move_to(torch.device("cpu"))
+    assert_rows_are_those_of_their_versions(store, models, [key, BASE])
+
+
+@pytest.mark.parametrize(
+    ("lora", "mixed"),
+    [
+        ({"r": 2}, True),
+        ({"use_rslora": True}, True),
+        ({"use_dora": True}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),
+        ({"target_modules": ["q_proj"], "lora_bias": True}, True),
+        ({"target_modules": ["embed_tokens"]}, False),
+    ],
+    ids=lambda value: str(value),
+)
+@pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
+def test_other_adapters_are_mixed_where_linear_layers_alone_differ(
+    saved: Saved, lora: dict[str, Any], mixed: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
+    plain, models[plain] = saved(model, 1)
+    other, models[other] = saved(model, 2, **lora)
+    assert store.load(plain, ())
+    assert store.load(other, ())
+    assert store.batch_of(plain) is None
+    if mixed:
+        assert store.batch_of(other) is None
+        assert_rows_are_those_of_their_versions(store, models, [other, plain, BASE, other])
+    else:
+        assert store.batch_of(other) == other
+        assert_rows_are_those_of_their_versions(store, models, [other, other])
+        assert_rows_are_those_of_their_versions(store, models, [plain, BASE])
+
+
+def test_layers_that_do_not_see_each_row_alone_are_not_mixed(saved: Saved) -> None:
+    """The router of a mixture of experts gets the tokens of all rows in one."""
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(
+        MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
+    ).eval()
+    store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
+    for number, targets in enumerate((["q_proj", "o_proj"], ["lm_head"]), 1):
+        key, models[key] = saved(model, number, target_modules=targets)
+        assert store.load(key, ())
+        assert store.batch_of(key) is None
+    assert_rows_are_those_of_their_versions(store, models, [*models, *models])
+
+
+def test_full_weights_and_invariant_versions_have_batches_of_their_own(
+    base: Any, saved: Saved, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01)
+    other.save_pretrained(tmp_path / "full")
+    full, (adapter, _) = PolicyKey("full", str(tmp_path / "full")), saved(base, 1)
+    store = PolicyStore(copy.deepcopy(base), 2)
+    assert store.load(full, ())
+    assert store.load(adapter, ())
+    assert (store.batch_of(full), store.batch_of(adapter)) == (full, None)
+    plain = copy.deepcopy(base)
+    plain.set_attn_implementation("sdpa")  # other tests made the base use another
+    invariant = PolicyStore(plain, 2, invariant=True)
+    assert invariant.load(adapter, ())
+    assert (invariant.batch_of(adapter), invariant.batch_of(BASE)) == (adapter, BASE)
+
+
+@contextmanager
+def passes() -> Iterator[list[int]]:
+    """The rows of each forward pass in the block."""
+    rows: list[int] = []
+
+    def count(module: Any, _: Any) -> None:
+        if type(module) is torch.nn.Embedding:
+            rows.append(1)
+
+    with register_module_forward_pre_hook(count):
+        yield rows
+
+
+def test_a_step_is_one_pass_for_all_versions(
+    base: Any, make_core: Core, make_adapter: Adapter
+) -> None:
+    core, models = make_core(base, max_loras=6), {}
+    policies: list[PolicyRef] = []
+    for seed in range(1, 7):
+        policy, models[policy.uid] = make_adapter(seed)
+        policies.append(policy)
+    prompt = (5, 6, 7)
+    for policy in policies:
+        core.submit(prompt, SamplingParams(max_tokens=1, seed=0), policy)
+        finish(core)  # loads it
+    for index in range(24):
+        core.submit(prompt, SamplingParams(max_tokens=6, seed=index), policies[index % 6])
+    with passes() as made:
+        answers = finish(core)
+    assert len(made) == 6  # one reads the prompts, five draw
+    assert len(answers) == 24
+    for answer in answers.values():
+        said = completion_of(answer)
+        assert_true_logprobs(models[said.policy_uid], said)
+
+
+def test_a_model_of_the_store_is_still_the_models(base: Any, saved: Saved) -> None:
+    """What is mixed is a copy: neither the base nor a version gets other layers."""
+    store = PolicyStore(copy.deepcopy(base), 1)
+    key, _ = saved(base, 1)
+    assert store.load(key, ())
+    for model in (store.base, store.use(key)):
+        assert isinstance(model, LlamaForCausalLM)
+        kinds = {type(module).__name__ for module in model.modules()}
+        assert "MixedLayer" not in kinds
