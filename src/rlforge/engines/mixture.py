@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.engines.versions import BASE, PolicyKey
+from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import same_up_to_rounding
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,8 @@ class Mixture:
                 mixed: Any = model
                 actual = mixed(input_ids=ids, use_cache=False).logits
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if is_lost(error):
+                raise
             problem = repr(error)
         else:
             if same_up_to_rounding(actual[::2], expected[::2]):
