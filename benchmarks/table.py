@@ -74,6 +74,10 @@ def _engine_tokens(results: Results) -> str:
     return f"{ours}; {theirs}"
 
 
+def _spread_of(key: str) -> Callable[[Results], str]:
+    return lambda results: spread_cell(results[key]) if key in results else "*unmeasured*"
+
+
 def _engine_swaps(results: Results) -> str:
     if "swaps" not in results:
         return "*unmeasured*"
@@ -238,7 +242,7 @@ FIGURES = (
         "those of one adapter",
         "at least 80 %",
         "engine",
-        lambda results: spread_cell(results["mixed"]) if "mixed" in results else "*unmeasured*",
+        _spread_of("mixed"),
     ),
     Figure(
         "engine: adapter publication to first token of the new version, tiny; plain PEFT",
@@ -388,13 +392,13 @@ FIGURES = (
         "Qwen3-1.7B shape, LoRA r32, SimpleTak length mix, one H200",
         "40 % MFU",
         "learner_qwen3-1.7b",
-        lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
+        _spread_of("mfu"),
     ),
     Figure(
         "the same with compiled layers",
         "more than without",
         "learner_qwen3-1.7b_compiled",
-        lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
+        _spread_of("mfu"),
     ),
     Figure(
         "quick start on one H200, 200 updates of 384 samples, projected; documented: 12 h on three "

@@ -52,22 +52,38 @@ def base() -> Any:
 def make_adapter(base: Any, tmp_path: Path) -> Callable[..., tuple[PolicyRef, Any]]:
     """A saved adapter drawn from ``seed``: its policy, and the PEFT model to check against."""
 
-    def make(seed: int, scale: float = 0.1, model: Any = None) -> tuple[PolicyRef, Any]:
+    def make(
+        seed: int, scale: float = 0.1, model: Any = None, **lora: Any
+    ) -> tuple[PolicyRef, Any]:
+        targets = ["q_proj", "v_proj", "down_proj"]
+        settings = {"r": 4, "lora_alpha": 8, "target_modules": targets} | lora
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             wrapped = get_peft_model(
-                copy.deepcopy(base if model is None else model),
-                LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]),
+                copy.deepcopy(base if model is None else model), LoraConfig(**settings)
             )
             for name, parameter in wrapped.named_parameters():
-                if "lora_" in name:
+                if "lora_A" in name or "lora_B" in name:
                     parameter.data.normal_(0, scale)
+                elif parameter.requires_grad:
+                    parameter.data += scale * torch.randn_like(parameter)
         path = tmp_path / f"adapter-{seed}"
-        wrapped.save_pretrained(path)
+        wrapped.save_pretrained(path, save_embedding_layers=False)
         policy = PolicyRef(uid=f"v{seed}", kind="checkpoint", path_or_name=str(path), version=seed)
         return policy, wrapped.eval()
 
     return make
+
+
+@pytest.fixture
+def full_weights(base: Any, tmp_path: Path) -> tuple[PolicyRef, Any]:
+    """A saved model whose weights all differ from the base: its policy, and the model."""
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01)
+    other.save_pretrained(tmp_path / "full")
+    return PolicyRef(uid="full", kind="checkpoint", path_or_name=str(tmp_path / "full")), other
 
 
 @pytest.fixture

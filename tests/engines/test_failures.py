@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +18,9 @@ from .answers import Adapter, Core, assert_true_logprobs, completion_of, finish,
 
 
 def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
-    base: Any, make_core: Core, base_policy: PolicyRef, tmp_path: Path
+    base: Any, make_core: Core, base_policy: PolicyRef, full_weights: tuple[PolicyRef, Any]
 ) -> None:
-    core, model = make_core(), copy.deepcopy(base)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01)
-    model.save_pretrained(tmp_path / "full")
-    policy = PolicyRef(uid="full", kind="checkpoint", path_or_name=str(tmp_path / "full"))
+    core, (policy, model) = make_core(), full_weights
     doomed = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
     safe = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
     core.step()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import (
     LlamaForCausalLM,
@@ -41,19 +38,13 @@ Saved = Callable[..., tuple[PolicyKey, Any]]
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Saved:
-    """An adapter of random weights for a model: its key, and the PEFT model to check against."""
+def saved(make_adapter: Adapter) -> Saved:
+    """An adapter for a model: its key, and the PEFT model to check against."""
 
     def make(model: Any, seed: int, **lora: Any) -> tuple[PolicyKey, Any]:
-        settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | lora
-        wrapped = get_peft_model(copy.deepcopy(model), LoraConfig(**settings))
-        numbers = torch.Generator().manual_seed(seed)
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                parameter.data += 0.2 * torch.randn(parameter.shape, generator=numbers)
-        path = tmp_path / f"adapter-{seed}"
-        wrapped.save_pretrained(path, save_embedding_layers=False)
-        return PolicyKey(f"v{seed}", str(path)), wrapped.eval()
+        lora = {"target_modules": "all-linear"} | lora
+        policy, wrapped = make_adapter(seed, 0.2, model, **lora)
+        return PolicyKey.of(policy), wrapped
 
     return make
 
@@ -164,14 +155,9 @@ def test_layers_that_do_not_see_each_row_alone_are_not_mixed(saved: Saved) -> No
 
 
 def test_full_weights_and_invariant_versions_have_batches_of_their_own(
-    base: Any, saved: Saved, tmp_path: Path
+    base: Any, saved: Saved, full_weights: tuple[PolicyRef, Any]
 ) -> None:
-    other = copy.deepcopy(base)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.01)
-    other.save_pretrained(tmp_path / "full")
-    full, (adapter, _) = PolicyKey("full", str(tmp_path / "full")), saved(base, 1)
+    full, (adapter, _) = PolicyKey.of(full_weights[0]), saved(base, 1)
     store = PolicyStore(copy.deepcopy(base), 2)
     assert store.load(full, ())
     assert store.load(adapter, ())
@@ -181,19 +167,6 @@ def test_full_weights_and_invariant_versions_have_batches_of_their_own(
     invariant = PolicyStore(plain, 2, invariant=True)
     assert invariant.load(adapter, ())
     assert (invariant.batch_of(adapter), invariant.batch_of(BASE)) == (adapter, BASE)
-
-
-@contextmanager
-def passes() -> Iterator[list[int]]:
-    """The rows of each forward pass in the block."""
-    rows: list[int] = []
-
-    def count(module: Any, _: Any) -> None:
-        if type(module) is torch.nn.Embedding:
-            rows.append(1)
-
-    with register_module_forward_pre_hook(count):
-        yield rows
 
 
 def test_a_step_is_one_pass_for_all_versions(
@@ -210,9 +183,15 @@ def test_a_step_is_one_pass_for_all_versions(
         finish(core)  # loads it
     for index in range(24):
         core.submit(prompt, SamplingParams(max_tokens=6, seed=index), policies[index % 6])
-    with passes() as made:
+    passes: list[int] = []
+
+    def count(module: Any, inputs: Any) -> None:
+        if type(module) is torch.nn.Embedding:
+            passes.append(len(inputs[0]))
+
+    with register_module_forward_pre_hook(count):
         answers = finish(core)
-    assert len(made) == 6  # one reads the prompts, five draw
+    assert len(passes) == 6  # one reads the prompts, five draw
     assert len(answers) == 24
     for answer in answers.values():
         said = completion_of(answer)

@@ -114,13 +114,11 @@ def test_bfloat16_keeps_updates_that_merging_would_round_away(
     assert changed < 0.9  # merging would leave the other weights unchanged
 
 
-def test_a_directory_of_full_weights_is_a_policy(base: Any, tmp_path: Path) -> None:
-    other = copy.deepcopy(base)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.01)
-    other.save_pretrained(tmp_path / "full")
-    model = load_policy(base, str(tmp_path / "full"), "full")
+def test_a_directory_of_full_weights_is_a_policy(
+    base: Any, full_weights: tuple[PolicyRef, Any]
+) -> None:
+    policy, other = full_weights
+    model = load_policy(base, _path(policy), policy.uid)
     assert torch.allclose(_logits(model), _logits(other), atol=1e-5)
     assert not any(p.requires_grad for p in model.parameters())
 

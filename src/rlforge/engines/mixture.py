@@ -40,11 +40,13 @@ _Changes = Factors | list[nn.Module | None]
 class _Rows:
     """The rows [B] of a pass.
 
-    keys [V]: their versions. members: which rows are of each. padded [V * M]: the same with as many
-    for each version, filled up with row 0; places [B]: where in it each row is. read: the input of
-    the last layer, and its rows in the order of ``padded``; queries, keys and values read the same.
+    of [B]: the version of each. keys [V]: their versions. members: which rows are of each. padded
+    [V * M]: the same with as many for each version, filled up with row 0; places [B]: where in it
+    each row is. read: the input of the last layer, and its rows in the order of ``padded``;
+    queries, keys and values read the same.
     """
 
+    of: Sequence[PolicyKey | None]
     keys: Sequence[PolicyKey]
     members: Sequence[Tensor]
     padded: Tensor
@@ -76,15 +78,10 @@ class Mixture:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.rows: _Rows | None = None
         self._modules = dict(model.named_modules())
         self._layers: dict[PolicyKey, Mapping[str, nn.Module]] = {BASE: {}}
         self._works: dict[frozenset[str], bool] = {}
-        # Of the last pass: its rows, their versions, and how these change each layer.
-        self._rows_of: list[PolicyKey | None] = []
-        self._rows = _Rows([], [], torch.empty(0), torch.empty(0))
-        self._keys: list[PolicyKey] = []
-        self._changes: dict[str, _Changes | None] = {}
+        self.forget()
 
     def __contains__(self, key: PolicyKey) -> bool:
         return key in self._layers
@@ -111,46 +108,29 @@ class Mixture:
 
     def forget(self) -> None:
         """Frees what was prepared for the rows of the last pass."""
-        self._rows_of, self._keys, self._changes = [], [], {}
+        #: The rows of the pass under way or the last one, and how their versions change each layer.
+        self.rows = _Rows([], [], [], torch.empty(0), torch.empty(0))
+        self._changes: dict[str, _Changes | None] = {}
 
     @contextlib.contextmanager
     def of(self, keys: Sequence[PolicyKey | None]) -> Iterator[nn.Module]:
         """In the block, row b of a batch of the model is of version ``keys[b]``; None: of any."""
-        if keys != self._rows_of:  # rows of a step are mostly those of the step before
-            self._rows_of, self._rows = list(keys), self._sorted(keys)
-        self.rows = self._rows
+        if keys != self.rows.of:  # rows of a step are mostly those of the step before
+            rows = _sorted_rows(keys, next(self.model.parameters()).device)
+            if rows.keys != self.rows.keys:
+                self._changes = {}
+            self.rows = rows
         try:
             yield self.model
         finally:
             self.rows.read = None
-            self.rows = None
 
     def changes(self, name: str) -> _Changes | None:
         """How the versions of the pass change layer ``name``; None: not at all."""
         if name not in self._changes:
-            layers = [self._layers[key].get(name) for key in self._keys]
+            layers = [self._layers[key].get(name) for key in self.rows.keys]
             self._changes[name] = (_stacked(layers) or layers) if any(layers) else None
         return self._changes[name]
-
-    def _sorted(self, keys: Sequence[PolicyKey | None]) -> _Rows:
-        used = sorted({key for key in keys if key}, key=lambda key: (key.uid, key.path or ""))
-        if used != self._keys:
-            self._keys, self._changes = used, {}
-        numbers = {key: number for number, key in enumerate(used)}
-        versions = np.array([0 if key is None else numbers[key] for key in keys])
-        counts = np.bincount(versions, minlength=len(used))
-        order = np.argsort(versions, kind="stable")
-        most = int(counts.max())
-        places = np.empty(len(keys), dtype=np.int64)
-        begins = np.arange(len(used)) * most - (counts.cumsum() - counts)
-        places[order] = np.arange(len(keys)) + begins[versions[order]]
-        padded = np.zeros(len(used) * most, dtype=np.int64)
-        padded[places] = np.arange(len(keys))
-        device = next(self.model.parameters()).device
-        members, padded_rows, places_of = (
-            torch.from_numpy(each).to(device) for each in (order, padded, places)
-        )
-        return _Rows(used, torch.split(members, counts.tolist()), padded_rows, places_of)
 
     def _differing(self, version: nn.Module) -> dict[str, nn.Module] | None:
         """The linear layers that are not the base's; None if anything else of it differs."""
@@ -205,7 +185,6 @@ class MixedLayer(nn.Module):
             return out
         if x.dim() != 3 or args or kwargs:
             raise TypeError(f"{self._name} does not get its rows alone, one after the other")
-        assert rows is not None
         if isinstance(changes, tuple):
             into, back = changes
             added = torch.bmm(torch.bmm(rows.by_version(x).to(into.dtype), into), back)
@@ -218,6 +197,24 @@ class MixedLayer(nn.Module):
         return computed.view_as(out)
 
 
+def _sorted_rows(keys: Sequence[PolicyKey | None], device: torch.device) -> _Rows:
+    used = sorted({key for key in keys if key}, key=lambda key: (key.uid, key.path or ""))
+    numbers = {key: number for number, key in enumerate(used)}
+    versions = np.array([0 if key is None else numbers[key] for key in keys])
+    counts = np.bincount(versions, minlength=len(used))
+    order = np.argsort(versions, kind="stable")
+    most = int(counts.max())
+    places = np.empty(len(keys), dtype=np.int64)
+    begins = np.arange(len(used)) * most - (counts.cumsum() - counts)
+    places[order] = np.arange(len(keys)) + begins[versions[order]]
+    padded = np.zeros(len(used) * most, dtype=np.int64)
+    padded[places] = np.arange(len(keys))
+    members, padded_rows, places_of = (
+        torch.from_numpy(each).to(device) for each in (order, padded, places)
+    )
+    return _Rows(list(keys), used, torch.split(members, counts.tolist()), padded_rows, places_of)
+
+
 def all_factors(model: nn.Module) -> dict[str, Factors]:
     """By name, the factors of each layer that PEFT wraps in ``model``."""
     found = ((name, _factors_of(module)) for name, module in model.named_modules())
@@ -225,7 +222,7 @@ def all_factors(model: nn.Module) -> dict[str, Factors]:
 
 
 def keep_factors(model: nn.Module, factors: Mapping[str, Factors]) -> None:
-    """Notes the factors of the adapter that was merged into ``model`` beside its weights."""
+    """Notes in the layers of ``model`` the factors of the adapter that was merged into them."""
     for name, (into, back) in factors.items():
         layer = model.get_submodule(name)
         layer.register_buffer("adapter_into", into, persistent=False)

@@ -57,10 +57,7 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         return await work
 
     def run() -> None:
-        try:
-            result.set_result(asyncio.run(main()))
-        except BaseException as error:
-            result.set_exception(error)
+        _settle(result, lambda: asyncio.run(main()))
 
     def cancel() -> None:
         nonlocal left_at
@@ -120,24 +117,25 @@ def in_thread(work: Callable[[], T]) -> T:
     OpenMP threads that help a thread to compute live as long as it does. Once a process has more of
     them than there are cores, libgomp lets all of them sleep between two operations, and small
     operations then take two to three times as long. So what computes only once, such as the loading
-    of a model, leaves no OpenMP threads behind beside those of the thread that goes on computing.
+    of a model, adds no OpenMP threads to those of the thread that goes on computing.
 
     Example:
         >>> in_thread(lambda: threading.current_thread() is threading.main_thread())
         False
     """
     result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # it is the caller's
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="rlforge-once", daemon=True)
+    thread = threading.Thread(target=_settle, args=(result, work), name="rlforge-once", daemon=True)
     thread.start()
     try:
         return result.result()
     finally:
         if result.done():
             thread.join()
+
+
+def _settle(result: Future[T], work: Callable[[], T]) -> None:
+    """Give ``result`` what ``work`` returns, or its exception, which is the caller's."""
+    try:
+        result.set_result(work())
+    except BaseException as error:
+        result.set_exception(error)

@@ -42,9 +42,9 @@ def version_bytes(job: EngineJob) -> int:
     """All resident versions.
 
     Whole models where all weights are trained. The transformers engine merges an adapter into a
-    copy of the float32 layers it changes, and keeps it in float32 beside those and bfloat16 ones;
-    while versions are computed in one batch, it holds each adapter a second time. vLLM reserves
-    room for each in the dtype of the model.
+    copy of the float32 layers it changes, and keeps it in float32 as well, as next to bfloat16
+    ones; while versions are computed in one batch, it holds each adapter a second time. vLLM
+    reserves room for each in the dtype of the model.
     """
     shape, lora = job.shape, job.lora
     if lora is None:
