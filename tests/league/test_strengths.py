@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, xlogy
@@ -94,6 +94,9 @@ def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cyc
 
 
 @settings(max_examples=20)
+@example(6, 256).via("an optimizer that stopped too early, at a bound")
+@example(4, 1359).via("the same")
+@example(6, 565).via("the same, with copies")
 @given(sizes, seeds)
 def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size: int, seed: int) -> None:
     payoffs = antisymmetric(size, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.models.last_layer import (
     LastLayer,
+    difference,
     evaluating,
     predicts_the_same,
     same_up_to_rounding,
@@ -89,6 +91,25 @@ def test_a_model_that_predicts_differently_is_found_by_a_trial(
     assert not predicts_the_same(model)
     assert ["differently" in m or "its layer fails" in m for m in caplog.messages] == [True, True]
     assert all("last layer of LlamaForCausalLM is computed whole" in m for m in caplog.messages)
+
+
+def test_a_lost_device_is_no_difference(model: Any) -> None:
+    """Later calls fail, too; lack of memory passes."""
+    lost: RuntimeError = torch.AcceleratorError("CUDA error")
+    own = model.model.layers[-1].mlp.forward
+
+    def fail(error: Exception, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] < 9:
+            raise error
+        return own(x)
+
+    model.model.layers[-1].mlp.forward = partial(fail, lost)
+    with pytest.raises(torch.AcceleratorError):
+        predicts_the_same(model)
+    model.model.layers[-1].mlp.forward = partial(fail, torch.OutOfMemoryError("full"))
+    assert not predicts_the_same(model)
+    ones = partial(torch.ones, 2)
+    assert difference(partial(fail, ValueError("short"), ones()[None]), ones).startswith("fails")
 
 
 def test_under_autocast_the_tolerance_is_that_of_its_dtype(model: Any) -> None:

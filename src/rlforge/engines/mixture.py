@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.engines.versions import BASE, PolicyKey
-from rlforge.models.devices import is_lost
-from rlforge.models.last_layer import same_up_to_rounding
+from rlforge.models.last_layer import difference
 
 log = logging.getLogger(__name__)
 
@@ -153,21 +153,20 @@ class Mixture:
         vocabulary = version.config.get_text_config().vocab_size
         device = next(version.parameters()).device
         ids = torch.arange(15, device=device).view(3, 5) % vocabulary
-        try:
-            expected = version(input_ids=ids, use_cache=False).logits
+
+        def logits(model: Any) -> Tensor:
+            computed: Tensor = model(input_ids=ids, use_cache=False).logits
+            return computed[::2]
+
+        def mixed() -> Tensor:
             with self.of([key, BASE, key]) as model:
-                mixed: Any = model
-                actual = mixed(input_ids=ids, use_cache=False).logits
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-            if is_lost(error):
-                raise
-            problem = repr(error)
-        else:
-            if same_up_to_rounding(actual[::2], expected[::2]):
-                return True
-            problem = "it computes something else"
-        log.info("versions of %s have batches of their own: %s", type(version).__name__, problem)
-        return False
+                return logits(model)
+
+        problem = difference(mixed, partial(logits, version))
+        if problem:
+            name = type(version).__name__
+            log.info("versions of %s have batches of their own: mixing them %s", name, problem)
+        return not problem
 
 
 class MixedLayer(nn.Module):

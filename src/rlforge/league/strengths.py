@@ -182,9 +182,9 @@ def maximum_entropy_nash(payoffs: Array) -> Array:
         dual,
         np.zeros(n),
         jac=True,
-        method="L-BFGS-B",
+        method="SLSQP",  # L-BFGS-B stops early where it meets a bound
         bounds=[(None, None)] * len(equal) + [(0, None)] * len(most),
-        options={"maxiter": 10_000, "ftol": 1e-15, "gtol": 1e-10},
+        options={"maxiter": 10_000, "ftol": 1e-15},
     )
     exponents = -solved.x @ rows
     nash = np.zeros(n)

@@ -32,7 +32,7 @@ from rlforge.learner.logprobs import (
     recomputed_logprobs,
 )
 from rlforge.learner.partition import parts, segments
-from rlforge.models.last_layer import LastLayer, evaluating, predicts_the_same, same_up_to_rounding
+from rlforge.models.last_layer import LastLayer, difference, evaluating, predicts_the_same
 from rlforge.system.limits import MAX_LOGITS
 from rlforge.types import value
 
@@ -258,16 +258,15 @@ class Scorer:
         device, own = self._model.device, self._model.config._attn_implementation
         rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
         padded, packed = collate(rows, 0, device), collate(rows, 0, device, segments(rows))
-        with evaluating(self._model), self._precision():
-            expected = self._ends(padded)
+
+        def ends_of_packed() -> Tensor:
             self._model.set_attn_implementation(NAME)
-            try:
-                same = same_up_to_rounding(self._ends(packed), expected)
-                problem = "" if same else "the model's outputs differ where they are packed"
-            except (RuntimeError, TypeError, ValueError) as error:
-                problem = f"packing fails with {error!r}"
+            return self._ends(packed)
+
+        with evaluating(self._model), self._precision():
+            problem = difference(ends_of_packed, lambda: self._ends(padded))
         if problem:
-            log.warning("sequences are padded, not packed: %s", problem)
+            log.warning("sequences are padded, not packed: packing %s", problem)
             self._model.set_attn_implementation(own)
         return not problem
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlforge.models.devices import is_lost
+
 log = logging.getLogger(__name__)
 
 #: Modules of a decoder layer that treat each position separately, by transformers' names.
@@ -82,15 +84,18 @@ def _what_differs(model: Any) -> str:
     vocab_size = model.config.get_text_config().vocab_size
     ids = torch.arange(18, device=model.device).view(2, 9) % vocab_size
     ends = torch.tensor([8, 17], device=model.device)
-    try:
-        with evaluating(model):
-            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
-            with layer.read_at(ends, ids.numel()):
-                actual = model(input_ids=ids, use_cache=False).logits[:, -1]
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return f"its layer fails with {error!r}"
-    same = same_up_to_rounding(actual, expected)
-    return "" if same else "it predicts differently if positions are left out"
+
+    def whole() -> Tensor:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+        return logits[:, -1]
+
+    def narrow() -> Tensor:
+        with layer.read_at(ends, ids.numel()):
+            return whole()
+
+    with evaluating(model):
+        problem = difference(narrow, whole)
+    return f"its layer {problem} where positions are left out" if problem else ""
 
 
 def _at(
@@ -112,6 +117,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+def difference(short: Callable[[], Tensor], plain: Callable[[], Tensor]) -> str:
+    """How a short way to compute what ``plain`` computes fails or differs; "" if it does neither.
+
+    ``plain`` is computed first. Raises the error of a device that is lost (``is_lost``), since
+    nothing can be computed there any more.
+
+    Example:
+        >>> difference(lambda: torch.ones(2), lambda: torch.ones(2))
+        ''
+        >>> difference(lambda: torch.zeros(2), lambda: torch.ones(2))
+        'computes differently'
+    """
+    try:
+        expected = plain()
+        same = same_up_to_rounding(short(), expected)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if is_lost(error):
+            raise
+        return f"fails with {error!r}"
+    return "" if same else "computes differently"
 
 
 def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
