@@ -109,6 +109,18 @@ def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size: int, s
     np.testing.assert_allclose(doubled, np.tile(nash / 2, 2), atol=1e-4)
 
 
+@settings(max_examples=20)
+@given(sizes, seeds, st.sampled_from([1e-4, 1e4]))
+def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(
+    size: int, seed: int, unit: float
+) -> None:
+    payoffs = antisymmetric(size, seed)
+
+    nash = maximum_entropy_nash(unit * payoffs)
+
+    np.testing.assert_allclose(nash, maximum_entropy_nash(payoffs), atol=1e-6)
+
+
 def test_of_all_nash_equilibria_the_one_of_largest_entropy_is_taken() -> None:
     assert maximum_entropy_nash(np.zeros((3, 3))) == pytest.approx([1 / 3] * 3)
 

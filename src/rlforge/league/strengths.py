@@ -160,6 +160,7 @@ def maximum_entropy_nash(payoffs: Array) -> Array:
         [0.333, 0.333, 0.333]
     """
     n = len(payoffs)
+    payoffs = payoffs / (np.abs(payoffs).max() or 1.0)  # tolerances are absolute
     # Unnormalised equilibria x form a cone; those in any of them have x_i ≥ t_i = 1 in the largest.
     eye, zero = np.eye(n), np.zeros((n, n))
     found = linprog(
