@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.span_collector import collecting
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.run import ContinuousRun
@@ -100,21 +99,3 @@ def test_a_store_without_decisions_is_refused(
     config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match="holds no decisions to learn from"):
         execute(config, "learned")
-
-
-def test_a_collector_gets_the_decisions_of_the_model_with_rewards_and_scores(
-    make_config: Make, execute: Callable[[ContinuousConfig, str], Path]
-) -> None:
-    with collecting() as collector:
-        played = execute(
-            make_config("continuous.windows=1", f"serve.traces={collector.url}"), "played"
-        )
-    with TrajectoryStore(played / "store") as store:
-        made = {d.timestamp: d.reward for d in store.decisions() if d.completion is not None}
-        count = sum(d.completion is not None for d in store.decisions())
-    assert len(collector.spans) == count > 0
-    for span in collector.of_kind("LLM"):
-        assert span.project == "test"
-        assert span.seconds[0] in made
-        assert set(span.feedback) == {"reward", "score"}
-        assert 0 <= span.feedback["score"]["score"] <= 1

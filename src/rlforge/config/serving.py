@@ -18,7 +18,6 @@ from rlforge.config.rules import (
     Range,
     Share,
     Text,
-    Url,
     Whole,
 )
 from rlforge.config.schema import GamesConfig
@@ -122,9 +121,6 @@ class ServeConfig(Group):
     outcome_high: float = 1.0
     #: Seconds for running requests to finish when the service stops.
     drain_s: Positive = 30.0
-    #: Collector of OpenTelemetry spans (OTLP over HTTP), as ``http://localhost:6006/v1/traces`` of
-    #: Phoenix, that gets each answer with its version, reward and score; null: none.
-    traces: Url | None = None
     #: How often dead engines are restarted before the service ends.
     max_engine_restarts: Whole = 100
 

@@ -25,7 +25,6 @@ from rlforge.continuous.sources import Source, source_of
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
-from rlforge.serving.spans import Spans, spans_of
 from rlforge.tracking.digests import DigestChain, facts
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.reward import DecisionReward
@@ -46,8 +45,7 @@ class LearningSide:
 class Assembly:
     """All parts of a run that is ready to begin or to be resumed.
 
-    digests: has a line for each window that is done. spans: for a collector (``serve.traces``);
-    None: there is none.
+    digests: has a line for each window that is done.
     """
 
     policy: PolicySide
@@ -56,7 +54,6 @@ class Assembly:
     journal: Journal
     scores: ScoreFiles
     digests: DigestChain
-    spans: Spans | None
 
 
 @contextlib.asynccontextmanager
@@ -72,11 +69,6 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
         journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
         policy = await stack.enter_async_context(policy_side(context))
         learning = await stack.enter_async_context(learning_side(context, policy))
-        config = continuous_config(context)
-        private = config.continuous.source == "requests" and config.requests.redact is not None
-        spans = await stack.enter_async_context(
-            spans_of(config.serve, config.name, str(run_dir), texts=not private)
-        )
         source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
         yield Assembly(
             policy=policy,
@@ -85,7 +77,6 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
             journal=journal,
             scores=ScoreFiles(run_dir),
             digests=_digests(context, journal.done()),
-            spans=spans,
         )
 
 

@@ -169,7 +169,7 @@ async def _served_over_http(
         config,
         make_tokens(folder),
         policy.metrics,
-        observers=[one for one in (parts.source.answers, parts.spans) if one is not None],
+        observer=parts.source.answers,
     )
     over = asyncio.Event()
 

@@ -219,13 +219,6 @@ class ContinuousTrainer:
         self._context.actors.tracker.log_window.remote(row, update)
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
-        if self._parts.spans is not None:
-            self._parts.spans.send_window(
-                window.decisions,
-                scores,
-                judged=self._config.ruler.scoring_method == "judge",
-                answered=source.answers is not None,
-            )
         learning.learner.prune(self._parts.policy.deployments.needed())
         await asyncio.to_thread(self._delete_old, window.id)
         if source.push is not None:

@@ -28,7 +28,6 @@ from rlforge.preflight.policy import (
     check_policy,
     check_reads,
 )
-from rlforge.preflight.serving import check_traces
 from rlforge.ruler.registry import check_judge
 from rlforge.system.hub import check_push
 from rlforge.system.values import json_objects
@@ -94,7 +93,6 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         if config.store.push is not None:
             check_push(config.store.push, "store.push")
         check_machine(config)
-        check_traces(config.serve)
 
 
 def check_agents(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> None:

@@ -9,9 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.config.serving import ServingConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
@@ -291,8 +289,6 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
         wanted["mlflow-skinny"] = "tracker.mlflow_experiment; extra: mlflow"
     if config.tracker.tensorboard:
         wanted["tensorboard"] = "tracker.tensorboard; extra: tensorboard"
-    if isinstance(config, ServingConfig | ContinuousConfig) and config.serve.traces is not None:
-        wanted["opentelemetry-exporter-otlp-proto-http"] = "serve.traces; extra: traces"
     installed, missing = [], []
     for name, reason in wanted.items():
         try:

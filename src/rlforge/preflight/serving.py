@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rlforge.config.compose import Composed
-from rlforge.config.serving import ServeConfig, ServingConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.preflight.games import check_lineup, check_opponents
 from rlforge.preflight.policy import check_machine, check_policy
 from rlforge.rollout.lineup import eval_envs
-from rlforge.system.packages import need_packages
 
 
 def check_service(
@@ -34,10 +33,3 @@ def check_service(
         )
     if keys:
         check_machine(config)
-        check_traces(config.serve)
-
-
-def check_traces(config: ServeConfig) -> None:
-    """Raise ConfigError where ``serve.traces`` is set and its package is missing."""
-    if config.traces is not None:
-        need_packages("serve.traces", "traces", "opentelemetry.exporter.otlp.proto.http")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -49,11 +48,9 @@ class Limits:
 class CheckedRequest:
     """A checked request. pinned: the version that it names; None: that of its ``user``.
 
-    trial: number of the deployment on trial that chooses its version; None where none does. began:
-    when it came, in seconds since 1970.
+    trial: number of the deployment on trial that chooses its version; None where none does.
     """
 
-    began: float
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stops: tuple[str, ...]
@@ -88,18 +85,12 @@ class End:
 class Answered:
     """An answer that a client got.
 
-    user: 16 digits that stand for the user; equal for answers to one user. version: of the model.
-    began: when the request came, in seconds since 1970. prompt_tokens, tokens: how many the prompt
-    and the answer have. tools: that the model might call. text: without what follows a stop string;
-    completion: None then.
+    user: 16 digits that stand for the user; equal for answers to one user. tools: that the model
+    might call. text: without what follows a stop string; completion: None then.
     """
 
     id: str
     user: str
-    version: str
-    began: float
-    prompt_tokens: int
-    tokens: int
     conversation: Sequence[Mapping[str, Any]] | str
     tools: Sequence[Mapping[str, Any]]
     params: SamplingParams
@@ -311,7 +302,6 @@ class Answering:
                 code="unsupported_value",
             )
         return CheckedRequest(
-            began=time.time(),
             prompt_token_ids=prompt,
             params=params,
             stops=request.stops(),

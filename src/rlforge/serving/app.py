@@ -13,7 +13,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterator,
-    Sequence,
 )
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ _EXPLAINED = (
 class Api:
     """The endpoints of one service.
 
-    ready: whether the engine answers. observers: see answers and outcomes.
+    ready: whether the engine answers. observer: sees answers and outcomes.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class Api:
         tokens: Tokens,
         metrics: Metrics,
         ready: Callable[[], bool],
-        observers: Sequence[AnswerObserver],
+        observer: AnswerObserver | None,
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._metrics, self._ready = config, metrics, ready
         self._tokens, self._ids = tokens, AnswerIds(tokens.admin)
-        self._observers = tuple(observers)
+        self._observer = observer
         self._under_way = 0
 
     # ------------------------------------------------------------ OpenAI
@@ -134,9 +133,10 @@ class Api:
             )
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        learned = [await one.rewarded(given.id, given.reward) for one in self._observers]
+        seen = self._observer
+        learned = seen is not None and await seen.rewarded(given.id, given.reward)
         return JSONResponse(
-            {"id": given.id, "version": known.uid, "counted": counted, "learned": any(learned)}
+            {"id": given.id, "version": known.uid, "counted": counted, "learned": learned}
         )
 
     def _judge(self, request: Request, user: str) -> str:
@@ -313,25 +313,21 @@ class Api:
         self, answer_id: str, asked: Sampling, checked: CheckedRequest, end: End
     ) -> None:
         """Before the client gets the end of the answer, and may report its outcome."""
-        if not self._observers:
+        if self._observer is None:
             return
         known = self._ids.read(answer_id)
         assert known is not None, "it is one of ours"
-        answer = Answered(
-            id=answer_id,
-            user=known.user,
-            version=end.policy.uid,
-            began=checked.began,
-            prompt_tokens=len(checked.prompt_token_ids),
-            tokens=end.tokens,
-            conversation=self._answering.conversation(asked, checked),
-            tools=asked.offered(),
-            params=checked.params,
-            text=end.text,
-            completion=end.completion,
+        await self._observer.answered(
+            Answered(
+                id=answer_id,
+                user=known.user,
+                conversation=self._answering.conversation(asked, checked),
+                tools=asked.offered(),
+                params=checked.params,
+                text=end.text,
+                completion=end.completion,
+            )
         )
-        for observer in self._observers:
-            await observer.answered(answer)
 
     def _count_tokens(self, end: End) -> None:
         trial = self._service.trial
@@ -359,10 +355,10 @@ def make_app(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
-    observers: Sequence[AnswerObserver] = (),
+    observer: AnswerObserver | None = None,
 ) -> App:
     """The service as an ASGI application behind its guard."""
-    api = Api(service, engine, answering, config, tokens, metrics, ready, observers)
+    api = Api(service, engine, answering, config, tokens, metrics, ready, observer)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),

@@ -255,7 +255,6 @@ async def assembled(
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
-    from rlforge.serving.spans import spans_of
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
@@ -281,14 +280,7 @@ async def assembled(
         rewards=(config.serve.outcome_low, config.serve.outcome_high),
     )
     try:
-        async with spans_of(config.serve, config.name, str(state_dir)) as spans:
-            observers = () if spans is None else (spans,)
-            yield (
-                service,
-                http_over(
-                    service, engine, config, tokens, metrics, ready=ready, observers=observers
-                ),
-            )
+        yield service, http_over(service, engine, config, tokens, metrics, ready=ready)
     finally:
         await service.close()
 
@@ -301,11 +293,11 @@ def http_over(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
-    observers: Sequence[AnswerObserver] = (),
+    observer: AnswerObserver | None = None,
 ) -> App:
     """The HTTP application over an open service, for ``answer_requests``.
 
-    metrics: its ``on_phase`` is that of the service, where deployments are counted. observers: see
+    metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
     answers and outcomes.
     """
     from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
@@ -332,7 +324,7 @@ def http_over(
         tokens,
         metrics,
         ready=ready,
-        observers=observers,
+        observer=observer,
     )
 
 
