@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from tests.harness.models import SMALL_MARKET, make_market_model, make_small_model
 
 with contextlib.suppress(ImportError):  # GPU tests run where there is little more than pytest
     from hypothesis import settings
@@ -58,23 +58,26 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of a few thousand parameters with the tiny model's tokenizer, barely warmed up."""
+    return made_once(tmp_path_factory, "small", make_small_model)
 
-    def make(folder: Path) -> None:
-        from rlforge.models.tiny.create import create_tiny
-        from rlforge.models.tiny.recipe import TINY
 
-        games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
-        recipe = dataclasses.replace(TINY, games=games, hidden=32, heads=2, ffn=64, steps=60)
-        create_tiny(folder, recipe, progress=lambda text: None)
+@pytest.fixture(scope="session")
+def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the market's compact words; its answers are one token, most of them legal."""
+    return made_once(tmp_path_factory, "market", make_market_model)
 
-    return made_once(tmp_path_factory, "small", make)
+
+@pytest.fixture(scope="session")
+def small_market(market_model: Path) -> Sequence[str]:
+    """The overrides of a short continuous run in a small market."""
+    return (*SMALL_MARKET, f"model.name={market_model}")
 
 
 @pytest.fixture(scope="session")
 def strict_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with ``determinism=strict``, which nothing disturbed, made in this process."""
-    from tests.continuous.in_process import rlforge_here, use_actors_in_process
-    from tests.live_run import strict_arguments
+    from tests.harness.in_process import rlforge_here, use_actors_in_process
+    from tests.harness.live_run import strict_arguments
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:

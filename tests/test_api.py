@@ -13,7 +13,7 @@ import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.live_run import train_arguments
+from tests.harness.live_run import train_arguments
 from tests.tracking.conftest import clock, full_run, make, new_tracker  # noqa: F401
 
 import rlforge

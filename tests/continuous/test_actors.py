@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import psutil
 import pytest
 import ray
-from tests.continuous.in_process import rlforge_here, use_actors_in_process
-from tests.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
+from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Journal
@@ -25,10 +25,10 @@ from rlforge.training.lifecycle import execute
 pytestmark = pytest.mark.timeout(900)  # several processes import torch
 
 
-def endless(small: Sequence[str], *overrides: str) -> list[str]:
+def endless(small_market: Sequence[str], *overrides: str) -> list[str]:
     """A run without end and comparisons."""
     changes = ("continuous.windows=null", "continuous.compare_episodes=0", f"run_dir={RUN}")
-    return ["continuous", *small, *changes, *overrides]
+    return ["continuous", *small_market, *changes, *overrides]
 
 
 def wait_for_windows(number: int, process: subprocess.Popen[str]) -> None:
@@ -69,9 +69,9 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
 
 
 def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
-    small: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    small_market: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start(*endless(small))
+    process = start(*endless(small_market))
     wait_for_windows(1, process)
     for child in psutil.Process(process.pid).children(recursive=True):
         child.kill()
@@ -91,9 +91,9 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
 
 @pytest.mark.slow
 def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(
-    small: Sequence[str],
+    small_market: Sequence[str],
 ) -> None:
-    process = start(*endless(small))
+    process = start(*endless(small_market))
     wait_for_windows(1, process)
     os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
     wait_for(lambda: len(actor_pids("engine-0")) == 2, process)

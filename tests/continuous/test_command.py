@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.live_run import RUN, rows, start, wait_for
+from tests.harness.live_run import RUN, rows, start, wait_for
 
 from rlforge.cli import main
 from rlforge.continuous.journal import Journal
@@ -21,8 +21,8 @@ from rlforge.models.made import TINY_MARKET
 from rlforge.tracking.report import write_report
 
 
-def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None:
-    arguments = [*small, "continuous.windows=null", "continuous.compare_episodes=0"]
+def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market: Sequence[str]) -> None:
+    arguments = [*small_market, "continuous.windows=null", "continuous.compare_episodes=0"]
     arguments += ["continuous.http=true", "serve.port=0", f"run_dir={RUN}"]
     process = start("continuous", *arguments)
     wait_for(lambda: bool(rows("windows.jsonl")), process)
@@ -94,9 +94,9 @@ def test_config_and_graph_show_a_continuous_experiment(
 
 @pytest.mark.slow  # the sweep of games runs the same code
 def test_a_sweep_trains_one_run_after_the_other(
-    small: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_market: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = [*small, "continuous.windows=1", "algorithm=window_grpo,window_ppo"]
+    sweep = [*small_market, "continuous.windows=1", "algorithm=window_grpo,window_ppo"]
     code, out, err = command(monkeypatch, capsys, "continuous", "-m", *sweep)
     assert code == 0, err
     folder = Path(out.splitlines()[-1])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.live_run import wait_for
+from tests.harness.live_run import wait_for
 from tests.training.nodes import Nodes, require_namespaces
 
 from rlforge.actors.cluster import RunActors
@@ -63,7 +63,7 @@ def test_a_run_knows_and_names_the_engines_that_join_and_leave() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_elastic_continuous_run_uses_engines_that_join_and_goes_on_without_those_that_leave(
-    nodes: Nodes, small: Sequence[str]
+    nodes: Nodes, small_market: Sequence[str]
 ) -> None:
     run = nodes.driver / "run"
     log = run / "logs" / "run.log"
@@ -71,7 +71,7 @@ def test_an_elastic_continuous_run_uses_engines_that_join_and_goes_on_without_th
     elastic = ("hardware.elastic=true", "engine.num_engines=2", "continuous.windows=null")
     elastic += ("continuous.compare_episodes=0", f"hardware.ray_address={nodes.address}")
     process = subprocess.Popen(
-        [RLFORGE, "continuous", *small, *elastic, f"run_dir={run}"],
+        [RLFORGE, "continuous", *small_market, *elastic, f"run_dir={run}"],
         cwd=nodes.driver,
         env=nodes.environment("driver"),
         stderr=subprocess.PIPE,

@@ -70,18 +70,18 @@ def digests(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(
-    run_continuous: Run, small: Sequence[str], tmp_path_factory: pytest.TempPathFactory
+    run_continuous: Run, small_market: Sequence[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A run of two windows without an interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    assert run_continuous(*small, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
+    assert run_continuous(*small_market, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
     return folder / "run"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
-    run_continuous: Run, small: Sequence[str], whole: Path
+    run_continuous: Run, small_market: Sequence[str], whole: Path
 ) -> None:
     """Windows, updates, decisions and weights are the same, and no window is trained on twice."""
     run_dir = Path("run").absolute()
@@ -90,7 +90,7 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
         for phase in ("collected", "scored", "trained", "deployed", "done")
         for when in ("before", "after")
     ]
-    arguments: tuple[str | Path, ...] = (*small, f"run_dir={run_dir}")
+    arguments: tuple[str | Path, ...] = (*small_market, f"run_dir={run_dir}")
     for kill in kills:
         assert run_continuous(*arguments, kill=kill) == -signal.SIGKILL, Path("log").read_text()
         arguments = ("--resume", run_dir)
@@ -115,10 +115,10 @@ def policy_weights(run_dir: Path, name: str) -> bytes:
 
 
 def test_a_moved_run_goes_on_as_if_it_were_not(
-    run_continuous: Run, small: Sequence[str], whole: Path
+    run_continuous: Run, small_market: Sequence[str], whole: Path
 ) -> None:
     run_dir = Path("run").absolute()
-    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(1, "done", "after"))
+    killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
     assert killed == -signal.SIGKILL
     moved = run_dir.rename(run_dir.with_name("moved"))
     assert run_continuous("--resume", moved) == 0, Path("log").read_text()
@@ -133,10 +133,10 @@ def test_a_moved_run_goes_on_as_if_it_were_not(
 
 
 def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
-    run_continuous: Run, small: Sequence[str], whole: Path
+    run_continuous: Run, small_market: Sequence[str], whole: Path
 ) -> None:
     run_dir = Path("run").absolute()
-    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(2, "done", "after"))
+    killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(2, "done", "after"))
     assert killed == -signal.SIGKILL
     assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
     compared = json.loads((run_dir / "comparison.json").read_text())
@@ -169,7 +169,7 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole: P
 
 
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
-    run_continuous: Run, small: Sequence[str], whole: Path
+    run_continuous: Run, small_market: Sequence[str], whole: Path
 ) -> None:
     """Neither to answer control agents, nor for the KL penalty to it."""
     begun, start = Path("begun").absolute(), Path("sft").absolute()
@@ -177,7 +177,7 @@ def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
     weights = (start / "adapter_model.safetensors").read_bytes()
     own = [f"learner.initial_adapter={start}", "continuous.control_agents=1"]
     own += ["algorithm.kl.to=base", "algorithm.kl.coef=0.1", f"run_dir={begun}"]
-    killed = run_continuous(*small, *own, kill=(1, "done", "after"))
+    killed = run_continuous(*small_market, *own, kill=(1, "done", "after"))
     assert killed == -signal.SIGKILL, Path("log").read_text()
     shutil.rmtree(start)
     moved = begun.rename(begun.with_name("moved"))
@@ -207,10 +207,10 @@ async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
 
 
 def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere(
-    run_continuous: Run, small: Sequence[str], whole: Path
+    run_continuous: Run, small_market: Sequence[str], whole: Path
 ) -> None:
     run_dir = Path("run").absolute()
-    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(1, "done", "after"))
+    killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
     assert killed == -signal.SIGKILL
     # Another run's checkpoint of the same name.
     other = shutil.copytree(whole / "checkpoints" / "step-2", Path("other/step-1").absolute())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.chat_server import ChatHandler, ChatServer, completion, serving
+from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.openai import ApiPlayer, check_api

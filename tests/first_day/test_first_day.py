@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.continuous.in_process import rlforge_here
 from tests.first_day.record import DOCS, PAGE, prepare
 from tests.first_day.steps import STEPS
 from tests.first_day.walk import COLUMNS, Screen, Step, Walk
+from tests.harness.in_process import rlforge_here
 
 from rlforge.models.made import TINY
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.control_tokens import (
+from tests.harness.control_tokens import (
     BYTES,
     CHATS,
     TOKENIZERS,

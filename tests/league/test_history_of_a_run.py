@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.live_run import run, train_arguments
+from tests.harness.live_run import run, train_arguments
 
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.tracking.game_files import read_games

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.continuous.in_process import rlforge_here
+from tests.harness.in_process import rlforge_here
 
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.local.verify import verify

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live_run import environment_without_ray, train_arguments, wait_for
+from tests.harness.live_run import environment_without_ray, train_arguments, wait_for
 
 from rlforge.config.compose import compose
 from rlforge.tracking.files import read_jsonl

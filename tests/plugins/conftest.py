@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.continuous.conftest import market_model as market_model
-from tests.continuous.conftest import small as small
 
 import rlforge
 
@@ -22,7 +20,7 @@ IN_PROCESS = f"""
 import sys
 sys.path.insert(1, {str(ROOT)!r})
 from rlforge.cli import main
-from tests.continuous.in_process import use_actors_in_process
+from tests.harness.in_process import use_actors_in_process
 use_actors_in_process(setattr)
 main()
 """

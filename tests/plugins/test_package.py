@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.live_run import RUN, actor_pids, change_config, rows, train_arguments
+from tests.harness.live_run import RUN, actor_pids, change_config, rows, train_arguments
 from tests.plugins.conftest import PACKAGE, Environment
 
 from rlforge.config.plugins import KINDS
@@ -93,11 +93,13 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment
     assert "greedy" in rows("ratings.jsonl")[-1]["ratings"]
 
 
-def test_a_continuous_run_scores_with_it(with_examples: Environment, small: Sequence[str]) -> None:
+def test_a_continuous_run_scores_with_it(
+    with_examples: Environment, small_market: Sequence[str]
+) -> None:
     scorer = "ruler.scoring_method=by_rank"
     sink = "tracker.sinks=[{name: 'example_plugins.sinks:CsvSink'}]"
     few = ("continuous.windows=1", f"run_dir={RUN}")
-    with_examples.run("continuous", *small, scorer, sink, *few, actors_in_process=True)
+    with_examples.run("continuous", *small_market, scorer, sink, *few, actors_in_process=True)
     (scores,) = (RUN / "scores").iterdir()
     assert "of the others" in scores.read_text()
     assert (RUN / "metrics.csv").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat_server import ChatHandler, completion, serving
+from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, ModelConfig, RunConfig

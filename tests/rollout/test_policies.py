@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import yaml
-from tests.chat_server import ChatHandler, completion, serving
+from tests.harness.chat_server import ChatHandler, completion, serving
 
 import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat_server import ChatHandler, ChatServer, completion, serving
+from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import JudgeConfig, RulerConfig

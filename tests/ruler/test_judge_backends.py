@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
+from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.engines.grammars import Grammars, check_grammar, json_grammar

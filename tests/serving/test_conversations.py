@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
+from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.games.markup import chat_text
 from rlforge.serving.conversations import conversation_tokens

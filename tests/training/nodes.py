@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.live_run import environment_without_ray
+from tests.harness.live_run import environment_without_ray
 
 UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 RAY = Path(sys.executable).with_name("ray")

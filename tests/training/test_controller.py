@@ -15,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.continuous.in_process import rlforge_here, use_actors_in_process
-from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
+from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.live_run import (
+    actor_pids,
+    change_config,
+    rows,
+    run,
+    start,
+    train_arguments,
+    wait_for,
+)
 
 import rlforge.learner.learner
 from rlforge.buffer.batches import read_batch

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.continuous.in_process import rlforge_here, use_actors_in_process
-from tests.live_run import RLFORGE, change_config, rows, train_arguments, wait_for
+from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.live_run import RLFORGE, change_config, rows, train_arguments, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # several processes import torch, on a machine with others
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.live_run import train_arguments
+from tests.harness.live_run import train_arguments
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import TrackerConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.live_run import wait_for
+from tests.harness.live_run import wait_for
 from tests.training.nodes import Nodes, require_namespaces, require_networks
 
 from rlforge.buffer.batches import read_batch

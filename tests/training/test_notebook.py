@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
-from tests.live_run import actor_pids, change_config, rows, train_arguments, wait_for
+from tests.harness.live_run import actor_pids, change_config, rows, train_arguments, wait_for
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
 

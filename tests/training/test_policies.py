@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.continuous.in_process import rlforge_here, use_actors_in_process
-from tests.live_run import rows, run, train_arguments
+from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.live_run import rows, run, train_arguments
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.roots import read_run

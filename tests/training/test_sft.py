@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.continuous.in_process import rlforge_here, use_actors_in_process
-from tests.live_run import RUN, rows, train_arguments
+from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.live_run import RUN, rows, train_arguments
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlforge

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.continuous.in_process import rlforge_here
-from tests.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
+from tests.harness.in_process import rlforge_here
+from tests.harness.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
 
 from rlforge.config.compose import Composed, compose
 from rlforge.config.schema import RunConfig

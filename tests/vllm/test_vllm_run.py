@@ -16,7 +16,7 @@ from typing import get_args
 import pytest
 from packaging.requirements import Requirement
 from safetensors.torch import load_file
-from tests.live_run import RUN, actor_pids, rows, run, start, train_arguments, wait_for
+from tests.harness.live_run import RUN, actor_pids, rows, run, start, train_arguments, wait_for
 
 from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments

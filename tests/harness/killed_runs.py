@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import torch
-from in_process import use_actors_in_process
+from tests.harness.in_process import use_actors_in_process
 
 import rlforge.cli
 import rlforge.continuous.run
