@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -132,6 +133,35 @@ def test_the_preset_of_unstable_baselines_has_its_running_mean():
         winner = pipeline.shape(record([turn(0, "a")], {0: 1.0, 1: -1.0}))[0]
         assert winner.steps[0].outcome_reward == pytest.approx(1.0 - mean, abs=1e-12)
     assert round(winner.steps[0].outcome_reward, 3) == 0.951
+
+
+@dataclass
+class Noticing:
+    """Halves rewards, and notices each call."""
+
+    adds_feedback = False
+    calls: ClassVar[list[tuple[int, int, float]]] = []
+
+    def __call__(self, trajectory, step_index, base_reward):
+        self.calls.append((trajectory.player_id, step_index, base_reward))
+        return base_reward / 2
+
+
+def test_a_step_transform_of_a_user_is_called_once_for_each_step(monkeypatch):
+    monkeypatch.setattr(Noticing, "calls", [])
+    stack = [{"name": "scale", "alpha": 0.5}, {"name": f"{__name__}:Noticing"}]
+    zero, one = RewardPipeline(RewardsConfig(step=stack)).shape(GAME)
+    assert Noticing.calls == [(0, 0, -0.5), (0, 1, -0.5), (1, 0, 0.5), (1, 1, 0.5)]
+    assert {(s.reward, s.outcome_reward) for s in zero.steps} == {(-0.25, -0.25)}
+    assert {(s.reward, s.outcome_reward) for s in one.steps} == {(0.25, 0.25)}
+
+
+def test_a_step_that_was_paid_feedback_has_its_outcome_mapped_apart(monkeypatch):
+    monkeypatch.setattr(Noticing, "calls", [])
+    stack = [{"name": "format_reward", "reward": 2.0}, {"name": f"{__name__}:Noticing"}]
+    zero, _ = RewardPipeline(RewardsConfig(step=stack)).shape(GAME)
+    assert Noticing.calls[:3] == [(0, 0, -1.0), (0, 1, 1.0), (0, 1, -1.0)]
+    assert [(s.reward, s.outcome_reward) for s in zero.steps] == [(-0.5, -0.5), (0.5, -0.5)]
 
 
 @dataclass

@@ -129,9 +129,13 @@ class RewardPipeline:
     def _make_step(self, trajectory: Trajectory, index: int, final_reward: float) -> Step:
         reward = outcome_reward = final_reward
         for transform in self._step:
-            reward = transform(trajectory, index, reward)
-            if not transform.adds_feedback:
-                outcome_reward = transform(trajectory, index, outcome_reward)
+            before, reward = reward, transform(trajectory, index, reward)
+            if transform.adds_feedback:
+                continue
+            # One call serves both, unless an earlier transform paid feedback on this step: a user's
+            # transform may have a state or a cost.
+            same = outcome_reward == before
+            outcome_reward = reward if same else transform(trajectory, index, outcome_reward)
         turn = trajectory.turns[index]
         return Step(
             game_id=trajectory.game_id,
