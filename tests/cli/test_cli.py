@@ -458,9 +458,10 @@ def test_an_opponent_that_cannot_be_played_starts_nothing(
         (["train", "~env"], "nothing can be left out"),
         (["plugins", "--json", "nowhere/file"], "give the name of a file in an existing folder"),
         (["doctor", "--json", "."], "give the name of a file in an existing folder"),
-        (["runs"], "runs holds no runs; start one"),
+        (["runs", "nowhere"], "there is no folder nowhere"),
         (["list", "experimints"], "experimints cannot be listed; did you mean experiment"),
-        (["monitor", "latest"], "latest: there is no run below runs/"),
+        (["monitor", "latest"], "runs/ yet; start one: rlforge train simpletak_mirror"),
+        (["compare", "runs"], "run directory runs; start one: rlforge train simpletak_mirror"),
         (["train", "-m", "seed=0,x"], "seed=x (command line)"),
         (["train", "-m", "{"], "cannot read override '{'"),
         (["train", "-m", "hydra/launcher=absent", "seed=0,1"], "Could not find 'hydra/launcher/"),
@@ -480,6 +481,20 @@ def test_wrong_input_ends_with_one_line_before_anything_exists(
     assert answer.err.count("\n") == 1
     assert answer.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [
+        ("runs", "runs/ holds no runs yet; start one: rlforge train simpletak_mirror"),
+        ("deployments", "deployments/ holds no deployments yet; start a service: rlforge serve"),
+    ],
+)
+def test_a_list_of_nothing_says_how_to_start(rlforge: Rlforge, command: str, start: str) -> None:
+    answer = rlforge(command, "--json", "all.json")
+    assert (answer.code, answer.err, answer.out.count("\n")) == (0, "", 1)
+    assert answer.out.startswith(start)
+    assert json.loads(Path("all.json").read_text()) == []
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,6 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
     [
         (("rollback",), 1, "deployments: no service was ever started here"),
         (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
-        (("deployments",), 2, "deployments: holds no deployments; name the folder with --state"),
         (("serve", "nowhere"), 2, "nowhere: no such directory"),
         (
             ("serve", "model=tiny", "serve.port=99999"),

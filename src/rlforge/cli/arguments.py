@@ -30,21 +30,26 @@ ConfigDir = Annotated[
 ]
 
 
+RUNS = Path("runs")
+"""Where runs are, below the current directory."""
+
+
 def must_be_run(path: Path | None) -> Path | None:
     """Refuse a path that is not a run directory, with the nearest runs; None passes.
 
     ``latest`` is the newest run below ``runs/``.
     """
-    from rlforge.tracking.files import open_run
-    from rlforge.tracking.overview import newest_run
+    from rlforge.tracking.files import open_run, runs_below
+    from rlforge.tracking.overview import FIRST_RUN, newest_run
 
     if path == Path("latest") and not path.exists():
-        path = newest_run(Path("runs"))
+        path = newest_run(RUNS)
     if path is not None:
         try:
             open_run(path)
         except RlforgeError as error:
-            raise ConfigError(str(error)) from error
+            none_yet = not path.exists() and not runs_below(RUNS)
+            raise ConfigError(f"{error}; {FIRST_RUN}" if none_yet else str(error)) from error
     return path
 
 

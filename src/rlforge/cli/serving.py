@@ -148,7 +148,9 @@ def deployments(
     else:
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
-        raise ConfigError(f"{folder}: holds no deployments; name the folder with --state")
+        if state is not None and not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
+        typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")
     for row in rows:
         _print_deployment(row)
     if trial is not None:

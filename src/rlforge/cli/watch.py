@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import JsonFile, must_be_run, write_result
+from rlforge.cli.arguments import RUNS, JsonFile, must_be_run, write_result
 from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ RunsOrFolders = Annotated[
 def runs(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")
-    ] = Path("runs"),
+    ] = RUNS,
     json_file: JsonFile = None,
 ) -> None:
     """List runs, the newest first: how each ended, how far it came, and its last results.
@@ -66,12 +66,14 @@ def runs(
 
       rlforge monitor latest
     """
-    from rlforge.tracking.overview import overview
+    from rlforge.tracking.overview import FIRST_RUN, overview
 
+    if not folder.is_dir() and folder != RUNS:
+        raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
     found = overview(folder)
     write_result(json_file, [dataclasses.asdict(row) for row in found])
     if not found:
-        raise ConfigError(f"{folder} holds no runs; start one: rlforge train simpletak_mirror")
+        typer.echo(f"{folder}/ holds no runs yet; {FIRST_RUN}")
     for line in _listed(found):  # not as a table, whose narrow columns would break paths
         typer.echo(line)
 

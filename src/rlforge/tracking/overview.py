@@ -12,6 +12,8 @@ from rlforge.tracking.status import read_progress, read_summary
 from rlforge.tracking.sweeps import FAILED
 from rlforge.types import value
 
+FIRST_RUN = "start one: rlforge train simpletak_mirror"
+
 
 @value
 class RunRow:
@@ -27,7 +29,7 @@ def newest_run(folder: Path) -> Path:
     """The newest run below ``folder``. Raises ConfigError where there is none."""
     found = runs_below(folder)
     if not found:
-        raise ConfigError(f"latest: there is no run below {folder}/; name a run directory")
+        raise ConfigError(f"latest: there is no run below {folder}/ yet; {FIRST_RUN}")
     return found[0]
 
 
