@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -14,7 +14,6 @@ import ray
 from tests.harness.in_process import rlforge_here, use_actors_in_process
 from tests.harness.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.run import ContinuousRun
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
@@ -45,16 +44,16 @@ def trained_windows() -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
-    make_config: Callable[..., ContinuousConfig], own_home: None
-) -> None:
+    make_config, own_home
+):
     """Ray lists the actors that ``rlforge graph --format json`` prints, and the run completes."""
     config = make_config("engine.num_engines=2", "learner.num_learners=2")
     machine = Machine(cpus=2, gpus=0)
     hardware, graph = resolve_hardware(config.hardware, machine, 2, 2), build_graph(config, machine)
-    listed: set[str] = set()
+    listed = set()
 
     class Watched(ContinuousRun):
-        async def run(self) -> bool:
+        async def run(self):
             listed.update(ray.util.list_named_actors())
             return await super().run()
 
@@ -69,8 +68,8 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
 
 
 def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
-    small_market: Sequence[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    small_market, monkeypatch
+):
     process = start(*endless(small_market))
     wait_for_windows(1, process)
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -90,9 +89,7 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
 
 
 @pytest.mark.slow
-def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(
-    small_market: Sequence[str],
-) -> None:
+def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(small_market):
     process = start(*endless(small_market))
     wait_for_windows(1, process)
     os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +18,6 @@ from rlforge.config.continuous import ContinuousSettings
 from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter, largest_share
 from rlforge.trajectories.records import Decision
-
-Make = Callable[..., Decision]
 
 
 def gather(
@@ -53,7 +51,7 @@ def gather(
     )
 
 
-def test_decisions_above_the_threshold_become_steps(make_decision: Make) -> None:
+def test_decisions_above_the_threshold_become_steps(make_decision):
     decisions = [make_decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
     assert found.batch is not None
@@ -65,7 +63,7 @@ def test_decisions_above_the_threshold_become_steps(make_decision: Make) -> None
     assert step.policy_uid == "deploy-0"
 
 
-def test_agents_are_episodes_whose_turns_are_consecutive(make_decision: Make) -> None:
+def test_agents_are_episodes_whose_turns_are_consecutive(make_decision):
     decisions = [make_decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], algorithm=PpoConfig())
     assert found.batch is not None
@@ -75,7 +73,7 @@ def test_agents_are_episodes_whose_turns_are_consecutive(make_decision: Make) ->
     assert [step.turn_index for step in steps] == [0, 1, 0, 1, 2]
 
 
-def test_scripted_traders_are_never_learned_from(make_decision: Make) -> None:
+def test_scripted_traders_are_never_learned_from(make_decision):
     scripted = make_decision(0, "noise-1", tokens=None, provider="scripted:noise")
     found = gather([scripted, make_decision(1, reward=0.1), make_decision(2)], [0.9] * 3)
     assert found.batch is not None
@@ -91,9 +89,7 @@ def test_scripted_traders_are_never_learned_from(make_decision: Make) -> None:
         ({"select_by": "all", "train_on": "score"}, [0, 1]),
     ],
 )
-def test_select_by_chooses_the_decisions(
-    make_decision: Make, settings: dict[str, Any], kept: list[int]
-) -> None:
+def test_select_by_chooses_the_decisions(make_decision, settings, kept):
     decisions = [make_decision(0, reward=0.1), make_decision(1, reward=0.4), make_decision(2)]
     found = gather([*decisions, make_decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings)
     assert found.unscored == 1
@@ -105,10 +101,9 @@ def test_select_by_chooses_the_decisions(
 
 
 @pytest.mark.parametrize(
-    ("train_on", "expected"),
-    [("reward", 0.4), ("score", 0.9), ("mix", 0.75 * 0.4 + 0.25 * 0.8)],
+    ("train_on", "expected"), [("reward", 0.4), ("score", 0.9), ("mix", 0.75 * 0.4 + 0.25 * 0.8)]
 )
-def test_train_on_chooses_the_reward(make_decision: Make, train_on: str, expected: float) -> None:
+def test_train_on_chooses_the_reward(make_decision, train_on, expected):
     decisions = [make_decision(0, reward=0.4), make_decision(1, reward=-0.5)]
     found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
     assert found.batch is not None
@@ -116,7 +111,7 @@ def test_train_on_chooses_the_reward(make_decision: Make, train_on: str, expecte
     assert found.batch.steps[0].raw_reward == 0.4
 
 
-def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_decision: Make) -> None:
+def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_decision):
     decisions = [
         make_decision(0, reward=0.4),
         make_decision(1, agent="agent-2", reward=0.1),
@@ -134,7 +129,7 @@ def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_deci
     assert [step.raw_reward for step in found.batch.steps] == [0.4, 0.2, 0.1]
 
 
-def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make) -> None:
+def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision):
     decisions = [
         make_decision(0, reward=0.1, version=5),
         make_decision(1, reward=0.2, version=4),
@@ -157,7 +152,7 @@ def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make
     }
 
 
-def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision: Make) -> None:
+def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision):
     """One reports a thousand good outcomes, and nine others two each."""
     decisions = [make_decision(n, "stuffer", reward=1.0) for n in range(1000)]
     decisions += [make_decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)]
@@ -180,23 +175,18 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision: M
     assert len(whole.batch.steps) == len(decisions)
 
 
-def test_too_few_agents_for_their_share_are_named(make_decision: Make) -> None:
+def test_too_few_agents_for_their_share_are_named(make_decision):
     decisions = [make_decision(n, reward=n / 10) for n in range(6)]
     found = gather(decisions, [0.9] * 6, max_agent_share=0.5)
     assert found.batch is None
     assert found.reason.endswith("there are too few agents for continuous.max_agent_share=0.5")
 
 
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=12),
-    st.floats(0.05, 1.0, allow_nan=False),
-)
-def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(
-    counts: list[int], share: float
-) -> None:
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.floats(0.05, 1.0, allow_nan=False))
+def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share):
     most = largest_share(counts, share)
 
-    def fits(each: int) -> bool:
+    def fits(each):
         kept = [min(count, each) for count in counts]
         return max(kept) <= share * sum(kept)
 
@@ -204,20 +194,20 @@ def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(
     assert not any(fits(more) for more in range(most + 1, max(counts) + 1))
 
 
-def test_equal_rewards_train_nothing_and_say_so(make_decision: Make) -> None:
+def test_equal_rewards_train_nothing_and_say_so(make_decision):
     decisions = [make_decision(i, f"agent-{i}", reward=0.2) for i in range(4)]
     found = gather(decisions, [0.9] * 4)
     assert found.batch is None
     assert found.reason == "all 4 decisions have the same reward: there is no gradient"
 
 
-def test_equal_scores_train_nothing_when_scores_are_learned(make_decision: Make) -> None:
+def test_equal_scores_train_nothing_when_scores_are_learned(make_decision):
     decisions = [make_decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.9] * 4, train_on="score")
     assert found.reason == "all 4 decisions have the same score: there is no gradient"
 
 
-def test_grpo_with_a_single_agent_trains_nothing(make_decision: Make) -> None:
+def test_grpo_with_a_single_agent_trains_nothing(make_decision):
     """GRPO compares agents; a single one is equal to the mean of all."""
     decisions = [make_decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.9] * 4, algorithm=GrpoConfig())
@@ -225,9 +215,7 @@ def test_grpo_with_a_single_agent_trains_nothing(make_decision: Make) -> None:
     assert "no decision differs" in found.reason
 
 
-def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only(
-    make_decision: Make,
-) -> None:
+def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only(make_decision):
     decisions = [make_decision(i, f"agent-{i % 2}", reward=float(i % 2)) for i in range(4)]
     config = WindowGrpoConfig(advantage="group_relative")
     assert gather(decisions, [0.9] * 4, algorithm=config).batch is None
@@ -235,9 +223,7 @@ def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_onl
 
 
 @pytest.mark.parametrize("train_on", ["reward", "score"])
-def test_answers_that_are_no_action_are_always_learned_from(
-    make_decision: Make, train_on: str
-) -> None:
+def test_answers_that_are_no_action_are_always_learned_from(make_decision, train_on):
     """Otherwise the filter would hide from the model that the market refuses such answers."""
     good = [make_decision(i, reward=i / 10) for i in range(2)]
     action = {"type": "SELL_SHARES", "problem": "you have no shares"}
@@ -251,7 +237,7 @@ def test_answers_that_are_no_action_are_always_learned_from(
     assert len(as_others.batch.steps) == 2
 
 
-def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
+def test_only_old_decisions_train_nothing(make_decision):
     decisions = [make_decision(i, reward=i / 10) for i in range(3)]
     found = gather(decisions, [0.9] * 3, version=9)
     assert found.reason == (
@@ -260,7 +246,7 @@ def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
     )
 
 
-def test_too_few_selected_decisions_train_nothing(make_decision: Make) -> None:
+def test_too_few_selected_decisions_train_nothing(make_decision):
     decisions = [make_decision(i, reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
     assert found.batch is None
@@ -269,12 +255,12 @@ def test_too_few_selected_decisions_train_nothing(make_decision: Make) -> None:
     )
 
 
-def test_a_window_without_decisions_of_the_model_trains_nothing(make_decision: Make) -> None:
+def test_a_window_without_decisions_of_the_model_trains_nothing(make_decision):
     found = gather([make_decision(tokens=None)], [0.9])
     assert found.reason == "no decision of the trained model is in it"
 
 
-def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decision: Make) -> None:
+def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decision):
     decisions = [make_decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
     found = gather(decisions, [0.9] * 4, foreign=["deploy-2"], version=2)
     assert found.batch is not None
@@ -287,7 +273,7 @@ def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decisio
     assert "rlforge rollback" in none.reason
 
 
-def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision: Make) -> None:
+def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision):
     decisions = [make_decision(0, reward=1.0), make_decision(1, reward=3.0)]
     found = gather(decisions, [0.9, 0.9], rewards=[-1.0, 1.0], algorithm=WindowGrpoConfig())
     assert found.batch is not None

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from rlforge.continuous.behaviour import agreement, behaviour, communication, teams
 from rlforge.trajectories.records import Decision
-
-Make = Callable[..., Decision]
-Act = Callable[..., Decision]
 
 BUY = {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 5}
 SHORT = {"type": "OPEN_POSITION", "ticker": "ACME", "side": "short", "size": 5, "leverage": 1}
@@ -22,7 +19,7 @@ WAIT = {"type": "NO_OP"}
 
 
 @pytest.fixture
-def act(make_decision: Make) -> Act:
+def act(make_decision):
     """A decision of a learning agent at one time, by default at the first."""
 
     def make(
@@ -51,7 +48,7 @@ def comment(post: str) -> dict[str, str]:
     return {"type": "CREATE_COMMENT", "postId": post, "content": "no"}
 
 
-def test_shares_of_actions_are_those_of_each_player(act: Act) -> None:
+def test_shares_of_actions_are_those_of_each_player(act):
     found = behaviour(
         [
             act("agent-1", BUY),
@@ -72,7 +69,7 @@ def test_shares_of_actions_are_those_of_each_player(act: Act) -> None:
     }
 
 
-def test_communication_by_hand(act: Act) -> None:
+def test_communication_by_hand(act):
     found = communication(
         [
             act("agent-1", {"type": "CREATE_POST", "content": "hi"}, following=["wire"]),
@@ -91,7 +88,7 @@ def test_communication_by_hand(act: Act) -> None:
     }
 
 
-def test_agreement_counts_pairs_in_one_market_at_one_time(act: Act) -> None:
+def test_agreement_counts_pairs_in_one_market_at_one_time(act):
     same = [act("agent-1", SHORT), act("agent-2", SHORT), act("agent-3", LONG)]
     assert agreement(same) == 1 / 3
     elsewhere = [act("agent-4", BUY), act("agent-5", LONG, at=1), act("agent-6", WAIT)]
@@ -101,7 +98,7 @@ def test_agreement_counts_pairs_in_one_market_at_one_time(act: Act) -> None:
     assert agreement(elsewhere) is None
 
 
-def test_independent_agents_agree_by_half_and_those_of_one_opinion_always(act: Act) -> None:
+def test_independent_agents_agree_by_half_and_those_of_one_opinion_always(act):
     draw = random.Random(0)
     independent = [
         act(f"agent-{agent}", draw.choice([LONG, SHORT]), at=tick)
@@ -115,7 +112,7 @@ def test_independent_agents_agree_by_half_and_those_of_one_opinion_always(act: A
     assert agreement(of_one) == 1.0
 
 
-def test_agents_in_teams_are_compared_with_those_by_themselves(act: Act) -> None:
+def test_agents_in_teams_are_compared_with_those_by_themselves(act):
     decisions = [
         act("agent-1", WAIT, following=["agent-2"], reward=0.5),
         act("agent-2", WAIT, reward=0.7),
@@ -133,6 +130,6 @@ def test_agents_in_teams_are_compared_with_those_by_themselves(act: Act) -> None
     assert teams(decisions[:3])["team_advantage"] is None
 
 
-def test_decisions_without_a_market_have_shares_of_actions_only(make_decision: Make) -> None:
+def test_decisions_without_a_market_have_shares_of_actions_only(make_decision):
     assert behaviour([make_decision()]) == {"action/policy/NO_OP": 1.0}
     assert behaviour([]) == {}

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rlforge.models.made import TINY_MARKET
 from rlforge.tracking.report import write_report
 
 
-def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market: Sequence[str]) -> None:
+def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market):
     arguments = [*small_market, "continuous.windows=null", "continuous.compare_episodes=0"]
     arguments += ["continuous.http=true", "serve.port=0", f"run_dir={RUN}"]
     process = start("continuous", *arguments)
@@ -47,9 +46,7 @@ def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market: Sequence[str]) 
     assert done == len(rows("windows.jsonl"))
 
 
-def test_the_documented_defaults_train(
-    run_continuous: Callable[..., int], market_model: Path
-) -> None:
+def test_the_documented_defaults_train(run_continuous, market_model):
     """Plain ``rlforge continuous``, with a smaller model in the place of the tiny trader."""
     shutil.copytree(market_model, TINY_MARKET.folder)
     try:
@@ -77,9 +74,7 @@ def command(
     return ending.value.code, out, err
 
 
-def test_config_and_graph_show_a_continuous_experiment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_and_graph_show_a_continuous_experiment(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_rolling")
     assert code == 0
     shown = yaml.safe_load(out)
@@ -93,9 +88,7 @@ def test_config_and_graph_show_a_continuous_experiment(
 
 
 @pytest.mark.slow  # the sweep of games runs the same code
-def test_a_sweep_trains_one_run_after_the_other(
-    small_market: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_trains_one_run_after_the_other(small_market, monkeypatch, capsys):
     sweep = [*small_market, "continuous.windows=1", "algorithm=window_grpo,window_ppo"]
     code, out, err = command(monkeypatch, capsys, "continuous", "-m", *sweep)
     assert code == 0, err
@@ -128,12 +121,8 @@ def test_a_sweep_trains_one_run_after_the_other(
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    message: str,
-) -> None:
+    monkeypatch, capsys, arguments, code, message
+):
     Path("x").mkdir()
     Path("x", "config.yaml").touch()
     found, _, err = command(monkeypatch, capsys, *arguments)
@@ -142,9 +131,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
     assert len(err.splitlines()) == 1
 
 
-def test_commands_for_games_refuse_a_continuous_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_for_games_refuse_a_continuous_run(monkeypatch, capsys):
     _, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_continuous")
     Path("run").mkdir()
     Path("run/config.yaml").write_text(out)
@@ -175,7 +162,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     return {**documented, **others, **more, **changes}
 
 
-def test_the_report_has_curves_a_comparison_and_a_row_per_window() -> None:
+def test_the_report_has_curves_a_comparison_and_a_row_per_window():
     Path("run").mkdir()
     rows = [
         row(1),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
-from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
+from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState
 from rlforge.engines.grammars import Grammars, json_grammar
 from rlforge.errors import ConfigError
 from rlforge.games.trading import AgentPrompter
@@ -22,11 +20,9 @@ from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.preflight.continuous import check_continuous
 from rlforge.types import Completion
 
-Walk = Callable[[str], str]
-
 
 @pytest.fixture
-def walk() -> Walk:
+def walk():
     """A model that knows nothing: each token of an answer is any that its grammar allows."""
     tokenizer, draw = build_tokenizer([]), random.Random(0)
     grammars = Grammars(tokenizer, len(tokenizer))
@@ -43,7 +39,7 @@ def walk() -> Walk:
     return answer
 
 
-def test_the_market_takes_nearly_every_action_that_the_schema_allows(walk: Walk) -> None:
+def test_the_market_takes_nearly_every_action_that_the_schema_allows(walk):
     """Positions of futures may cost more than the balance, and prices move between agents."""
     config = MarketConfig(predictions=3, tickers=["ACME", "BOLT"])
     world = World(config, seed=3)
@@ -64,7 +60,7 @@ def test_the_market_takes_nearly_every_action_that_the_schema_allows(walk: Walk)
     assert {"CREATE_POST", "CREATE_COMMENT", "FOLLOW_USER", "NO_OP"} <= kinds
 
 
-def test_an_agent_without_means_may_still_talk() -> None:
+def test_an_agent_without_means_may_still_talk():
     world = World(MarketConfig(predictions=1, tickers=["ACME"], starting_balance=1000))
     world.join("agent")
     state = world.state("agent")
@@ -74,7 +70,7 @@ def test_an_agent_without_means_may_still_talk() -> None:
     assert kinds[-1] == "NO_OP"
 
 
-async def test_every_answer_of_constrained_agents_is_an_action(walk: Walk) -> None:
+async def test_every_answer_of_constrained_agents_is_an_action(walk):
     config = compose(
         [
             "market=prose",
@@ -87,15 +83,13 @@ async def test_every_answer_of_constrained_agents_is_an_action(walk: Walk) -> No
         root=ContinuousConfig,
     ).config
     prompter = AgentPrompter(config, config.market, build_tokenizer([]), constrained=True)
-    decided: list[Any] = []
+    decided = []
 
-    async def ask(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+    async def ask(agent_id, prompt, draw, grammar=None):
         assert grammar is not None
         return Completion(text=walk(grammar), prompt_token_ids=prompt)
 
-    async def record(tick: Tick) -> None:
+    async def record(tick):
         decided.extend(one for one in tick.decisions if one.agent_id.startswith("agent-"))
 
     population = Population(
@@ -128,9 +122,7 @@ async def test_every_answer_of_constrained_agents_is_an_action(walk: Walk) -> No
         ),
     ],
 )
-def test_what_answers_no_market_in_json_cannot_be_constrained(
-    overrides: list[str], problem: str
-) -> None:
+def test_what_answers_no_market_in_json_cannot_be_constrained(overrides, problem):
     composed = compose([*overrides, "continuous.constrained=true"], root=ContinuousConfig)
     with pytest.raises(ConfigError, match=problem):
         check_continuous(composed, keys=False)

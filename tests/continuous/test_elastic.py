@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ RLFORGE = Path(sys.executable).with_name("rlforge")
 
 
 @pytest.fixture
-def nodes(market_model: Path) -> Iterator[Nodes]:
+def nodes(market_model):
     require_namespaces()
     with (  # paths of sockets must be short
         tempfile.TemporaryDirectory(prefix="n", ignore_cleanup_errors=True) as folder,
@@ -35,8 +34,8 @@ def nodes(market_model: Path) -> Iterator[Nodes]:
         yield nodes
 
 
-def test_a_run_knows_and_names_the_engines_that_join_and_leave() -> None:
-    notes: list[str] = []
+def test_a_run_knows_and_names_the_engines_that_join_and_leave():
+    notes = []
     actors = RunActors({"engine-0": "e0", "engine-1": "e1"}, absent={"engine-1"})
     context = RunContext(
         config=ContinuousConfig(),
@@ -63,8 +62,8 @@ def test_a_run_knows_and_names_the_engines_that_join_and_leave() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_elastic_continuous_run_uses_engines_that_join_and_goes_on_without_those_that_leave(
-    nodes: Nodes, small_market: Sequence[str]
-) -> None:
+    nodes, small_market
+):
     run = nodes.driver / "run"
     log = run / "logs" / "run.log"
     nodes.add("learner", cores=1)
@@ -78,7 +77,7 @@ def test_an_elastic_continuous_run_uses_engines_that_join_and_goes_on_without_th
         text=True,
     )
 
-    def wait_for_windows(number: int) -> None:
+    def wait_for_windows(number):
         wanted = len(read_jsonl(run / "windows.jsonl")) + number
         wait_for(lambda: len(read_jsonl(run / "windows.jsonl")) >= wanted, process)
 

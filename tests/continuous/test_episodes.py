@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,8 @@ from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, EngineDeadError, RunError
 from rlforge.training import lifecycle
 from rlforge.trajectories.grid import WindowGrid
-from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion
-
-Make = Callable[..., ContinuousConfig]
 
 EPISODES = (
     "continuous.source=episodes",
@@ -42,7 +39,7 @@ TEMPLATE = """{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor 
 
 
 @pytest.fixture
-def execute(in_process: Any) -> Callable[..., Path]:
+def execute(in_process):
     """Runs a configuration in the directory ``run``, to its end or until it fails."""
 
     def run(config: ContinuousConfig, *, resume: bool = False) -> Path:
@@ -92,13 +89,11 @@ async def says_nothing(session: Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_played() -> None:
+def nothing_played():
     PLAYED.clear()
 
 
-def test_a_model_learns_from_episodes_of_a_function(
-    make_config: Make, execute: Callable[..., Path]
-) -> None:
+def test_a_model_learns_from_episodes_of_a_function(make_config, execute):
     config = make_config(
         *EPISODES,
         f"episodes.function={__name__}:twice",
@@ -124,9 +119,7 @@ def test_a_model_learns_from_episodes_of_a_function(
         assert {d.metadata.provider for d in store.decisions(agent_id="control-1")} == {"control"}
 
 
-def test_episodes_that_fail_are_named_and_the_others_are_learned_from(
-    make_config: Make, execute: Callable[..., Path]
-) -> None:
+def test_episodes_that_fail_are_named_and_the_others_are_learned_from(make_config, execute):
     name = f"episodes.function={__name__}:often_fails"
     run_dir = execute(make_config(*EPISODES, name, "continuous.windows=1"))
     (row,) = rows(run_dir)
@@ -144,8 +137,8 @@ def test_episodes_that_fail_are_named_and_the_others_are_learned_from(
     ],
 )
 def test_a_window_in_which_every_episode_fails_ends_the_run(
-    make_config: Make, execute: Callable[..., Path], function: str, problem: str
-) -> None:
+    make_config, execute, function, problem
+):
     with pytest.raises(RunError, match=f"no episode of 2024-11-13-10:00 came to its .*{problem}"):
         execute(make_config(*EPISODES, f"episodes.function={__name__}:{function}"))
 
@@ -158,24 +151,18 @@ def test_a_window_in_which_every_episode_fails_ends_the_run(
     ],
 )
 async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
-    make_config: Make,
-    tmp_path: Path,
-    ask_fails: Exception | None,
-    record_fails: Exception | None,
-    problem: str,
-) -> None:
+    make_config, tmp_path, ask_fails, record_fails, problem
+):
     says, asked = Says(*["hi"] * 100), 0
 
-    async def ask(
-        agent: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+    async def ask(agent, prompt, draw, grammar=None):
         nonlocal asked
         asked += 1
         if ask_fails is not None and asked > 3:
             raise ask_fails
         return await says(agent, prompt, draw)
 
-    async def record(decisions: Sequence[Decision]) -> None:
+    async def record(decisions):
         if record_fails is not None:
             raise record_fails
 
@@ -196,9 +183,7 @@ async def ends_the_run(session: Session) -> float:
     return await twice(session)
 
 
-def test_a_resumed_run_plays_the_episodes_that_are_missing(
-    make_config: Make, execute: Callable[..., Path]
-) -> None:
+def test_a_resumed_run_plays_the_episodes_that_are_missing(make_config, execute):
     name = f"episodes.function={__name__}:ends_the_run"
     config = make_config(*EPISODES, name, "continuous.windows=2")
     run_dir = execute(config)
@@ -254,11 +239,8 @@ class Texts:
         return getattr(self._inner, name)
 
 
-MakeSession = Callable[..., Session]
-
-
 @pytest.fixture
-def make_session(make_config: Make) -> MakeSession:
+def make_session(make_config):
     """The session of episode ``number`` with a model that ``says`` something."""
 
     def make(says: Says, number: int = 0) -> Session:
@@ -270,13 +252,11 @@ def make_session(make_config: Make) -> MakeSession:
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
-async def test_tools_are_called_and_their_results_are_in_the_next_prompt(
-    make_session: MakeSession,
-) -> None:
+async def test_tools_are_called_and_their_results_are_in_the_next_prompt(make_session):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
     says = Says(f"hi {call}", "4")
     session = make_session(says)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "2 + 2"}]
+    messages = [{"role": "user", "content": "2 + 2"}]
     answer = await session.chat(messages, tools=[ADD])
     (called,) = answer.tool_calls
     assert called["function"] == {"name": "add", "arguments": {"a": 2, "b": 2}}
@@ -296,14 +276,14 @@ async def test_tools_are_called_and_their_results_are_in_the_next_prompt(
 @pytest.mark.parametrize(
     "text", ["<tool_call>{broken}</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "4"]
 )
-async def test_what_is_no_call_is_text(make_session: MakeSession, text: str) -> None:
+async def test_what_is_no_call_is_text(make_session, text):
     says = Says(text)
     session = make_session(says)
     answer = await session.chat([{"role": "user", "content": "hi"}], tools=[ADD])
     assert (answer.tool_calls, answer.message["content"]) == ((), text)
 
 
-async def test_an_answer_may_be_held_to_a_json_schema(make_session: MakeSession) -> None:
+async def test_an_answer_may_be_held_to_a_json_schema(make_session):
     says = Says("yes", '"yes"')
     session = make_session(says)
     await session.chat([{"role": "user", "content": "?"}])
@@ -311,7 +291,7 @@ async def test_an_answer_may_be_held_to_a_json_schema(make_session: MakeSession)
     assert says.grammars == [None, json_grammar({"enum": ["yes", "no"]})]
 
 
-async def test_each_answer_may_have_a_reward_of_its_own(make_session: MakeSession) -> None:
+async def test_each_answer_may_have_a_reward_of_its_own(make_session):
     says = Says("a", "b", "c")
     session = make_session(says)
     with pytest.raises(ValueError, match="no answer yet"):
@@ -326,7 +306,7 @@ async def test_each_answer_may_have_a_reward_of_its_own(make_session: MakeSessio
         session.rewarded(None)
 
 
-async def test_a_game_against_itself_gives_each_seat_its_reward(make_session: MakeSession) -> None:
+async def test_a_game_against_itself_gives_each_seat_its_reward(make_session):
     says = Says("[0]", "[3]", "[1]", "[4]", "[2]")
     session = make_session(says, number=3)
     assert await session.play("tictactoe") == 1.0
@@ -336,9 +316,7 @@ async def test_a_game_against_itself_gives_each_seat_its_reward(make_session: Ma
     assert len({draw for _, _, draw in says.asked}) == 5
 
 
-async def test_a_game_against_a_player_is_learned_from_at_the_models_seat_only(
-    make_session: MakeSession,
-) -> None:
+async def test_a_game_against_a_player_is_learned_from_at_the_models_seat_only(make_session):
     session = make_session(Says("[9]", "[9]"), number=1)
     assert await session.play("tictactoe", "minimax") == -1.0
     assert [reward for _, _, _, reward in session.rewarded(None)] == [-1.0, -1.0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rlforge.continuous.journal import PHASES, Journal
 from rlforge.errors import RunError
 
 
-def test_a_window_goes_through_its_phases_and_keeps_their_facts(tmp_path: Path) -> None:
+def test_a_window_goes_through_its_phases_and_keeps_their_facts(tmp_path):
     journal = Journal(tmp_path / "journal.sqlite")
     assert journal.current() is None
     entry = journal.begin("2024-11-13-10:00")
@@ -27,7 +25,7 @@ def test_a_window_goes_through_its_phases_and_keeps_their_facts(tmp_path: Path) 
     assert again.entries()[0].facts["trained"] == {"note": "trained"}
 
 
-def test_the_window_under_way_is_found_again(tmp_path: Path) -> None:
+def test_the_window_under_way_is_found_again(tmp_path):
     journal = Journal(tmp_path / "journal.sqlite")
     first = journal.begin("a")
     for phase in PHASES[1:]:
@@ -40,7 +38,7 @@ def test_the_window_under_way_is_found_again(tmp_path: Path) -> None:
     assert second.number == 2
 
 
-def test_phases_are_not_skipped_and_windows_do_not_overlap(tmp_path: Path) -> None:
+def test_phases_are_not_skipped_and_windows_do_not_overlap(tmp_path):
     journal = Journal(tmp_path / "journal.sqlite")
     entry = journal.begin("a")
     with pytest.raises(AssertionError, match="begun to trained"):
@@ -49,7 +47,7 @@ def test_phases_are_not_skipped_and_windows_do_not_overlap(tmp_path: Path) -> No
         journal.begin("b")
 
 
-def test_a_file_that_is_no_journal_is_one_message(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_one_message(tmp_path):
     path = tmp_path / "journal.sqlite"
     path.write_text("this is no database, however long it goes on" * 100)
     with pytest.raises(RunError, match=r"journal\.sqlite: file is not a database.*--resume"):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.learner import WindowLearner
 from rlforge.errors import CheckpointError
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
@@ -42,9 +39,7 @@ def batch(reward: float = 1.0) -> TrainBatch:
 
 
 @pytest.fixture
-def resume(
-    make_config: Callable[..., ContinuousConfig], in_process: Any
-) -> Callable[..., Awaitable[WindowLearner]]:
+def resume(make_config, in_process):
     """The learner of one run as it is after a restart of all processes."""
     config = make_config()
 
@@ -58,7 +53,7 @@ def resume(
 
 
 @pytest.fixture
-async def learner(resume: Callable[..., Awaitable[WindowLearner]]) -> WindowLearner:
+async def learner(resume):
     return await resume()
 
 
@@ -66,7 +61,7 @@ def weights(name: str) -> dict[str, torch.Tensor]:
     return load_file(Path("checkpoints") / name / "adapter_model.safetensors")
 
 
-async def test_the_manifest_of_a_version_names_its_window(learner: WindowLearner) -> None:
+async def test_the_manifest_of_a_version_names_its_window(learner):
     trained = await learner.train("2024-11-13-10:00", batch())
     assert trained is not None
     assert (trained.checkpoint.uid, trained.checkpoint.version) == ("step-1", 1)
@@ -78,9 +73,7 @@ async def test_the_manifest_of_a_version_names_its_window(learner: WindowLearner
     assert trained.metrics["loss"] == manifest.meta["metrics"]["loss"]
 
 
-async def test_a_window_is_not_trained_on_twice(
-    learner: WindowLearner, resume: Callable[..., Awaitable[WindowLearner]]
-) -> None:
+async def test_a_window_is_not_trained_on_twice(learner, resume):
     first = await learner.train("a", batch())
     again = await resume()
     assert again.standing == "step-0"
@@ -89,9 +82,7 @@ async def test_a_window_is_not_trained_on_twice(
     assert [path.name for path in list_checkpoints(Path("checkpoints"))] == ["step-0", "step-1"]
 
 
-async def test_a_resumed_learner_makes_the_same_weights(
-    learner: WindowLearner, resume: Callable[..., Awaitable[WindowLearner]]
-) -> None:
+async def test_a_resumed_learner_makes_the_same_weights(learner, resume):
     await learner.train("a", batch())
     await learner.train("b", batch(2.0))
     straight = weights("step-2")
@@ -102,9 +93,7 @@ async def test_a_resumed_learner_makes_the_same_weights(
     assert all(torch.equal(straight[name], tensor) for name, tensor in weights("step-2").items())
 
 
-async def test_after_a_refusal_the_next_version_has_a_new_number_and_the_old_parent(
-    learner: WindowLearner,
-) -> None:
+async def test_after_a_refusal_the_next_version_has_a_new_number_and_the_old_parent(learner):
     await learner.train("a", batch())
     await learner.restore("step-0")
     assert (learner.standing, learner.version) == ("step-0", 0)
@@ -113,19 +102,17 @@ async def test_after_a_refusal_the_next_version_has_a_new_number_and_the_old_par
     assert (trained.checkpoint.uid, trained.checkpoint.parent_uid) == ("step-2", "step-0")
 
 
-async def test_an_update_without_a_finite_step_makes_no_version(learner: WindowLearner) -> None:
+async def test_an_update_without_a_finite_step_makes_no_version(learner):
     assert await learner.train("a", batch(float("nan"))) is None
     assert learner.standing == "step-0"
     assert len(list_checkpoints(Path("checkpoints"))) == 1
     assert await learner.train("b", batch()) is not None
 
 
-async def test_after_a_full_disk_the_learner_is_as_before(
-    learner: WindowLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_full_disk_the_learner_is_as_before(learner, monkeypatch):
     """``rlforge.system.checkpoint`` explains a full disk; nothing of the update may stay behind."""
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -137,9 +124,7 @@ async def test_after_a_full_disk_the_learner_is_as_before(
     assert after is not None
 
 
-async def test_pruning_keeps_new_first_and_protected_versions(
-    resume: Callable[..., Awaitable[WindowLearner]],
-) -> None:
+async def test_pruning_keeps_new_first_and_protected_versions(resume):
     learner = await resume(keep=1)
     for name in "abcd":
         await learner.train(name, batch())

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
 
 from scipy import stats
 
 from rlforge.continuous.performance import by_player, difference_to_control, performance
-from rlforge.trajectories.records import Decision, Result
-
-Make = Callable[..., Decision]
+from rlforge.trajectories.records import Result
 
 
 def result(pnl: float, investment: float = 10.0) -> Result:
     return Result(pnl=pnl, investment=investment, hold_time_minutes=5.0, win_rate=0.5)
 
 
-def test_figures_by_hand(make_decision: Make) -> None:
+def test_figures_by_hand(make_decision):
     decisions = [
         make_decision(0, reward=0.6, result=result(4.0)),
         make_decision(1, reward=-0.2, result=result(-1.0)),
@@ -32,13 +29,13 @@ def test_figures_by_hand(make_decision: Make) -> None:
     assert math.isclose(found.avg_reward, 0.2)
 
 
-def test_means_over_no_decision_are_nan(make_decision: Make) -> None:
+def test_means_over_no_decision_are_nan(make_decision):
     found = performance([make_decision(reward=None)])
     assert math.isnan(found.win_rate)
     assert math.isnan(found.avg_reward)
 
 
-def test_players_are_the_policy_first_and_scripted_kinds(make_decision: Make) -> None:
+def test_players_are_the_policy_first_and_scripted_kinds(make_decision):
     decisions = [
         make_decision(0, "value-1", tokens=None, provider="scripted:value"),
         make_decision(1, "noise-1", tokens=None, provider="scripted:noise"),
@@ -50,7 +47,7 @@ def test_players_are_the_policy_first_and_scripted_kinds(make_decision: Make) ->
     assert found["scripted:noise"].decisions == 2
 
 
-def test_the_difference_to_the_control_is_welchs_over_agents(make_decision: Make) -> None:
+def test_the_difference_to_the_control_is_welchs_over_agents(make_decision):
     rewards = {"agent-1": [0.2, 0.4], "agent-2": [0.6], "agent-3": [0.1, 0.3, 0.5]}
     control = {"control-1": [0.1, 0.1], "control-2": [0.3]}
     decisions = [
@@ -71,7 +68,7 @@ def test_the_difference_to_the_control_is_welchs_over_agents(make_decision: Make
     assert difference_to_control([d for d in decisions if d.agent_id != "control-1"]) is None
 
 
-def test_correlated_decisions_of_agents_do_not_narrow_the_interval(make_decision: Make) -> None:
+def test_correlated_decisions_of_agents_do_not_narrow_the_interval(make_decision):
     """Two equal versions: the interval holds 0 in 95 of 100 windows, whatever agents share."""
     rng, missed = random.Random(0), 0
     for _ in range(400):

@@ -8,21 +8,12 @@ import itertools
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.answers import Ask
-from rlforge.continuous.population import (
-    AgentModel,
-    Labels,
-    Population,
-    SimulationState,
-    Tick,
-)
+from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     Stopped,
@@ -38,8 +29,6 @@ from rlforge.trajectories import grid
 from rlforge.trajectories.grid import WallClock
 from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.types import Completion
-
-Make = Callable[..., ContinuousConfig]
 
 
 class Records:
@@ -61,9 +50,7 @@ class Records:
         """All decisions, with their outcomes where they are known."""
         return {
             key: dataclasses.replace(
-                decision,
-                reward=self.outcomes[key].reward,
-                next_state=self.outcomes[key].next_state,
+                decision, reward=self.outcomes[key].reward, next_state=self.outcomes[key].next_state
             )
             if key in self.outcomes
             else decision
@@ -87,7 +74,7 @@ async def hold_or_buy(
 
 
 @pytest.fixture
-def populate(make_config: Make) -> Callable[..., Population]:
+def populate(make_config):
     def make(
         records: Records,
         state: SimulationState | None = None,
@@ -102,11 +89,7 @@ def populate(make_config: Make) -> Callable[..., Population]:
         return Population(
             state or SimulationState(config.market, config.continuous.agents, 0),
             AgentModel(prompter=prompter, ask=answer, name="model", seed=0),
-            Labels(
-                prefix="test",
-                now=now,
-                window_of=window_of,
-            ),
+            Labels(prefix="test", now=now, window_of=window_of),
             lambda settled: -1.0 if settled.invalid else settled.pnl,
             records.add,
             recorded,
@@ -115,7 +98,7 @@ def populate(make_config: Make) -> Callable[..., Population]:
     return make
 
 
-async def test_an_episode_settles_every_decision(populate: Callable[..., Population]) -> None:
+async def test_an_episode_settles_every_decision(populate):
     records = Records()
     population = populate(records)
     for _ in range(6):
@@ -138,12 +121,8 @@ async def test_an_episode_settles_every_decision(populate: Callable[..., Populat
     assert all(action["type"] == "NO_OP" and "no action" in action["problem"] for action in refused)
 
 
-async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_recorded(
-    populate: Callable[..., Population],
-) -> None:
-    async def answer(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_recorded(populate):
+    async def answer(agent_id, prompt, draw, grammar=None):
         said = {
             "agent-1": '{"type": "NO_OP", "confidence": 0.25, "note": "wire was\\nwrong"}',
             "agent-2": '{"type": "NO_OP", "confidence": 7}',
@@ -170,14 +149,12 @@ async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_rec
     assert "Your memory:\n- wire was wrong" in describe(population.state.states["agent-1"])
 
 
-async def test_the_next_state_is_what_the_agent_sees_next(
-    populate: Callable[..., Population],
-) -> None:
+async def test_the_next_state_is_what_the_agent_sees_next(populate):
     records = Records()
     population = populate(records)
     for _ in range(6):
         await population.tick()
-    by_agent: dict[str, list[Decision]] = {}
+    by_agent = {}
     for decision in records.decisions.values():
         if decision.completion:
             by_agent.setdefault(decision.agent_id, []).append(decision)
@@ -186,9 +163,7 @@ async def test_the_next_state_is_what_the_agent_sees_next(
             assert records.outcomes[before.id].next_state == after.state
 
 
-async def test_outcomes_name_the_version_that_took_the_decision(
-    populate: Callable[..., Population],
-) -> None:
+async def test_outcomes_name_the_version_that_took_the_decision(populate):
     records = Records()
     population = populate(records)
     for _ in range(6):
@@ -198,9 +173,7 @@ async def test_outcomes_name_the_version_that_took_the_decision(
         assert records.policies[decision.id] == version
 
 
-async def test_recorded_ticks_are_repeated_without_asking_the_policy(
-    populate: Callable[..., Population], tmp_path: Path
-) -> None:
+async def test_recorded_ticks_are_repeated_without_asking_the_policy(populate, tmp_path):
     """Killed after four ticks, and resumed from the state after the second."""
     straight, records = Records(), Records()
     other = populate(straight)
@@ -216,9 +189,7 @@ async def test_recorded_ticks_are_repeated_without_asking_the_policy(
 
     asked = []
 
-    async def ask(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+    async def ask(agent_id, prompt, draw, grammar=None):
         asked.append(agent_id)
         return await hold_or_buy(agent_id, prompt, draw)
 
@@ -240,12 +211,8 @@ async def test_recorded_ticks_are_repeated_without_asking_the_policy(
     assert records.outcomes == straight.outcomes
 
 
-async def test_an_agent_without_an_answer_does_nothing(
-    populate: Callable[..., Population],
-) -> None:
-    async def answer(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+async def test_an_agent_without_an_answer_does_nothing(populate):
+    async def answer(agent_id, prompt, draw, grammar=None):
         if agent_id == "agent-2":
             raise EngineError("too long")
         return await hold_or_buy(agent_id, prompt, draw)
@@ -260,21 +227,15 @@ async def test_an_agent_without_an_answer_does_nothing(
 
 
 @pytest.mark.parametrize("error", [EngineError("too long"), EngineDeadError("stuck")])
-async def test_a_tick_without_any_answer_ends_the_run(
-    populate: Callable[..., Population], error: EngineError
-) -> None:
-    async def answer(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+async def test_a_tick_without_any_answer_ends_the_run(populate, error):
+    async def answer(agent_id, prompt, draw, grammar=None):
         raise error
 
     with pytest.raises(RunError, match=str(error)):
         await populate(Records(), answer=answer).tick()
 
 
-async def test_simulated_time_advances_by_ticks(
-    populate: Callable[..., Population],
-) -> None:
+async def test_simulated_time_advances_by_ticks(populate):
     stop = asyncio.Event()
     population = populate(Records())
     driver = SimulatedTimeDriver(population, lambda: population.state.world.minute * 60, stop)
@@ -286,9 +247,7 @@ async def test_simulated_time_advances_by_ticks(
     assert population.state.world.ticks == 6
 
 
-async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(
-    populate: Callable[..., Population],
-) -> None:
+async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(populate):
     population, window, stop = populate(Records()), "2024-11-13-10:00", asyncio.Event()
     world = population.state.world
     driver = SimulatedTimeDriver(population, lambda: world.minute * 60, stop)
@@ -307,20 +266,16 @@ async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(
         await driver.settle(window, 0)
 
 
-async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(
-    populate: Callable[..., Population], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(populate, monkeypatch):
     """So a window of whole ticks holds equally many of them, whenever the run began."""
     now, begun = 1000.0, []
 
-    async def pass_time(seconds: float) -> None:
+    async def pass_time(seconds):
         nonlocal now
         now += min(seconds, 0.25)  # of each of those who wait
         await asyncio.sleep(0)
 
-    async def slow_answer(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+    async def slow_answer(agent_id, prompt, draw, grammar=None):
         nonlocal now
         begun.append(now)
         now += 0.5
@@ -336,9 +291,7 @@ async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(
     assert all(moment % 30 < 5 for moment in begun)
 
 
-async def test_by_the_wall_clock_ticks_go_on_between_waits(
-    populate: Callable[..., Population], tmp_path: Path
-) -> None:
+async def test_by_the_wall_clock_ticks_go_on_between_waits(populate, tmp_path):
     population, clock, stop = populate(Records()), WallClock(), asyncio.Event()
     driver = WallClockDriver(population, clock, 0.01, stop)
     await driver.advance_to(clock.now() + 0.05)
@@ -357,13 +310,11 @@ async def test_by_the_wall_clock_ticks_go_on_between_waits(
     await driver.close()
 
 
-async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_record(
-    populate: Callable[..., Population],
-) -> None:
+async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_record(populate):
     """A store that takes longer than a tick: what it has not written yet is not settled."""
 
     class SlowRecords(Records):
-        async def add(self, tick: Tick) -> None:
+        async def add(self, tick):
             await asyncio.sleep(0.05)
             await super().add(tick)
 
@@ -376,7 +327,7 @@ async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_re
     end = clock.now() + 0.3
     driver = WallClockDriver(population, clock, 0.01, asyncio.Event())
 
-    def first() -> set[str]:
+    def first():
         return {key for key, one in records.decisions.items() if one.window_id == "first"}
 
     await driver.advance_to(end)
@@ -388,12 +339,8 @@ async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_re
     await driver.close()
 
 
-async def test_an_error_in_a_tick_by_the_wall_clock_reaches_the_waiting_caller(
-    populate: Callable[..., Population],
-) -> None:
-    async def answer(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+async def test_an_error_in_a_tick_by_the_wall_clock_reaches_the_waiting_caller(populate):
+    async def answer(agent_id, prompt, draw, grammar=None):
         raise EngineDeadError("stuck")
 
     clock = WallClock()
@@ -403,9 +350,9 @@ async def test_an_error_in_a_tick_by_the_wall_clock_reaches_the_waiting_caller(
     await driver.close()
 
 
-def test_loading_a_state_refuses_foreign_classes(tmp_path: Path) -> None:
+def test_loading_a_state_refuses_foreign_classes(tmp_path):
     class Evil:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return (os.getenv, ("HOME",))
 
     path = tmp_path / "state.pkl"
@@ -422,9 +369,7 @@ def test_loading_a_state_refuses_foreign_classes(tmp_path: Path) -> None:
         load_simulation_state(path)
 
 
-def test_a_state_of_another_release_is_refused(
-    populate: Callable[..., Population], tmp_path: Path
-) -> None:
+def test_a_state_of_another_release_is_refused(populate, tmp_path):
     state, path = populate(Records()).state, tmp_path / "state.pkl"
     state.format += 1
     save_simulation_state(state, path)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 from tests.trajectories.conftest import Make
 
 from rlforge.config.continuous import StoreConfig
@@ -42,7 +41,7 @@ async def hours(push: DailyPush, first: int, last: int) -> None:
         await push.after_window(MIDNIGHT + hour * HOUR, MIDNIGHT + (hour + 1) * HOUR)
 
 
-async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path: Path) -> None:
+async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path):
     hub, make = Hub(), Make()
     config = StoreConfig(push="me/market", push_hour=2, push_public=True)
     with TrajectoryStore(tmp_path / "store") as store:
@@ -57,7 +56,7 @@ async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path
         assert hub.pushed[1:] == [("me/market", 2, True)]
 
 
-async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path: Path) -> None:
+async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
         store.append([Make()(1)])
@@ -67,9 +66,7 @@ async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path: P
     assert len(hub.pushed) == 2
 
 
-async def test_what_fails_is_tried_again_after_the_next_window(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_fails_is_tried_again_after_the_next_window(tmp_path, caplog):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
         store.append([Make()(1)])
@@ -83,7 +80,7 @@ async def test_what_fails_is_tried_again_after_the_next_window(
     assert hub.pushed == [("me/market", 1, False)]
 
 
-async def test_without_a_dataset_nothing_is_pushed(tmp_path: Path) -> None:
+async def test_without_a_dataset_nothing_is_pushed(tmp_path):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
         store.append([Make()(1)])

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.requests import AnswerLog
 from rlforge.continuous.run import ContinuousRun
 from rlforge.errors import RunError, StoreError
@@ -22,8 +21,6 @@ from rlforge.serving.answering import Answered
 from rlforge.training import lifecycle
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion, SamplingParams
-
-Make = Callable[..., ContinuousConfig]
 
 REQUESTS = (
     "continuous.source=requests",
@@ -53,18 +50,18 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[TrajectoryStore]:
+def store(tmp_path):
     with TrajectoryStore(tmp_path / "store") as opened:
         yield opened
 
 
 @pytest.fixture
-def open_log(make_config: Make, store: TrajectoryStore, tmp_path: Path, clock: Clock) -> Any:
+def open_log(make_config, store, tmp_path, clock):
     """Opens the log of the test's store, with changes to the configuration."""
 
     def make(*overrides: str, store: Any = store) -> AnswerLog:
@@ -98,8 +95,8 @@ def answer(number: int = 1, **changes: Any) -> Answered:
 
 
 async def test_a_rewarded_answer_is_a_complete_decision_of_the_window_of_its_reward(
-    open_log: Any, store: TrajectoryStore, clock: Clock
-) -> None:
+    open_log, store, clock
+):
     log, given = open_log(), answer()
     await log.answered(given)
     assert (log.waiting(), store.count()) == (1, 0)
@@ -117,9 +114,7 @@ async def test_a_rewarded_answer_is_a_complete_decision_of_the_window_of_its_rew
     assert decision.metadata.learns
 
 
-async def test_a_conversation_is_the_state_and_the_answer_its_next_message(
-    open_log: Any, store: TrajectoryStore
-) -> None:
+async def test_a_conversation_is_the_state_and_the_answer_its_next_message(open_log, store):
     log = open_log()
     await log.answered(answer(conversation=[{"role": "user", "content": "bet?"}]))
     await log.rewarded(answer().id, 1.0)
@@ -129,7 +124,7 @@ async def test_a_conversation_is_the_state_and_the_answer_its_next_message(
     assert decision.next_state["messages"][1:] == [{"role": "assistant", "content": "[hold]"}]
 
 
-async def test_an_answer_is_learned_from_once(open_log: Any, store: TrajectoryStore) -> None:
+async def test_an_answer_is_learned_from_once(open_log, store):
     log = open_log()
     await log.answered(answer())
     assert [await log.rewarded(answer().id, reward) for reward in (1.0, -1.0)] == [True, False]
@@ -147,20 +142,20 @@ async def test_an_answer_is_learned_from_once(open_log: Any, store: TrajectorySt
     ],
     ids=["temperature", "top_k", "stop string", "no log-probs"],
 )
-async def test_answers_of_another_distribution_are_not_kept(open_log: Any, given: Answered) -> None:
+async def test_answers_of_another_distribution_are_not_kept(open_log, given):
     log = open_log()
     await log.answered(given)
     assert log.waiting() == 0
     assert not await log.rewarded(given.id, 1.0)
 
 
-async def test_the_length_and_the_seed_of_a_request_do_not_matter(open_log: Any) -> None:
+async def test_the_length_and_the_seed_of_a_request_do_not_matter(open_log):
     log = open_log()
     await log.answered(answer(params=SamplingParams(max_tokens=7, seed=1, stop_token_ids=(2,))))
     assert log.waiting() == 1
 
 
-async def test_answers_without_an_outcome_are_deleted(open_log: Any, clock: Clock) -> None:
+async def test_answers_without_an_outcome_are_deleted(open_log, clock):
     log = open_log("requests.keep_hours=2")
     await log.answered(answer(1))
     clock.moment += 3600
@@ -179,8 +174,8 @@ class FullStore:
 
 
 async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
-    open_log: Any, store: TrajectoryStore, clock: Clock
-) -> None:
+    open_log, store, clock
+):
     log = open_log(store=FullStore())
     await log.answered(answer())
     with pytest.raises(StoreError, match="disk is full"):
@@ -194,9 +189,7 @@ async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
     assert log.waiting() == 0
 
 
-async def test_an_outcome_that_could_not_be_moved_can_be_reported_again(
-    open_log: Any, store: TrajectoryStore
-) -> None:
+async def test_an_outcome_that_could_not_be_moved_can_be_reported_again(open_log, store):
     full = open_log(store=FullStore())
     await full.answered(answer())
     with pytest.raises(StoreError):
@@ -205,7 +198,7 @@ async def test_an_outcome_that_could_not_be_moved_can_be_reported_again(
     assert store.count() == 1
 
 
-def test_a_damaged_database_is_named(open_log: Any, tmp_path: Path) -> None:
+def test_a_damaged_database_is_named(open_log, tmp_path):
     (tmp_path / "answers.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(RunError, match=r"answers\.sqlite: file is not a database"):
         open_log()
@@ -233,9 +226,7 @@ def malformed(conversation: Any, text: str) -> Any:
     return [{"speaker": "ann"}]
 
 
-async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(
-    open_log: Any, store: TrajectoryStore
-) -> None:
+async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(open_log, store):
     log = open_log(f"requests.redact={__name__}:hide")
     await log.answered(answer(1))
     await log.answered(answer(2, conversation="a secret"))
@@ -249,12 +240,10 @@ async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(
     assert decision.completion.logprobs == (-0.5,)
 
 
-async def test_a_redacted_prompt_shows_the_tools_of_the_request_again(
-    open_log: Any, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[Any] = []
+async def test_a_redacted_prompt_shows_the_tools_of_the_request_again(open_log, store, monkeypatch):
+    shown = []
 
-    def tokens(tokenizer: Any, messages: Any, tools: Any = None) -> tuple[int, ...]:
+    def tokens(tokenizer, messages, tools=None):
         shown.append(tools)
         return (1, 2)
 
@@ -268,9 +257,7 @@ async def test_a_redacted_prompt_shows_the_tools_of_the_request_again(
 @pytest.mark.parametrize(
     ("name", "problem"), [("broken", "KeyError: 'name' ("), ("malformed", "ValueError: ")]
 )
-async def test_a_redaction_that_fails_keeps_nothing_and_says_why(
-    open_log: Any, caplog: pytest.LogCaptureFixture, name: str, problem: str
-) -> None:
+async def test_a_redaction_that_fails_keeps_nothing_and_says_why(open_log, caplog, name, problem):
     log = open_log(f"requests.redact={__name__}:{name}")
     with caplog.at_level(logging.ERROR):
         await log.answered(answer())
@@ -282,9 +269,7 @@ async def test_a_redaction_that_fails_keeps_nothing_and_says_why(
 # ---------------------------------------------------------------- a whole run
 
 
-def test_a_served_model_learns_from_the_rewards_of_its_answers(
-    make_config: Make, in_process: Any
-) -> None:
+def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, in_process):
     """Clients like one answer, and so its share among the answers grows."""
     run_dir = Path("run").absolute()
     config = make_config(
@@ -299,16 +284,16 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(
     hardware, graph = in_process.hardware_and_graph(config)
     run_dir.mkdir()
     (run_dir / "command.txt").write_text("rlforge continuous\n")
-    run: list[ContinuousRun] = []
+    run = []
 
-    def controller(context: lifecycle.RunContext) -> ContinuousRun:
+    def controller(context):
         run.append(ContinuousRun(context))
         return run[0]
 
-    shares: list[float] = []
-    failures: list[Exception] = []
+    shares = []
+    failures = []
 
-    def talk() -> None:
+    def talk():
         try:
             shares.extend(_talk(run_dir, windows=3))
         except Exception as error:

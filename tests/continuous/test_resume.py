@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ from rlforge.tracking.files import read_jsonl
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import SamplingParams
-
-Run = Callable[..., int]
 
 #: Keys that may differ between two runs of one seed: times, and whether the scorer had learned a
 #: window already when the run was killed before the window was recorded.
@@ -69,9 +67,7 @@ def digests(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    run_continuous: Run, small_market: Sequence[str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def whole(run_continuous, small_market, tmp_path_factory):
     """A run of two windows without an interruption."""
     folder = tmp_path_factory.mktemp("whole")
     assert run_continuous(*small_market, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
@@ -81,8 +77,8 @@ def whole(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
-    run_continuous: Run, small_market: Sequence[str], whole: Path
-) -> None:
+    run_continuous, small_market, whole
+):
     """Windows, updates, decisions and weights are the same, and no window is trained on twice."""
     run_dir = Path("run").absolute()
     kills = [
@@ -90,7 +86,7 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
         for phase in ("collected", "scored", "trained", "deployed", "done")
         for when in ("before", "after")
     ]
-    arguments: tuple[str | Path, ...] = (*small_market, f"run_dir={run_dir}")
+    arguments = (*small_market, f"run_dir={run_dir}")
     for kill in kills:
         assert run_continuous(*arguments, kill=kill) == -signal.SIGKILL, Path("log").read_text()
         arguments = ("--resume", run_dir)
@@ -114,9 +110,7 @@ def policy_weights(run_dir: Path, name: str) -> bytes:
     return (run_dir / "checkpoints" / name / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_moved_run_goes_on_as_if_it_were_not(
-    run_continuous: Run, small_market: Sequence[str], whole: Path
-) -> None:
+def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, small_market, whole):
     run_dir = Path("run").absolute()
     killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
     assert killed == -signal.SIGKILL
@@ -133,8 +127,8 @@ def test_a_moved_run_goes_on_as_if_it_were_not(
 
 
 def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
-    run_continuous: Run, small_market: Sequence[str], whole: Path
-) -> None:
+    run_continuous, small_market, whole
+):
     run_dir = Path("run").absolute()
     killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(2, "done", "after"))
     assert killed == -signal.SIGKILL
@@ -145,7 +139,7 @@ def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
     assert run_continuous("--resume", run_dir) == 1  # it is complete
 
 
-def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole: Path) -> None:
+def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
     shutil.copytree(whole, "copy")
     file = next(Path("copy/scores").glob("2024-11-13-10.30*"))
     content = json.loads(file.read_text())
@@ -169,8 +163,8 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole: P
 
 
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
-    run_continuous: Run, small_market: Sequence[str], whole: Path
-) -> None:
+    run_continuous, small_market, whole
+):
     """Neither to answer control agents, nor for the KL penalty to it."""
     begun, start = Path("begun").absolute(), Path("sft").absolute()
     shutil.copytree(whole / "checkpoints" / "step-1", start)
@@ -207,8 +201,8 @@ async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
 
 
 def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere(
-    run_continuous: Run, small_market: Sequence[str], whole: Path
-) -> None:
+    run_continuous, small_market, whole
+):
     run_dir = Path("run").absolute()
     killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
     assert killed == -signal.SIGKILL
@@ -222,20 +216,20 @@ def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere
     assert policy_weights(run_dir, "step-2") == policy_weights(whole, "step-2")
 
 
-def test_the_phases_of_a_window_are_in_the_journal(whole: Path) -> None:
+def test_the_phases_of_a_window_are_in_the_journal(whole):
     entries = Journal(whole / "journal.sqlite").entries()
     assert [(entry.number, entry.phase) for entry in entries] == [(1, "done"), (2, "done")]
     assert [entry.facts["trained"]["uid"] for entry in entries] == ["step-1", "step-2"]
 
 
-def test_a_finished_run_is_not_resumed(run_continuous: Run, whole: Path) -> None:
+def test_a_finished_run_is_not_resumed(run_continuous, whole):
     assert run_continuous("--resume", whole) == 1
     assert re.search(
         r"already finished its 2 windows; go on with --more N", Path("log").read_text()
     )
 
 
-def test_a_finished_run_goes_on_for_more_windows(run_continuous: Run, whole: Path) -> None:
+def test_a_finished_run_goes_on_for_more_windows(run_continuous, whole):
     longer = shutil.copytree(whole, Path("longer").absolute())
     assert run_continuous("--resume", longer, "--more", "1") == 0, Path("log").read_text()
     before, after = ((run / "windows.jsonl").read_text() for run in (whole, longer))
@@ -257,7 +251,7 @@ def probes_of(setup: ServiceSetup) -> tuple[Sequence[Probe], list[str]]:
     return probes, [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
 
 
-def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole: Path) -> None:
+def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole):
     setup = compose_service([str(whole), "deployment.probes=5"])
     assert (setup.source, setup.state_dir) == (whole, whole / "deployments")
     own = read_run(whole, ContinuousConfig)
@@ -280,8 +274,8 @@ def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole: Path
     ],
 )
 def test_a_service_of_a_run_without_a_market_asks_nothing_about_one(
-    make_config: Callable[..., ContinuousConfig], market_model: Path, source: list[str]
-) -> None:
+    make_config, market_model, source
+):
     run_dir = Path("run")
     (run_dir / "checkpoints" / "step-0").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-0" / "manifest.json").write_text("{}")

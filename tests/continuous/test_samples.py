@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.continuous.samples import EACH, keep_samples, samples
 from rlforge.ruler.base import DecisionScores
 from rlforge.trajectories.records import Decision, Result, TrainingWindow
-
-Make = Callable[..., Decision]
 
 
 def window(decisions: Sequence[Decision], name: str = "2024-11-13-10:00") -> TrainingWindow:
@@ -36,9 +34,7 @@ def kept(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen(
-    make_decision: Make,
-) -> None:
+def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen(make_decision):
     result = Result(pnl=2.5, investment=10, hold_time_minutes=1, win_rate=1)
     decisions = [
         *(make_decision(number, reward=number / 10, result=result) for number in range(9)),
@@ -75,16 +71,14 @@ def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen(
     assert found[-1]["problem"] == "no action"
 
 
-def test_no_decision_is_both_best_and_worst(make_decision: Make) -> None:
+def test_no_decision_is_both_best_and_worst(make_decision):
     for count in range(1, 7):
         found = samples([make_decision(n, reward=float(n)) for n in range(count)], None)
         assert sorted(one["reward"] for one in found) == list(range(count))
         assert all(one["score"] is None for one in found)
 
 
-def test_the_first_window_is_kept_unless_old_windows_are_deleted(
-    make_decision: Make, tmp_path: Path
-) -> None:
+def test_the_first_window_is_kept_unless_old_windows_are_deleted(make_decision, tmp_path):
     keep_samples(tmp_path, window([make_decision(tokens=None)], "0"), None, first=True)
     assert not (tmp_path / "decisions.json").exists()
     for number in (1, 2, 3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from rlforge.errors import RunError
 from rlforge.training import lifecycle
 from rlforge.trajectories.store import TrajectoryStore
 
-Make = Callable[..., ContinuousConfig]
-
 
 @pytest.fixture
-def execute(in_process: Any, tmp_path: Path) -> Callable[[ContinuousConfig, str], Path]:
+def execute(in_process, tmp_path):
     """Runs a configuration to its end, in the directory of this name."""
 
     def run(config: ContinuousConfig, name: str) -> Path:
@@ -50,8 +47,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it_is(
-    make_config: Make, execute: Callable[[ContinuousConfig, str], Path]
-) -> None:
+    make_config, execute
+):
     played = execute(make_config("continuous.windows=3"), "played")
     before = digests(played / "store")
     config = make_config(*from_store(played / "store"))
@@ -67,9 +64,7 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it
     assert comparison["after"]["version"] == "step-3"
 
 
-def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(
-    make_config: Make, execute: Callable[[ContinuousConfig, str], Path]
-) -> None:
+def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(make_config, execute):
     played = execute(make_config("continuous.windows=1"), "played")
     config = make_config(*from_store(played / "store"))
     learned = execute(config, "learned")
@@ -79,12 +74,7 @@ def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(
     assert [row["version"] for row in rows(learned)] == ["step-1", "step-2"]
 
 
-def test_decisions_of_another_tokenizer_are_refused(
-    make_config: Make,
-    make_decision: Callable[..., Any],
-    execute: Callable[[ContinuousConfig, str], Path],
-    tmp_path: Path,
-) -> None:
+def test_decisions_of_another_tokenizer_are_refused(make_config, make_decision, execute, tmp_path):
     with TrajectoryStore(tmp_path / "store") as store:
         store.append([make_decision(1, tokens=(9,))])
     config = make_config(*from_store(tmp_path / "store"))
@@ -92,9 +82,7 @@ def test_decisions_of_another_tokenizer_are_refused(
         execute(config, "learned")
 
 
-def test_a_store_without_decisions_is_refused(
-    make_config: Make, execute: Callable[[ContinuousConfig, str], Path], tmp_path: Path
-) -> None:
+def test_a_store_without_decisions_is_refused(make_config, execute, tmp_path):
     TrajectoryStore(tmp_path / "store").close()
     config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match="holds no decisions to learn from"):

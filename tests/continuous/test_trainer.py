@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,7 @@ from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
 from rlforge.training import lifecycle
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
-
-Make = Callable[..., ContinuousConfig]
 
 RUN_DIR = Path("run")
 
@@ -51,12 +48,8 @@ def content(name: str) -> Any:
     return json.loads((Path("run") / name).read_text())
 
 
-Execute = Callable[[ContinuousConfig], lifecycle.Outcome]
-Begun = Callable[..., AbstractAsyncContextManager[tuple[Assembly, ContinuousTrainer]]]
-
-
 @pytest.fixture
-def execute(in_process: Any) -> Execute:
+def execute(in_process):
     """Runs a configuration to its end."""
 
     def run(config: ContinuousConfig) -> lifecycle.Outcome:
@@ -70,7 +63,7 @@ def execute(in_process: Any) -> Execute:
 
 
 @pytest.fixture
-def begun(in_process: Any) -> Begun:
+def begun(in_process):
     """The parts of a new run, and the loop over them. stop: ends it."""
 
     @asynccontextmanager
@@ -87,7 +80,7 @@ def begun(in_process: Any) -> Begun:
     return begin
 
 
-def test_windows_are_trained_on_and_deployed(make_config: Make, execute: Execute) -> None:
+def test_windows_are_trained_on_and_deployed(make_config, execute):
     outcome = execute(make_config())
     assert (outcome.summary["windows"], outcome.interrupted) == (2, False)
     found = rows()
@@ -116,9 +109,7 @@ def test_windows_are_trained_on_and_deployed(make_config: Make, execute: Execute
         assert {"win_rate", "avg_reward", "avg_pnl"} <= figures.keys()
 
 
-def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
-    make_config: Make, execute: Execute
-) -> None:
+def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(make_config, execute):
     execute(make_config("window.min_agents=12", "continuous.compare_episodes=0"))
     for row in rows():
         assert "it is not ready" in row["reason"]
@@ -129,9 +120,7 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
     assert not Path("run/comparison.json").exists()
 
 
-def test_only_the_newest_windows_and_their_scores_are_kept(
-    make_config: Make, execute: Execute
-) -> None:
+def test_only_the_newest_windows_and_their_scores_are_kept(make_config, execute):
     execute(make_config("store.keep_windows=2", "continuous.windows=3"))
     ids = [row["window_id"] for row in rows()]
     with contextlib.closing(StoreReader("run/store")) as reader:
@@ -142,7 +131,7 @@ def test_only_the_newest_windows_and_their_scores_are_kept(
     assert scores == {one.replace(":", ".") for one in ids if one in kept}
 
 
-def test_a_window_of_one_agent_is_not_ready(make_config: Make, execute: Execute) -> None:
+def test_a_window_of_one_agent_is_not_ready(make_config, execute):
     traders = "market.traders={noise: 0, momentum: 0, value: 0, insider: 0}"
     execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
     (row,) = rows()
@@ -150,7 +139,7 @@ def test_a_window_of_one_agent_is_not_ready(make_config: Make, execute: Execute)
     assert "of 3 learning agents" in row["reason"]
 
 
-def test_equal_rewards_train_and_deploy_nothing(make_config: Make, execute: Execute) -> None:
+def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
     weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
     settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
     execute(make_config(*weights, *settings, "continuous.windows=1"))
@@ -160,9 +149,7 @@ def test_equal_rewards_train_and_deploy_nothing(make_config: Make, execute: Exec
     assert not Path("run/checkpoints/step-1").exists()
 
 
-def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(
-    make_config: Make, execute: Execute
-) -> None:
+def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(make_config, execute):
     judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
     execute(make_config(*judge, "continuous.windows=1", "continuous.compare_episodes=0"))
     (row,) = rows()
@@ -176,9 +163,9 @@ def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(
 
 
 async def test_after_a_refusal_the_version_before_serves_and_learning_continues_from_it(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch, begun: Begun
-) -> None:
-    async def worse(*_: object) -> PairedOutcomes:
+    make_config, monkeypatch, begun
+):
+    async def worse(*_):
         return PairedOutcomes(candidate=(-1.0, -0.9) * 8, current=(1.0, 0.9) * 8)
 
     monkeypatch.setattr(MarketTrials, "holdout", worse)
@@ -193,7 +180,7 @@ async def test_after_a_refusal_the_version_before_serves_and_learning_continues_
     assert all(row["reason"].startswith("holdout: ") for row in found)
 
 
-async def test_during_a_trial_nothing_is_trained(make_config: Make, begun: Begun) -> None:
+async def test_during_a_trial_nothing_is_trained(make_config, begun):
     """The trial decides which version learning goes on from."""
     config = make_config("deployment=ab_test", "deployment.ab.shares=[0.5]")
     async with begun(config, asyncio.Event()) as (assembly, trainer):
@@ -210,7 +197,7 @@ async def test_during_a_trial_nothing_is_trained(make_config: Make, begun: Begun
     assert (second["version"], second["deployment_success"]) == (None, None)
 
 
-async def test_rewards_of_the_agents_decide_a_trial(make_config: Make, begun: Begun) -> None:
+async def test_rewards_of_the_agents_decide_a_trial(make_config, begun):
     config = make_config(
         "deployment=ab_test",
         "deployment.ab.shares=[0.99]",
@@ -229,7 +216,7 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config: Make, begun: Be
     assert history[2].phase == "trial"
 
 
-def test_rolling_batches_reach_back_over_windows(make_config: Make, execute: Execute) -> None:
+def test_rolling_batches_reach_back_over_windows(make_config, execute):
     execute(
         make_config(
             "window.mode=rolling",
@@ -245,9 +232,7 @@ def test_rolling_batches_reach_back_over_windows(make_config: Make, execute: Exe
 
 
 @pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
-def test_other_algorithms_learn_from_windows_too(
-    make_config: Make, algorithm: str, execute: Execute
-) -> None:
+def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute):
     config = make_config(f"algorithm={algorithm}", "continuous.windows=1")
     config.continuous = dataclasses.replace(config.continuous, compare_episodes=0)
     execute(config)
@@ -257,27 +242,23 @@ def test_other_algorithms_learn_from_windows_too(
     assert ("value_loss" in update) == (algorithm != "grpo")
 
 
-async def test_an_interrupted_run_ends_cleanly_between_phases(
-    make_config: Make, begun: Begun
-) -> None:
+async def test_an_interrupted_run_ends_cleanly_between_phases(make_config, begun):
     config, stop = make_config("continuous.windows=null"), asyncio.Event()
     async with begun(config, stop) as (assembly, trainer):
         score = assembly.learning.scorer.score
 
-        async def stopping(decisions: list[Decision]) -> Any:
+        async def stopping(decisions):
             stop.set()
             return await score(decisions)
 
-        assembly.learning.scorer.score = stopping  # type: ignore[method-assign, assignment]
+        assembly.learning.scorer.score = stopping
         assert not await trainer.run()
         entry = assembly.journal.current()
     assert entry is not None
     assert (entry.number, entry.phase) == (1, "scored")
 
 
-def test_control_agents_keep_the_first_version_and_are_not_learned_from(
-    make_config: Make, execute: Execute
-) -> None:
+def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_config, execute):
     execute(make_config("continuous.control_agents=3", "learner.learning_rate=0.05"))
     for row in rows():
         assert row["players"]["control"]["decisions"] == 18
@@ -293,9 +274,7 @@ def test_control_agents_keep_the_first_version_and_are_not_learned_from(
     assert all(row["agents"] == 14 for row in rows())
 
 
-def test_with_an_initial_adapter_that_is_the_control(
-    make_config: Make, execute: Execute, tmp_path: Path
-) -> None:
+def test_with_an_initial_adapter_that_is_the_control(make_config, execute, tmp_path):
     execute(make_config("continuous.windows=1"))
     adapter = RUN_DIR.rename(tmp_path / "first") / "checkpoints" / "step-1"
     execute(
@@ -316,7 +295,7 @@ def test_with_an_initial_adapter_that_is_the_control(
     learned = {d.completion.policy_uid for d in decisions if d.completion and d.metadata.learns}
     assert learned == {"deploy-1"}
     # The same weights: an answer has the same probability by both.
-    by_prompt: dict[tuple[int, ...], list[float]] = {}
+    by_prompt = {}
     for d in decisions:
         if d.completion:
             asked = (*d.completion.prompt_token_ids, -1, *d.completion.token_ids)
@@ -324,7 +303,7 @@ def test_with_an_initial_adapter_that_is_the_control(
     assert all(max(found) - min(found) < 1e-4 for found in by_prompt.values())
 
 
-def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:
+def test_windows_by_the_wall_clock(make_config, execute):
     """Windows of two seconds with ticks of 60 ms."""
     config = make_config(
         "window.clock=wall",
@@ -346,7 +325,7 @@ def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:
     assert all(reason.startswith("it is not ready") for reason in short), short
 
 
-def test_engine_and_learner_take_turns_on_one_device(make_config: Make, execute: Execute) -> None:
+def test_engine_and_learner_take_turns_on_one_device(make_config, execute):
     execute(make_config("hardware.alternate=true", "continuous.compare_episodes=0"))
     assert [row["version"] for row in rows()] == ["step-1", "step-2"]
     assert all(row["seconds_switch"] >= 0 for row in rows("metrics.jsonl"))

@@ -61,12 +61,7 @@ def view(change=0.0, yes=0.62, feed=(), positions=(), balance=1000.0, following=
             ],
         },
         "social": {"feed": list(feed), "unreadMessages": 0},
-        "agent": {
-            "recentActions": [],
-            "memory": [],
-            "following": list(following),
-            "minute": 0.0,
-        },
+        "agent": {"recentActions": [], "memory": [], "following": list(following), "minute": 0.0},
     }
 
 
@@ -108,10 +103,7 @@ def test_answers_map_to_actions():
     )
     for word, action in (
         ("[hold]", {"type": "NO_OP"}),
-        (
-            "yes2",
-            {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50.0},
-        ),
+        ("yes2", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50.0}),
         ("[sell]", {"type": "SELL_SHARES", "positionId": "position-3", "shares": 31.5}),
         ("[follow]", {"type": "FOLLOW_USER", "userId": "daily"}),
     ):

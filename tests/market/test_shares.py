@@ -9,8 +9,7 @@ B = 100_000  # cents of market.liquidity = 1000
 
 def buy(world, agent, amount, outcome="YES", market="market-1"):
     return world.decide(
-        agent,
-        {"type": "BUY_SHARES", "marketId": market, "outcome": outcome, "amount": amount},
+        agent, {"type": "BUY_SHARES", "marketId": market, "outcome": outcome, "amount": amount}
     )
 
 

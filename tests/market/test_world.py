@@ -154,13 +154,7 @@ def test_feed_memory_and_actions_keep_their_lengths(make_world):
         say(world, "ann", f"post {number}")
         world.decide(
             "bob",
-            {
-                "type": "OPEN_POSITION",
-                "ticker": "ACME",
-                "side": "long",
-                "size": 10,
-                "leverage": 1,
-            },
+            {"type": "OPEN_POSITION", "ticker": "ACME", "side": "long", "size": 10, "leverage": 1},
         )
         world.decide("bob", {"type": "CLOSE_POSITION", "positionId": f"position-{number + 1}"})
     state = world.state("bob")
@@ -191,8 +185,7 @@ def test_own_notes_are_remembered_with_those_on_trades_and_are_no_part_of_recent
         "note has 21 characters; at most 20 are allowed",
     )
     missing = world.decide(
-        "ann",
-        {"type": "CLOSE_POSITION", "positionId": "position-9", "note": "that was nothing"},
+        "ann", {"type": "CLOSE_POSITION", "positionId": "position-9", "note": "that was nothing"}
     )
     assert not missing.accepted
     assert world.state("ann")["agent"]["memory"] == agent["memory"]

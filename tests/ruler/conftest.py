@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,12 +53,7 @@ def _decision(agent: str, number: int, window: str, start: float, rng: random.Ra
         agent_id=agent,
         window_id=window,
         state=state,
-        action={
-            "type": "BUY_SHARES",
-            "marketId": "market-1",
-            "outcome": outcome,
-            "amount": stake,
-        },
+        action={"type": "BUY_SHARES", "marketId": "market-1", "outcome": outcome, "amount": stake},
         timestamp=start + number,
         metadata=Metadata(provider="scripted:test", reasoning="", confidence=0.5),
         reward=0.5 * max(-1.0, min(1.0, pnl / stake)) + 0.35,
@@ -69,7 +63,7 @@ def _decision(agent: str, number: int, window: str, start: float, rng: random.Ra
 
 
 @pytest.fixture(scope="session")
-def make_window() -> Callable[..., TrainingWindow]:
+def make_window():
     """A window from its number: 20 decisions of each agent of ``SKILL``, or of those named."""
 
     def make(number: int = 0, *, each: int = 20, agents: tuple[str, ...] = tuple(SKILL)) -> Any:
@@ -93,5 +87,5 @@ def make_window() -> Callable[..., TrainingWindow]:
 
 
 @pytest.fixture
-def skill() -> dict[str, float]:
+def skill():
     return dict(SKILL)

@@ -95,7 +95,7 @@ def _row(action: dict[str, Any], features: str = STATE_ACTION, **changes: Any) -
 BUY = {"type": "BUY_SHARES", "marketId": "m1", "outcome": "YES", "amount": 90.0}
 
 
-def test_a_purchase_against_prices_news_and_holdings() -> None:
+def test_a_purchase_against_prices_news_and_holdings():
     row = _row(BUY)
     expected = {
         "is_buy_shares": 1.0,
@@ -121,7 +121,7 @@ def test_a_purchase_against_prices_news_and_holdings() -> None:
     assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_other_side_has_the_opposite_signs() -> None:
+def test_the_other_side_has_the_opposite_signs():
     yes, no = _row(BUY), _row({**BUY, "outcome": "NO"})
     for name in ("trend_in_favour", "feed_in_favour"):
         assert no[name] == -yes[name] != 0
@@ -129,7 +129,7 @@ def test_the_other_side_has_the_opposite_signs() -> None:
     assert (no["adds_to_position"], no["against_position"]) == (1.0, 0.0)
 
 
-def test_a_leveraged_position() -> None:
+def test_a_leveraged_position():
     action = {
         "type": "OPEN_POSITION",
         "ticker": "ACME",
@@ -154,7 +154,7 @@ def test_a_leveraged_position() -> None:
     assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
-def test_closing_a_position_has_the_opposite_signs_of_holding_it() -> None:
+def test_closing_a_position_has_the_opposite_signs_of_holding_it():
     sell = _row({"type": "SELL_SHARES", "positionId": "p1", "shares": 10})
     assert sell["feed_in_favour"] == 1.0  # the news say YES, and NO is sold
     assert sell["closes_gain"] == pytest.approx(0.2)
@@ -176,24 +176,24 @@ def test_closing_a_position_has_the_opposite_signs_of_holding_it() -> None:
         {},
     ],
 )
-def test_an_action_that_the_state_does_not_allow_is_invalid(action: dict[str, Any]) -> None:
+def test_an_action_that_the_state_does_not_allow_is_invalid(action):
     assert _row(action)["invalid"] == 1.0
 
 
-def test_idle_and_social_actions_are_valid_and_trade_nothing() -> None:
+def test_idle_and_social_actions_are_valid_and_trade_nothing():
     for kind in ("NO_OP", "CREATE_POST", "CREATE_COMMENT", "FOLLOW_USER"):
         row = _row({"type": kind})
         assert row["invalid"] == row["investment_share"] == row["feed_voices"] == 0.0
         assert row[f"is_{kind.lower()}"] == 1.0
 
 
-def test_one_column_for_each_type() -> None:
+def test_one_column_for_each_type():
     names = feature_names(STATE_ACTION)
     assert len(names) == len(set(names))
     assert {f"is_{kind.lower()}" for kind in ACTION_TYPES} <= set(names)
 
 
-def test_the_outcome_is_a_feature_only_when_configured() -> None:
+def test_the_outcome_is_a_feature_only_when_configured():
     after = {
         **STATE,
         "portfolio": {"balance": 1100.0, "positions": []},
@@ -219,7 +219,7 @@ def test_the_outcome_is_a_feature_only_when_configured() -> None:
     assert _row(BUY, **known) == _row(BUY)
 
 
-def test_a_decision_without_outcome_has_no_outcome_features(make_window: Any) -> None:
+def test_a_decision_without_outcome_has_no_outcome_features(make_window):
     shown = [without_outcome(decision) for decision in make_window(0, each=2).decisions]
     hidden = featurize(shown, WITH_OUTCOME)[:, len(feature_names(STATE_ACTION)) :]
     assert not hidden.any()
@@ -274,9 +274,7 @@ OBJECTS = st.dictionaries(
 
 @settings(max_examples=60)
 @given(OBJECTS, OBJECTS, st.sampled_from([*ACTION_TYPES, "?"]), JUNK, st.floats())
-def test_rows_are_finite_for_missing_and_odd_values(
-    state: Any, after: Any, kind: str, content: Any, figure: float
-) -> None:
+def test_rows_are_finite_for_missing_and_odd_values(state, after, kind, content, figure):
     action = {"type": kind, "marketId": content, "ticker": "ACME", "amount": content, "size": 1e300}
     result = Result(pnl=figure, investment=figure, hold_time_minutes=figure, win_rate=figure)
     row = _row(action, WITH_OUTCOME, state=state, next_state=after, result=result)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ KEY = "sk-very-secret-0001"
 
 def _verdict(text: str) -> float:
     """What a sensible judge says: go with the three accounts of the feed."""
-    outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)  # type: ignore[union-attr]
+    outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)
     said = re.findall(r'"stance": "(YES|NO)"', text)
     return said.count(outcome) / len(said)
 
@@ -101,13 +101,13 @@ class Handler(ChatHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[ChatServer]:
+def server():
     with serving(Handler) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
@@ -134,7 +134,7 @@ def _expected(decisions: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("mood", ["good", "shuffled"])
-async def test_scores_are_matched_by_id(server: ChatServer, make_window: Make, mood: str) -> None:
+async def test_scores_are_matched_by_id(server, make_window, mood):
     server.mood = mood
     decisions = make_window(0).decisions
     scores = await _score(_config(server), decisions)
@@ -147,9 +147,7 @@ async def test_scores_are_matched_by_id(server: ChatServer, make_window: Make, m
     assert means["expert"] > means["noise"]
 
 
-async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, make_window):
     config = _config(server, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
     await _score(config, make_window(0).decisions)
     asked = server.requests[0]
@@ -170,9 +168,7 @@ async def _last(server: ChatServer, make_window: Make, **judge: Any) -> dict[str
     return server.requests[-1]
 
 
-async def test_low_temperatures_spread_scores_and_high_ones_contract_them(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_low_temperatures_spread_scores_and_high_ones_contract_them(server, make_window):
     decisions, found = make_window(0).decisions, {}
     for temperature in (0.5, 1.0, 4.0):
         config = _config(server)
@@ -184,9 +180,7 @@ async def test_low_temperatures_spread_scores_and_high_ones_contract_them(
 
 
 @pytest.mark.parametrize("mood", ["prose", "missing", "unknown", "out of range", "not chat"])
-async def test_after_bad_answers_a_group_stays_unscored(
-    server: ChatServer, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_after_bad_answers_a_group_stays_unscored(server, make_window, mood, caplog):
     server.mood = mood
     decisions = make_window(0, each=2).decisions
     scores = await _score(_config(server, retries=2), decisions)
@@ -202,7 +196,7 @@ async def test_after_bad_answers_a_group_stays_unscored(
 
 
 @pytest.mark.parametrize("mood", ["prose", "broken", "out of range"])
-async def test_a_later_good_answer_counts(server: ChatServer, make_window: Make, mood: str) -> None:
+async def test_a_later_good_answer_counts(server, make_window, mood):
     server.mood, server.good_after = mood, 2
     decisions = make_window(0, each=2).decisions
     scores = await _score(_config(server), decisions)
@@ -210,9 +204,7 @@ async def test_a_later_good_answer_counts(server: ChatServer, make_window: Make,
     assert scores.metrics["judge_calls"] == 3
 
 
-async def test_one_failed_group_leaves_the_others_scored(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_one_failed_group_leaves_the_others_scored(server, make_window):
     server.mood, server.good_after = "prose", 1
     decisions = make_window(0).decisions
     scores = await _score(_config(server, retries=0, max_concurrency=1), decisions)
@@ -227,8 +219,8 @@ async def test_one_failed_group_leaves_the_others_scored(
     ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
 )
 async def test_a_server_without_an_answer_leaves_the_group_unscored(
-    server: ChatServer, make_window: Make, mood: str, calls: int, timeout_s: float
-) -> None:
+    server, make_window, mood, calls, timeout_s
+):
     server.mood = mood
     config = _config(server, timeout_s=timeout_s, structured="text")
     scores = await _score(config, make_window(0, each=2).decisions)
@@ -239,16 +231,10 @@ async def test_a_server_without_an_answer_leaves_the_group_unscored(
 @pytest.mark.parametrize(
     ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
 )
-async def test_pauses_grow_and_heed_the_server(
-    server: ChatServer,
-    make_window: Make,
-    mood: str,
-    pauses: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pauses_grow_and_heed_the_server(server, make_window, mood, pauses, monkeypatch):
     server.mood, taken, sleep = mood, [], asyncio.sleep
 
-    async def noted(seconds: float) -> None:
+    async def noted(seconds):
         taken.append(seconds)
         await sleep(0)
 
@@ -258,9 +244,7 @@ async def test_pauses_grow_and_heed_the_server(
     assert [seconds for seconds in taken if seconds] == pauses
 
 
-async def test_a_judge_that_is_down_is_not_asked_again(
-    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_judge_that_is_down_is_not_asked_again(server, make_window, caplog):
     server.mood = "broken"
     config = _config(server, retries=1, max_concurrency=1)
     scores = await _score(config, make_window(0).decisions)
@@ -269,9 +253,7 @@ async def test_a_judge_that_is_down_is_not_asked_again(
     assert "the judge is down" in caplog.text
 
 
-async def test_a_wrong_key_costs_one_call_and_is_not_shown(
-    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_key_costs_one_call_and_is_not_shown(server, make_window, caplog):
     server.mood = "wrong key"
     scores = await _score(_config(server, max_concurrency=1), make_window(0).decisions)
     assert set(scores.values) == {None}
@@ -280,9 +262,7 @@ async def test_a_wrong_key_costs_one_call_and_is_not_shown(
     assert KEY not in caplog.text + "".join(scores.explanations)
 
 
-async def test_an_address_without_a_server_leaves_everything_unscored(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_an_address_without_a_server_leaves_everything_unscored(server, make_window):
     config = _config(server, base_url="http://127.0.0.1:9/v1", retries=0)
     scores = await _score(config, make_window(0, each=2).decisions)
     assert set(scores.values) == {None}
@@ -298,8 +278,8 @@ async def test_an_address_without_a_server_leaves_everything_unscored(
     ],
 )
 async def test_servers_without_schemas_are_asked_for_simpler_forms(
-    server: ChatServer, make_window: Make, mood: str, forms: list[str | None]
-) -> None:
+    server, make_window, mood, forms
+):
     server.mood = mood
     config = _config(server, retries=0, max_concurrency=1)
     scores = await _score(config, make_window(0, each=4).decisions)
@@ -309,7 +289,7 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     assert scores.metrics["judge_calls"] == len(forms)
 
 
-async def test_the_form_can_be_fixed(server: ChatServer, make_window: Make) -> None:
+async def test_the_form_can_be_fixed(server, make_window):
     server.mood = "objects"
     config = _config(server, structured="json_schema", retries=0)
     scores = await _score(config, make_window(0, each=2).decisions)
@@ -317,9 +297,7 @@ async def test_the_form_can_be_fixed(server: ChatServer, make_window: Make) -> N
     assert len(server.requests) == 1
 
 
-async def test_models_that_refuse_a_temperature_judge_by_default(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_models_that_refuse_a_temperature_judge_by_default(server, make_window):
     server.mood = "reasoning"
     assert None not in (await _score(_config(server), make_window(0).decisions)).values
     config = _config(server, sampling_temperature=0.0, max_concurrency=1)
@@ -330,8 +308,8 @@ async def test_models_that_refuse_a_temperature_judge_by_default(
 
 
 async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(
-    server: ChatServer, make_window: Make
-) -> None:
+    server, make_window
+):
     server.mood = "spent"
     config = _config(server, max_answer_tokens=100, max_concurrency=1)
     scores = await _score(config, make_window(0).decisions)
@@ -341,7 +319,7 @@ async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_fo
     assert scores.metrics["judge_tokens"] == 3000
 
 
-async def test_an_answer_that_is_cut_names_the_key(server: ChatServer, make_window: Make) -> None:
+async def test_an_answer_that_is_cut_names_the_key(server, make_window):
     server.mood = "cut"
     config = _config(server, max_answer_tokens=100, retries=0)
     scores = await _score(config, make_window(0).decisions)
@@ -349,9 +327,7 @@ async def test_an_answer_that_is_cut_names_the_key(server: ChatServer, make_wind
     assert "it was cut at ruler.judge.max_answer_tokens=100" in scores.unscored
 
 
-async def test_a_judge_of_any_provider_is_asked_by_litellm(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_a_judge_of_any_provider_is_asked_by_litellm(server, make_window):
     """A reasoning model gets no temperature and its own name of the limit; the price is known."""
     pytest.importorskip("litellm")
     config = _config(server, model="litellm:openai/gpt-5-mini", sampling_temperature=0.0)
@@ -366,18 +342,14 @@ async def test_a_judge_of_any_provider_is_asked_by_litellm(
 
 
 @pytest.mark.parametrize("mood", ["broken", "too long", "wrong key"])
-async def test_calls_without_an_answer_cost_no_tokens(
-    server: ChatServer, make_window: Make, mood: str
-) -> None:
+async def test_calls_without_an_answer_cost_no_tokens(server, make_window, mood):
     server.mood = mood
     scores = await _score(_config(server), make_window(0).decisions)
     assert scores.metrics["judge_calls"] > 0
     assert scores.metrics["judge_tokens"] == 0
 
 
-async def test_answers_are_cached_by_content(
-    server: ChatServer, make_window: Make, tmp_path: Path
-) -> None:
+async def test_answers_are_cached_by_content(server, make_window, tmp_path):
     config, decisions = _config(server, tmp_path), make_window(0).decisions
     first = await _score(config, decisions)
     again = await _score(config, decisions)
@@ -393,9 +365,7 @@ async def test_answers_are_cached_by_content(
     assert len(server.requests) == 30
 
 
-async def test_bad_answers_are_not_cached(
-    server: ChatServer, make_window: Make, tmp_path: Path
-) -> None:
+async def test_bad_answers_are_not_cached(server, make_window, tmp_path):
     server.mood = "prose"
     config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).decisions
     await _score(config, decisions)
@@ -403,25 +373,21 @@ async def test_bad_answers_are_not_cached(
     assert None not in (await _score(config, decisions)).values
 
 
-async def test_a_damaged_cache_does_not_stop_the_judge(
-    server: ChatServer, make_window: Make, tmp_path: Path
-) -> None:
+async def test_a_damaged_cache_does_not_stop_the_judge(server, make_window, tmp_path):
     (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
     scores = await _score(_config(server, tmp_path), make_window(0).decisions)
     assert None not in scores.values
     assert scores.metrics["judge_cache_failed"] == 1
 
 
-async def test_calls_of_a_window_are_bounded(
-    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_calls_of_a_window_are_bounded(server, make_window, caplog):
     scores = await _score(_config(server, max_calls=4), make_window(0).decisions)
     assert len(server.requests) == scores.metrics["judge_calls"] == 4
     assert scores.metrics["unscored"] == 80 - 4 * 8
     assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
 
 
-async def test_tokens_of_a_window_are_bounded(server: ChatServer, make_window: Make) -> None:
+async def test_tokens_of_a_window_are_bounded(server, make_window):
     config = _config(server, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
     scores = await _score(config, make_window(0).decisions)
     assert 1000 < scores.metrics["judge_tokens"] <= 9000
@@ -429,21 +395,21 @@ async def test_tokens_of_a_window_are_bounded(server: ChatServer, make_window: M
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
 
 
-async def test_concurrent_calls_are_bounded(server: ChatServer, make_window: Make) -> None:
+async def test_concurrent_calls_are_bounded(server, make_window):
     server.mood = "busy"
     await _score(_config(server, max_concurrency=3), make_window(0).decisions)
     assert server.most_running <= 3
 
 
-async def test_one_agent_costs_nothing(server: ChatServer, make_window: Make) -> None:
+async def test_one_agent_costs_nothing(server, make_window):
     scores = await _score(_config(server), make_window(0, agents=("good",)).decisions)
     assert set(scores.values) == {0.5}
     assert server.requests == []
 
 
 async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
-    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+    server, make_window, caplog
+):
     server.mood = "all equal"
     scores = await _score(_config(server), make_window(0).decisions)
     assert set(scores.values) == {0.5}
@@ -453,9 +419,7 @@ async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
 
 
 @pytest.mark.parametrize("features", ["state_action", "with_outcome"])
-async def test_learn_reports_how_well_a_judge_forecast_the_rewards(
-    server: ChatServer, make_window: Make, features: str
-) -> None:
+async def test_learn_reports_how_well_a_judge_forecast_the_rewards(server, make_window, features):
     config, window = _config(server), make_window(0)
     config.features = features
     scorer = make_scorer(config)
@@ -475,7 +439,7 @@ def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:
     return [[decisions[place] for place in group] for group in divide(decisions, config)]
 
 
-def test_groups_by_time_are_neighbours_in_time(make_window: Make) -> None:
+def test_groups_by_time_are_neighbours_in_time(make_window):
     decisions = make_window(0, each=5).decisions
     groups = _groups(list(reversed(decisions)), "time")
     assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
@@ -484,7 +448,7 @@ def test_groups_by_time_are_neighbours_in_time(make_window: Make) -> None:
     assert {decision.agent_id for decision in groups[0]} == {"expert", "fair", "good", "noise"}
 
 
-def test_groups_by_agent_are_decisions_of_one_agent(make_window: Make) -> None:
+def test_groups_by_agent_are_decisions_of_one_agent(make_window):
     decisions = make_window(0, each=10).decisions
     groups = _groups(decisions, "agent")
     assert [len(group) for group in groups] == [5] * 8
@@ -492,9 +456,7 @@ def test_groups_by_agent_are_decisions_of_one_agent(make_window: Make) -> None:
     assert len({decision.id for group in groups for decision in group}) == 40
 
 
-async def test_an_agent_with_a_single_decision_cannot_be_compared(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_an_agent_with_a_single_decision_cannot_be_compared(server, make_window):
     decisions = [*make_window(0, each=2).decisions][:5]
     scores = await _score(_config(server, group_by="agent"), decisions)
     lone = [d.agent_id for d in decisions].index("noise")
@@ -516,7 +478,7 @@ def _question(text: str = "which?") -> JudgeQuestion:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_cached_answers_are_found_by_content_and_judge(tmp_path: Path, on_disk: bool) -> None:
+def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
     cache = AnswerCache(tmp_path / "deep" / "judge.sqlite" if on_disk else None)
     assert cache.get("m", _question()) is None
     cache.put("m", _question(), VERDICTS)
@@ -527,14 +489,14 @@ def test_cached_answers_are_found_by_content_and_judge(tmp_path: Path, on_disk: 
     assert cache.get("m", _question()) == VERDICTS
 
 
-def test_cached_answers_outlive_the_process(tmp_path: Path) -> None:
+def test_cached_answers_outlive_the_process(tmp_path):
     first = AnswerCache(tmp_path / "judge.sqlite")
     first.put("m", _question(), VERDICTS)
     first.close()
     assert AnswerCache(tmp_path / "judge.sqlite").get("m", _question()) == VERDICTS
 
 
-def test_a_later_answer_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_a_later_answer_replaces_an_earlier_one(tmp_path):
     cache = AnswerCache(tmp_path / "judge.sqlite")
     cache.put("m", _question(), VERDICTS)
     other = {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")}
@@ -542,9 +504,7 @@ def test_a_later_answer_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert cache.get("m", _question()) == other
 
 
-def test_a_damaged_cache_file_is_named_and_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_cache_file_is_named_and_not_used(tmp_path, caplog):
     (tmp_path / "judge.sqlite").write_bytes(b"no database at all" * 100)
     cache = AnswerCache(tmp_path / "judge.sqlite")
     cache.put("m", _question(), VERDICTS)
@@ -555,9 +515,7 @@ def test_a_damaged_cache_file_is_named_and_not_used(
     assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
 
 
-def test_a_cache_whose_folder_cannot_be_made_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_whose_folder_cannot_be_made_is_not_used(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     cache = AnswerCache(tmp_path / "file" / "judge.sqlite")
     cache.put("m", _question(), VERDICTS)
@@ -565,9 +523,7 @@ def test_a_cache_whose_folder_cannot_be_made_is_not_used(
     assert "cannot be used" in caplog.text
 
 
-async def test_only_decisions_that_may_be_learned_from_are_judged(
-    server: ChatServer, make_window: Make
-) -> None:
+async def test_only_decisions_that_may_be_learned_from_are_judged(server, make_window):
     model = Metadata(provider="tiny")
     decisions = [
         replace(one, metadata=model) if one.agent_id in ("expert", "noise") else one
@@ -584,9 +540,7 @@ async def test_only_decisions_that_may_be_learned_from_are_judged(
         assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)
 
 
-async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(
-    server: ChatServer,
-) -> None:
+async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(server):
     """Two thirds of the market's agents are scripted, whose decisions have no part in it."""
     world = World(MarketConfig(), 0)
     crowd, decisions = Crowd(world, 0), []
@@ -614,7 +568,7 @@ async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(
     assert len(shown) / sum(len(m["content"]) for one in asked for m in one) > 0.9
 
 
-async def test_flattery_changes_no_score(server: ChatServer, make_window: Make) -> None:
+async def test_flattery_changes_no_score(server, make_window):
     """However it is put: as reasoning, confidence or note, or as the content of a post."""
     server.mood = "vain"
     praise = "a wonderful trade"

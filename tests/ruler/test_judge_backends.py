@@ -4,8 +4,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +20,8 @@ from rlforge.ruler.judge import JudgeScorer
 from rlforge.ruler.judge_backends import LocalJudge, LocalModel
 from rlforge.ruler.question import each_in_turn, read
 from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-Make = Callable[..., TrainingWindow]
 POLICY = PolicyRef(uid="base", kind="checkpoint")
 TEXT = "Decision aa\nNO_OP\nDecision bb\nBUY"
 MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": TEXT}]
@@ -75,7 +72,7 @@ def _local(model: Model, chat: bool = True) -> LocalModel:
     return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
 
 
-async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_grammar() -> None:
+async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_grammar():
     model = Model()
     judge = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
     reply = await judge.answer(MESSAGES, SCHEMA)
@@ -88,7 +85,7 @@ async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_gr
     check_grammar(params.grammar)
 
 
-async def test_a_model_without_chat_template_gets_plain_text() -> None:
+async def test_a_model_without_chat_template_gets_plain_text():
     model = Model()
     await LocalJudge(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
     assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:"
@@ -102,14 +99,14 @@ async def test_a_model_without_chat_template_gets_plain_text() -> None:
         (Model(pause=1.0), "again"),
     ],
 )
-async def test_failures_say_which_requests_may_succeed(model: Model, kind: str) -> None:
+async def test_failures_say_which_requests_may_succeed(model, kind):
     judge = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
     with pytest.raises(ChatError) as caught:
         await judge.answer(MESSAGES, SCHEMA)
     assert caught.value.kind == kind
 
 
-def test_every_answer_of_the_grammar_is_read() -> None:
+def test_every_answer_of_the_grammar_is_read():
     """Whatever a model would rather say: each id once, a score in range, a short explanation."""
     ids, draw = ["aa", "bb", "cc"], random.Random(0)
     tokenizer = build_tokenizer([])
@@ -137,14 +134,14 @@ class Listening(Model):
 
 @pytest.mark.parametrize("chat", [*CHATS, None])
 @pytest.mark.parametrize("name", TOKENIZERS)
-async def test_what_agents_say_makes_no_control_token(name: str, chat: str | None) -> None:
+async def test_what_agents_say_makes_no_control_token(name, chat):
     draw = random.Random(f"{name} {chat}")
     tokenizer = TOKENIZERS[name] if chat is None else with_chat(name, chat)
     model = Listening()
     local = LocalModel(generator=model, tokenizer=tokenizer, policy=POLICY)
     judge = LocalJudge(JudgeConfig(), local)
 
-    async def control(rubric: str, note: str) -> list[int]:
+    async def control(rubric, note):
         said = [
             {"role": "system", "content": rubric},
             {"role": "user", "content": f"Decision aa\n{note}"},
@@ -158,7 +155,7 @@ async def test_what_agents_say_makes_no_control_token(name: str, chat: str | Non
         assert await control(*texts) == wanted, texts
 
 
-async def test_a_local_model_judges_a_window(make_window: Make) -> None:
+async def test_a_local_model_judges_a_window(make_window):
     config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
     scorer = make_scorer(config, local=_local(Model()))
     assert isinstance(scorer, JudgeScorer)
@@ -168,8 +165,8 @@ async def test_a_local_model_judges_a_window(make_window: Make) -> None:
 
 
 async def test_a_real_engine_that_cannot_hold_the_question_leaves_it_unscored(
-    make_window: Make, small_model: Path
-) -> None:
+    make_window, small_model
+):
     from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
     from rlforge.engines.registry import make_engine
     from rlforge.models.load import load_tokenizer
@@ -190,7 +187,7 @@ async def test_a_real_engine_that_cannot_hold_the_question_leaves_it_unscored(
 
 
 @pytest.mark.slow
-async def test_smollm2_judges_two_decisions(make_window: Make) -> None:
+async def test_smollm2_judges_two_decisions(make_window):
     """A model of 135M parameters would not keep to the form by itself."""
     from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
     from rlforge.engines.registry import make_engine

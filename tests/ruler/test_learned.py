@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,8 @@ from rlforge.config.ruler import RulerConfig
 from rlforge.errors import CheckpointError
 from rlforge.ruler.agreement import examine, without_outcome
 from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import TrainingWindow
 
 METHODS = ["preference", "regression"]
-Make = Callable[..., TrainingWindow]
 
 
 def _scorer(method: str, **changes: Any) -> Any:
@@ -25,13 +21,11 @@ def _scorer(method: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest) -> str:
+def method(request):
     return str(request.param)
 
 
-async def test_a_learned_scorer_forecasts_unseen_windows(
-    method: str, make_window: Make, skill: dict[str, float]
-) -> None:
+async def test_a_learned_scorer_forecasts_unseen_windows(method, make_window, skill):
     scorer = _scorer(method)
     scorer.learn([make_window(n) for n in range(8)])
     report = await examine(scorer, [make_window(n) for n in range(8, 20)], skill=skill)
@@ -43,7 +37,7 @@ async def test_a_learned_scorer_forecasts_unseen_windows(
     assert list(report.agent_scores) == sorted(skill)
 
 
-async def test_scores_are_in_range_with_a_reason_for_each(method: str, make_window: Make) -> None:
+async def test_scores_are_in_range_with_a_reason_for_each(method, make_window):
     scorer, window = _scorer(method), make_window(0)
     scorer.learn([make_window(1)])
     scores = await scorer.score(window.decisions)
@@ -56,7 +50,7 @@ async def test_scores_are_in_range_with_a_reason_for_each(method: str, make_wind
     assert scores.metrics["learned_windows"] == 1
 
 
-async def test_a_low_temperature_spreads_scores(method: str, make_window: Make) -> None:
+async def test_a_low_temperature_spreads_scores(method, make_window):
     spreads = []
     for temperature in (0.2, 0.7, 5.0):
         scorer = _scorer(method, temperature=temperature)
@@ -67,9 +61,7 @@ async def test_a_low_temperature_spreads_scores(method: str, make_window: Make) 
     assert spreads[-1] < spreads[0] / 2
 
 
-async def test_the_next_process_has_the_memory(
-    method: str, make_window: Make, tmp_path: Path
-) -> None:
+async def test_the_next_process_has_the_memory(method, make_window, tmp_path):
     first = _scorer(method, model_path=str(tmp_path / "ruler"))
     metrics = first.learn([make_window(0), make_window(1)])
     assert metrics == {
@@ -84,7 +76,7 @@ async def test_the_next_process_has_the_memory(
     assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
 
 
-def test_learn_reports_how_well_the_window_was_forecast(method: str, make_window: Make) -> None:
+def test_learn_reports_how_well_the_window_was_forecast(method, make_window):
     scorer = _scorer(method)
     assert "forecast_kendall_tau" not in scorer.learn([make_window(0)])
     metrics = scorer.learn([make_window(n) for n in range(1, 6)])
@@ -96,7 +88,7 @@ def test_learn_reports_how_well_the_window_was_forecast(method: str, make_window
     assert "forecast_kendall_tau" not in seeing.learn([make_window(1)])
 
 
-async def test_the_reported_forecast_equals_an_examination(method: str, make_window: Make) -> None:
+async def test_the_reported_forecast_equals_an_examination(method, make_window):
     first, second = _scorer(method), _scorer(method)
     for scorer in (first, second):
         scorer.learn([make_window(0)])
@@ -105,9 +97,7 @@ async def test_the_reported_forecast_equals_an_examination(method: str, make_win
     assert metrics["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
 
 
-def test_a_full_disk_is_logged_and_tried_again(
-    method: str, make_window: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_logged_and_tried_again(method, make_window, tmp_path, caplog):
     blocked = tmp_path / f"{method}.npz"
     scorer = _scorer(method, model_path=str(tmp_path))
     blocked.mkdir()  # nothing can be renamed onto a directory
@@ -119,7 +109,7 @@ def test_a_full_disk_is_logged_and_tried_again(
     assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
 
 
-def test_the_memory_of_a_scorer_is_bounded(method: str, make_window: Make) -> None:
+def test_the_memory_of_a_scorer_is_bounded(method, make_window):
     scorer = _scorer(method, memory_windows=2, memory_rows=10)
     metrics = scorer.learn([make_window(n) for n in range(3)])
     assert metrics == {
@@ -130,9 +120,7 @@ def test_the_memory_of_a_scorer_is_bounded(method: str, make_window: Make) -> No
     }
 
 
-async def test_a_window_learned_again_changes_nothing(
-    method: str, make_window: Make, tmp_path: Path
-) -> None:
+async def test_a_window_learned_again_changes_nothing(method, make_window, tmp_path):
     scorer = _scorer(method, model_path=str(tmp_path))
     scorer.learn([make_window(0)])
     before, stored = await scorer.score(make_window(2).decisions), tmp_path / f"{method}.npz"
@@ -142,23 +130,19 @@ async def test_a_window_learned_again_changes_nothing(
     assert stored.read_bytes() == written
 
 
-def test_a_damaged_state_is_named(method: str, tmp_path: Path) -> None:
+def test_a_damaged_state_is_named(method, tmp_path):
     (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
         _scorer(method, model_path=str(tmp_path))
 
 
-def test_a_state_of_other_features_is_refused(
-    method: str, make_window: Make, tmp_path: Path
-) -> None:
+def test_a_state_of_other_features_is_refused(method, make_window, tmp_path):
     _scorer(method, model_path=str(tmp_path)).learn([make_window(0)])
     with pytest.raises(CheckpointError, match="other features"):
         _scorer(method, model_path=str(tmp_path), features="with_outcome")
 
 
-async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(
-    method: str, make_window: Make
-) -> None:
+async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method, make_window):
     """Features of ``state_action`` know nothing of it; pairs of the window are left out here."""
     config = RulerConfig(scoring_method=method)
     config.preference.window_pairs = False
@@ -169,9 +153,7 @@ async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(
     assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
 
 
-async def test_features_with_outcome_agree_better_with_rewards(
-    method: str, make_window: Make
-) -> None:
+async def test_features_with_outcome_agree_better_with_rewards(method, make_window):
     held_out = [make_window(n) for n in (5, 6)]
     found = {}
     for features in ("state_action", "with_outcome"):
@@ -183,9 +165,7 @@ async def test_features_with_outcome_agree_better_with_rewards(
     assert found["with_outcome"] >= found["state_action"]
 
 
-async def test_one_agent_is_nothing_to_compare(
-    method: str, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_agent_is_nothing_to_compare(method, make_window, caplog):
     scorer, window = _scorer(method), make_window(0, agents=("expert",))
     scorer.learn([make_window(1)])
     scores = await scorer.score(window.decisions)
@@ -195,7 +175,7 @@ async def test_one_agent_is_nothing_to_compare(
     assert f"window {window.id}: nothing to compare: 1 agent" in caplog.text
 
 
-async def test_one_agent_can_be_compared_with_itself(method: str, make_window: Make) -> None:
+async def test_one_agent_can_be_compared_with_itself(method, make_window):
     scorer = _scorer(method, min_agents=1)
     scores = await scorer.score(make_window(0, agents=("fair",)).decisions)
     assert scores.metrics["nothing_to_compare"] == 0
@@ -203,9 +183,7 @@ async def test_one_agent_can_be_compared_with_itself(method: str, make_window: M
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.4, -1.0])
-async def test_equal_rewards_are_nothing_to_compare(
-    method: str, make_window: Make, reward: float
-) -> None:
+async def test_equal_rewards_are_nothing_to_compare(method, make_window, reward):
     window = make_window(0)
     alike = [dataclasses.replace(decision, reward=reward) for decision in window.decisions]
     scores = await _scorer(method).score(alike)
@@ -214,7 +192,7 @@ async def test_equal_rewards_are_nothing_to_compare(
     assert f"all rewards are {reward:g}" in scores.explanations[0]
 
 
-async def test_equal_decisions_are_nothing_to_compare(method: str, make_window: Make) -> None:
+async def test_equal_decisions_are_nothing_to_compare(method, make_window):
     scorer = _scorer(method)
     scorer.learn([make_window(1)])
     one = without_outcome(make_window(0).decisions[0])
@@ -224,9 +202,7 @@ async def test_equal_decisions_are_nothing_to_compare(method: str, make_window: 
     assert scores.metrics["nothing_to_compare"] == 1
 
 
-async def test_without_model_and_outcomes_decisions_stay_unscored(
-    method: str, make_window: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_model_and_outcomes_decisions_stay_unscored(method, make_window, caplog):
     shown = [without_outcome(decision) for decision in make_window(0).decisions]
     scores = await _scorer(method).score(shown)
     assert set(scores.values) == {None}
@@ -234,9 +210,7 @@ async def test_without_model_and_outcomes_decisions_stay_unscored(
     assert "no window was learned so far" in caplog.text
 
 
-async def test_scores_stay_in_range_after_a_window_of_equal_rewards(
-    method: str, make_window: Make
-) -> None:
+async def test_scores_stay_in_range_after_a_window_of_equal_rewards(method, make_window):
     window = make_window(1)
     alike = [dataclasses.replace(decision, reward=0.4) for decision in window.decisions]
     scorer = _scorer(method)
@@ -245,8 +219,8 @@ async def test_scores_stay_in_range_after_a_window_of_equal_rewards(
     assert all(score is None or 0 <= score <= 1 for score in scores.values)
 
 
-async def test_rewards_that_are_not_finite_are_left_out(method: str, make_window: Make) -> None:
-    def spoiled(number: int) -> TrainingWindow:
+async def test_rewards_that_are_not_finite_are_left_out(method, make_window):
+    def spoiled(number):
         window = make_window(number)
         rewards = (math.nan, math.inf, None)
         decisions = [
@@ -262,5 +236,5 @@ async def test_rewards_that_are_not_finite_are_left_out(method: str, make_window
         assert scorer.learn([spoiled(number)])["learned_decisions"] == 77 * (number + 1)
 
 
-async def test_an_empty_window_has_no_scores(method: str) -> None:
+async def test_an_empty_window_has_no_scores(method):
     assert (await _scorer(method).score([])).values == ()

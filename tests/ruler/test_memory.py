@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def _rows(n: int, offset: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([rewards * 10, -rewards], axis=1), rewards
 
 
-def test_a_saved_memory_is_read_back(tmp_path: Path) -> None:
+def test_a_saved_memory_is_read_back(tmp_path):
     memory, path = _memory(), tmp_path / "deep" / "state.npz"
     memory.add("w1", *_rows(3))
     memory.add("w0", *_rows(2, offset=7.0))
@@ -34,21 +32,21 @@ def test_a_saved_memory_is_read_back(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_empty_memory_can_be_saved(tmp_path: Path) -> None:
+def test_an_empty_memory_can_be_saved(tmp_path):
     _memory().save(tmp_path / "state.npz")
     again = _memory()
     again.load(tmp_path / "state.npz")
     assert again.windows == []
 
 
-def test_the_oldest_windows_are_forgotten() -> None:
+def test_the_oldest_windows_are_forgotten():
     memory = _memory(windows=2)
     for name in ("w2", "w1", "w3"):
         memory.add(name, *_rows(2))
     assert [window.id for window in memory.windows] == ["w2", "w3"]
 
 
-def test_a_window_is_remembered_once() -> None:
+def test_a_window_is_remembered_once():
     memory = _memory()
     assert memory.add("w", *_rows(2))
     assert not memory.add("w", *_rows(5))
@@ -56,7 +54,7 @@ def test_a_window_is_remembered_once() -> None:
     assert len(memory.windows) == 1
 
 
-def test_a_seeded_sample_of_a_large_window_is_kept() -> None:
+def test_a_seeded_sample_of_a_large_window_is_kept():
     draws = []
     for _ in range(2):
         memory = _memory(rows=10)
@@ -69,7 +67,7 @@ def test_a_seeded_sample_of_a_large_window_is_kept() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive", None])
-def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes | None) -> None:
+def test_a_damaged_file_is_named(tmp_path, damage):
     path = tmp_path / "state.npz"
     _memory().save(path)
     whole = path.read_bytes()
@@ -78,13 +76,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes | None) -> None:
         _memory().load(path)
 
 
-def test_a_file_of_other_features_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_other_features_is_refused(tmp_path):
     _memory().save(tmp_path / "state.npz")
     with pytest.raises(CheckpointError, match=r"other features.*ruler\.features"):
         _memory(("a", "c")).load(tmp_path / "state.npz")
 
 
-def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
     path = tmp_path / "state.npz"
     path.mkdir()  # nothing can be renamed onto a directory
     memory = _memory()

@@ -29,21 +29,21 @@ def _all(rewards: list[float | None], margin: float) -> set[tuple[int, int]]:
 
 
 @given(REWARDS, st.integers(0, 4).map(lambda n: n / 4))
-def test_all_pairs_that_differ_by_more_than_the_margin(rewards: list, margin: float) -> None:
+def test_all_pairs_that_differ_by_more_than_the_margin(rewards, margin):
     found = _set(rewards, margin, 10_000)
     assert len(found) == len(set(found))
     assert set(found) == _all(rewards, margin)
 
 
 @given(REWARDS, st.integers(1, 20), st.integers(0, 5))
-def test_a_bounded_draw_without_repeats(rewards: list, most: int, seed: int) -> None:
+def test_a_bounded_draw_without_repeats(rewards, most, seed):
     found, every = _set(rewards, 0.25, most, seed), _all(rewards, 0.25)
     assert len(found) == len(set(found)) == min(most, len(every))
     assert set(found) <= every
     assert found == _set(rewards, 0.25, most, seed)
 
 
-def test_the_draw_is_uniform_and_follows_the_seed() -> None:
+def test_the_draw_is_uniform_and_follows_the_seed():
     rewards = [0.0, 1.0, 2.0, 3.0]
     counts = dict.fromkeys(_all(rewards, 0.0), 0)
     for seed in range(600):
@@ -58,7 +58,7 @@ def _pairs(better: list[int], worse: list[int]) -> Pairs:
 
 
 @pytest.mark.parametrize("prior_games", [0.5, 4.0])
-def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
+def test_strengths_maximise_the_likelihood(prior_games):
     draw = np.random.default_rng(0)
     n, truth = 8, draw.normal(size=8)
     left, right = draw.integers(0, n, 200), draw.integers(0, n, 200)
@@ -67,7 +67,7 @@ def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
     pairs = _pairs(np.where(won, left, right).tolist(), np.where(won, right, left).tolist())
     prior = draw.normal(size=n)
 
-    def loss(s: np.ndarray) -> float:
+    def loss(s):
         games = log_expit(s[pairs.better] - s[pairs.worse]).sum()
         drawn = log_expit(s - prior).sum() + log_expit(prior - s).sum()
         return -(games + prior_games / 2 * drawn)
@@ -79,43 +79,43 @@ def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
     np.testing.assert_allclose(found, best, atol=1e-4)
 
 
-def test_without_games_the_strengths_are_the_prior() -> None:
+def test_without_games_the_strengths_are_the_prior():
     prior = np.array([1.0, -2.0, 0.5])
     np.testing.assert_array_equal(fit_strengths(_pairs([], []), prior, prior_games=3.0), prior)
 
 
-def test_an_item_that_never_lost_stays_finite() -> None:
+def test_an_item_that_never_lost_stays_finite():
     found = fit_strengths(_pairs([0] * 50, [1] * 50), np.zeros(3), prior_games=1.0)
     assert np.isfinite(found).all()
     assert found[0] > found[2] > found[1]
 
 
-def test_far_apart_priors_do_not_overflow() -> None:
+def test_far_apart_priors_do_not_overflow():
     prior = np.array([-5000.0, 0.0, 5000.0])
     assert np.isfinite(fit_strengths(_pairs([0], [1]), prior, prior_games=1.0)).all()
 
 
-def test_scores_are_the_probability_to_beat_another_item() -> None:
+def test_scores_are_the_probability_to_beat_another_item():
     s = np.array([0.0, 1.0, 3.0])
     first = (expit(-1 / 0.7) + expit(-3 / 0.7)) / 2
     assert expected_wins(s, 0.7)[0] == pytest.approx(first)
     assert expected_wins(s, 0.7).mean() == pytest.approx(0.5)
 
 
-def test_scores_spread_at_low_and_contract_at_high_temperatures() -> None:
+def test_scores_spread_at_low_and_contract_at_high_temperatures():
     s = np.array([-1.0, 0.0, 1.0])
     np.testing.assert_allclose(expected_wins(s, 1e-3), [0.0, 0.5, 1.0], atol=1e-9)
     np.testing.assert_allclose(expected_wins(s, 1e6), [0.5, 0.5, 0.5], atol=1e-5)
 
 
-def test_quantiles_replace_very_many_opponents() -> None:
+def test_quantiles_replace_very_many_opponents():
     s = np.random.default_rng(1).normal(size=5000)
     exact = np.array([(expit((x - s) / 0.7).sum() - 0.5) / (len(s) - 1) for x in s[:20]])
     np.testing.assert_allclose(expected_wins(s, 0.7)[:20], exact, atol=2e-3)
 
 
 @given(st.lists(st.floats(-50, 50), max_size=30), st.floats(0.01, 10.0))
-def test_scores_stay_in_range_and_in_order(strengths: list[float], temperature: float) -> None:
+def test_scores_stay_in_range_and_in_order(strengths, temperature):
     s = np.array(strengths, dtype=np.float64)
     scores = expected_wins(s, temperature)
     assert ((scores >= 0) & (scores <= 1)).all()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,13 @@ from scipy.special import log_expit
 from rlforge.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.ruler.agreement import agreement
 from rlforge.ruler.preference import PreferenceScorer
-from rlforge.trajectories.records import TrainingWindow
-
-Make = Callable[..., TrainingWindow]
 
 
 def _scorer(**preference: Any) -> PreferenceScorer:
     return PreferenceScorer(RulerConfig(preference=PreferenceConfig(**preference)))
 
 
-def test_the_learned_weights_maximise_the_penalised_likelihood() -> None:
+def test_the_learned_weights_maximise_the_penalised_likelihood():
     """Against a general optimiser, on standardised features of the pairs that the scorer uses."""
     scorer, draw = _scorer(margin=0.0, l2=2.0), np.random.default_rng(0)
     features = draw.normal(size=(40, len(scorer.memory.names)))
@@ -36,7 +32,7 @@ def test_the_learned_weights_maximise_the_penalised_likelihood() -> None:
     np.testing.assert_array_equal(weights[5:], 0.0)
 
 
-def test_pairs_never_cross_windows() -> None:
+def test_pairs_never_cross_windows():
     """Decisions of a window with higher rewards for all must not look better for that."""
     scorer = _scorer(margin=0.0)
     names = len(scorer.memory.names)
@@ -50,7 +46,7 @@ def test_pairs_never_cross_windows() -> None:
     assert abs(weights[0]) < 1e-6 < weights[1]
 
 
-async def test_the_model_is_weighed_against_the_window(make_window: Make) -> None:
+async def test_the_model_is_weighed_against_the_window(make_window):
     window = make_window(9)
     rewards = [decision.reward for decision in window.decisions]
     found = {}
@@ -68,7 +64,7 @@ async def test_the_model_is_weighed_against_the_window(make_window: Make) -> Non
     assert agreement(alone.values, rewards).kendall_tau == found[1e8]
 
 
-async def test_the_first_window_is_ordered_by_its_own_pairs(make_window: Make) -> None:
+async def test_the_first_window_is_ordered_by_its_own_pairs(make_window):
     window = make_window(0)
     scores = await _scorer().score(window.decisions)
     rewards = [decision.reward for decision in window.decisions]
@@ -77,7 +73,7 @@ async def test_the_first_window_is_ordered_by_its_own_pairs(make_window: Make) -
     assert "won" in scores.explanations[0]
 
 
-async def test_pairs_are_bounded(make_window: Make) -> None:
+async def test_pairs_are_bounded(make_window):
     scorer = _scorer(max_pairs=50)
     scorer.learn([make_window(0), make_window(1)])
     scores = await scorer.score(make_window(2).decisions)
@@ -85,7 +81,7 @@ async def test_pairs_are_bounded(make_window: Make) -> None:
     assert scores.metrics["learned_pairs"] == 100
 
 
-async def test_an_explanation_names_the_features_with_most_influence(make_window: Make) -> None:
+async def test_an_explanation_names_the_features_with_most_influence(make_window):
     scorer = _scorer(window_pairs=False)
     scorer.learn([make_window(n) for n in range(6)])
     decisions = make_window(7).decisions
@@ -95,7 +91,7 @@ async def test_an_explanation_names_the_features_with_most_influence(make_window
     assert "favour" in scores.explanations[best] or "advice" in scores.explanations[best]
 
 
-async def test_scores_follow_the_seed(make_window: Make) -> None:
+async def test_scores_follow_the_seed(make_window):
     config = RulerConfig(preference=PreferenceConfig(max_pairs=40))
     runs = []
     for seed in (1, 1, 2):
@@ -104,7 +100,7 @@ async def test_scores_follow_the_seed(make_window: Make) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window: Make) -> None:
+def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window):
     scorer = _scorer(margin=5.0)
     scorer.learn([make_window(0)])
     assert scorer.weights is None

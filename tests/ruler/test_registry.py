@@ -20,7 +20,7 @@ KINDS = {"preference": PreferenceScorer, "regression": RegressionScorer, "judge"
 
 
 @pytest.fixture(autouse=True)
-def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -30,7 +30,7 @@ def _shipped(name: str) -> RulerConfig:
     return read(RulerConfig, loaded)
 
 
-def test_every_shipped_option_makes_its_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_option_makes_its_scorer(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     assert {path.stem for path in (conf_dir() / "ruler").iterdir()} == set(KINDS)
     for name, kind in KINDS.items():
@@ -39,7 +39,7 @@ def test_every_shipped_option_makes_its_scorer(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(make_scorer(config), kind)
 
 
-def test_defaults_are_the_documented_ones() -> None:
+def test_defaults_are_the_documented_ones():
     config = RulerConfig()
     assert (config.scoring_method, config.temperature) == ("preference", 0.7)
     assert dataclasses.asdict(_shipped("preference")) == dataclasses.asdict(config)
@@ -66,13 +66,10 @@ def test_defaults_are_the_documented_ones() -> None:
         ),
         (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by: no such choice"),
         (RulerConfig(judge=JudgeConfig(rubric="  ")), r"ruler\.judge\.rubric: must not be empty"),
-        (
-            RulerConfig(judge=JudgeConfig(structured="xml")),
-            r"judge\.structured: no such choice",
-        ),
+        (RulerConfig(judge=JudgeConfig(structured="xml")), r"judge\.structured: no such choice"),
     ],
 )
-def test_an_invalid_setting_is_named(config: RulerConfig, message: str) -> None:
+def test_an_invalid_setting_is_named(config, message):
     ((key, reason),) = config.problems()
     assert re.search(message, f"ruler.{key}: {reason}")
 
@@ -90,22 +87,22 @@ def _judge(**changes: Any) -> RulerConfig:
         (_judge(model="engine"), r"ruler\.judge\.model=engine: there is no engine here"),
     ],
 )
-def test_a_judge_without_model_or_key_is_refused(config: RulerConfig, message: str) -> None:
+def test_a_judge_without_model_or_key_is_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         make_scorer(config)
 
 
-def test_only_a_configured_judge_is_asked_for_its_key() -> None:
+def test_only_a_configured_judge_is_asked_for_its_key():
     check_judge(RulerConfig())
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
         check_judge(_judge())
 
 
-def test_a_server_on_this_machine_needs_no_key() -> None:
+def test_a_server_on_this_machine_needs_no_key():
     make_scorer(_judge(base_url="http://127.0.0.1:8000/v1"))
 
 
-def test_every_key_has_a_comment() -> None:
+def test_every_key_has_a_comment():
     from rlforge.config.docs import field_comments
 
     for cls in (RulerConfig, PreferenceConfig, RegressionConfig, JudgeConfig):

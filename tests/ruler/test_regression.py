@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,6 @@ from scipy.special import expit, logit
 from rlforge.config.ruler import RegressionConfig, RulerConfig
 from rlforge.ruler.agreement import agreement
 from rlforge.ruler.regression import RegressionScorer
-from rlforge.trajectories.records import TrainingWindow
-
-Make = Callable[..., TrainingWindow]
 
 
 def _scorer(temperature: float = 0.7, **regression: Any) -> RegressionScorer:
@@ -22,7 +18,7 @@ def _scorer(temperature: float = 0.7, **regression: Any) -> RegressionScorer:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
-def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature: float) -> None:
+def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature):
     scorer, draw = _scorer(temperature, l2=3.0), np.random.default_rng(0)
     d = len(scorer.memory.names)
     features = draw.normal(size=(200, d))
@@ -39,7 +35,7 @@ def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature: 
     assert judged.explanations[0] == f"predicted reward {predicted[0]:+.3f}"
 
 
-def test_trees_fit_an_interaction_that_a_linear_model_cannot() -> None:
+def test_trees_fit_an_interaction_that_a_linear_model_cannot():
     draw = np.random.default_rng(0)
     found = {}
     for model in ("ridge", "gradient_boosting"):
@@ -53,7 +49,7 @@ def test_trees_fit_an_interaction_that_a_linear_model_cannot() -> None:
     assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)
 
 
-def test_more_trees_fit_more() -> None:
+def test_more_trees_fit_more():
     draw = np.random.default_rng(0)
     errors = []
     for trees in (1, 50):
@@ -68,14 +64,14 @@ def test_more_trees_fit_more() -> None:
     assert errors[1] < errors[0] / 2
 
 
-async def test_the_first_window_is_predicted_from_its_other_decisions(make_window: Make) -> None:
+async def test_the_first_window_is_predicted_from_its_other_decisions(make_window):
     window = make_window(0)
     scores = await _scorer().score(window.decisions)
     assert scores.metrics["cold_start"] == 1
     assert len(set(scores.values)) > 10
 
 
-def test_a_decision_is_not_predicted_from_its_own_reward() -> None:
+def test_a_decision_is_not_predicted_from_its_own_reward():
     """Rewards are noise: only a model that saw them could agree with them."""
     scorer, draw = _scorer(model="gradient_boosting"), np.random.default_rng(3)
     features = draw.normal(size=(300, len(scorer.memory.names)))

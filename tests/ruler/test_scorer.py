@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from rlforge.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.errors import ConfigError
 from rlforge.ruler.scorer import RULERScorer
-from rlforge.trajectories.records import TrainingWindow
-
-Make = Callable[..., TrainingWindow]
 
 
 @pytest.mark.parametrize("method", ["preference", "regression"])
-def test_the_documented_constructor_and_call(
-    method: str, make_window: Make, tmp_path: Path
-) -> None:
+def test_the_documented_constructor_and_call(method, make_window, tmp_path):
     scorer = RULERScorer(
         model_path=tmp_path / "checkpoints" / "latest", scoring_method=method, temperature=0.7
     )
@@ -33,25 +26,25 @@ def test_the_documented_constructor_and_call(
     assert list(again.score(trajectories).values) == scores
 
 
-def test_the_defaults_are_the_documented_ones(make_window: Make) -> None:
+def test_the_defaults_are_the_documented_ones(make_window):
     scorer = RULERScorer()
     assert (scorer.config.scoring_method, scorer.config.temperature) == ("preference", 0.7)
     assert scorer.config.model_path is None
 
 
-def test_pairs_name_the_better_decision_first(make_window: Make) -> None:
+def test_pairs_name_the_better_decision_first(make_window):
     config = RulerConfig(preference=PreferenceConfig(margin=0.2, max_pairs=100))
     pairs = RULERScorer(config=config).generate_pairs(make_window(0).decisions)
     assert len(pairs) == 100
     assert all((better.reward or 0) - (worse.reward or 0) > 0.2 for better, worse in pairs)
 
 
-def test_an_unknown_method_is_named() -> None:
+def test_an_unknown_method_is_named():
     with pytest.raises(ConfigError, match=r"scorer 'guess': no such choice"):
         RULERScorer(scoring_method="guess")
 
 
-def test_it_works_in_any_thread(make_window: Make) -> None:
+def test_it_works_in_any_thread(make_window):
     scorer, found = RULERScorer(), []
     window = make_window(0)
     threads = [

@@ -13,7 +13,6 @@ import torch
 
 from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig, ModelConfig
 from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
-from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
 from rlforge.learner.weights import attach_lora
 from rlforge.models.devices import resolve_device
@@ -31,7 +30,7 @@ SETTINGS = {"probes": 2, "min_format": 0.0, "holdout_games": 0, "timeout_s": 60.
 
 
 @pytest.fixture
-def config(small_model: Path) -> ServingConfig:
+def config(small_model):
     torch.set_num_threads(1)
     return ServingConfig(
         name="small",
@@ -51,29 +50,26 @@ def config(small_model: Path) -> ServingConfig:
 
 
 @pytest.fixture
-def tokenizer(config: ServingConfig) -> Any:
+def tokenizer(config):
     return load_tokenizer(config.model)
 
 
 @pytest.fixture
-def probes(config: ServingConfig, tokenizer: Any) -> tuple[Probe, ...]:
+def probes(config, tokenizer):
     stops = stop_token_ids(config.model, tokenizer)
     config.deployment.probe_tokens = 8
     return game_probes(config, tokenizer, stops)
 
 
 @pytest.fixture
-async def engine(config: ServingConfig) -> AsyncIterator[Engine]:
+async def engine(config):
     engine = make_engine(config, device="cpu", threads=1)
     yield engine
     await engine.close()
 
 
-MakeAdapter = Callable[..., Path]
-
-
 @pytest.fixture
-def make_adapter(config: ServingConfig, tmp_path: Path) -> MakeAdapter:
+def make_adapter(config, tmp_path):
     """A checkpoint as the learner writes it, whose greedy answers differ from the others'."""
 
     def make(
@@ -94,18 +90,13 @@ def make_adapter(config: ServingConfig, tmp_path: Path) -> MakeAdapter:
 
 
 @pytest.fixture
-def adapter(make_adapter: MakeAdapter) -> Checkpoint:
+def adapter(make_adapter):
     path = make_adapter(1)
     return Checkpoint(uid=path.name, version=1, path=str(path))
 
 
-Opened = Callable[..., contextlib.AbstractAsyncContextManager[DeploymentService]]
-
-
 @pytest.fixture
-def opened(
-    config: ServingConfig, engine: Engine, probes: tuple[Probe, ...], tmp_path: Path
-) -> Opened:
+def opened(config, engine, probes, tmp_path):
     """``async with opened(…) as service``; settings of group deployment by name."""
 
     @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlforge.config.schema import LoraConfig
-from rlforge.config.serving import ServingConfig
 from rlforge.errors import DeploymentError
 from rlforge.serving.adapter import (
     check_finite,
@@ -23,8 +22,6 @@ from rlforge.serving.adapter import (
     find_source,
     fingerprint,
 )
-
-MakeAdapter = Callable[..., Path]
 
 
 def _plain(checkpoint: Path, target: Path) -> Path:
@@ -41,21 +38,17 @@ def _change(adapter: Path, change: Callable[[dict[str, torch.Tensor]], None]) ->
     save_file(weights, file)
 
 
-def test_an_adapter_of_this_model_fits_and_is_finite(
-    config: ServingConfig, make_adapter: MakeAdapter
-) -> None:
+def test_an_adapter_of_this_model_fits_and_is_finite(config, make_adapter):
     path = make_adapter(1)
     assert check_fit(path, config.model) == "LoRA of rank 4 on down_proj, q_proj, v_proj"
     assert "tensors" in check_finite(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_nan_or_infinite_weight_is_refused_by_name(
-    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path, value: float
-) -> None:
+def test_a_nan_or_infinite_weight_is_refused_by_name(config, make_adapter, tmp_path, value):
     path = _plain(make_adapter(1), tmp_path / "bad")
 
-    def spoil(weights: dict[str, torch.Tensor]) -> None:
+    def spoil(weights):
         weights[min(weights)].view(-1)[3] = value
 
     _change(path, spoil)
@@ -63,9 +56,7 @@ def test_a_nan_or_infinite_weight_is_refused_by_name(
         check_finite(path)
 
 
-def test_a_truncated_file_is_refused_with_and_without_a_manifest(
-    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_a_truncated_file_is_refused_with_and_without_a_manifest(config, make_adapter, tmp_path):
     path = make_adapter(1)
     plain = _plain(path, tmp_path / "plain")
     for folder in (path, plain):
@@ -77,9 +68,7 @@ def test_a_truncated_file_is_refused_with_and_without_a_manifest(
         check_finite(plain)
 
 
-def test_an_adapter_for_a_base_model_of_another_name_is_refused(
-    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_an_adapter_for_a_base_model_of_another_name_is_refused(config, make_adapter, tmp_path):
     path = _plain(make_adapter(1), tmp_path / "other")
     described = json.loads((path / "adapter_config.json").read_text())
     described["base_model_name_or_path"] = "Qwen/Qwen3-0.6B"
@@ -88,42 +77,35 @@ def test_an_adapter_for_a_base_model_of_another_name_is_refused(
         check_fit(path, config.model)
 
 
-def test_weights_of_other_shapes_or_for_other_layers_are_refused(
-    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_weights_of_other_shapes_or_for_other_layers_are_refused(config, make_adapter, tmp_path):
     adapter = make_adapter(1)
     wide, deep = (_plain(adapter, tmp_path / name) for name in ("wide", "deep"))
 
-    def widen(weights: dict[str, torch.Tensor]) -> None:
+    def widen(weights):
         name = next(name for name in weights if "q_proj.lora_A" in name)
         weights[name] = torch.zeros(4, 99)
 
-    def deepen(weights: dict[str, torch.Tensor]) -> None:
+    def deepen(weights):
         name = next(name for name in weights if ".0." in name)
         weights[name.replace(".0.", ".17.")] = weights[name].clone()
 
     _change(wide, widen)
     _change(deep, deepen)
     with pytest.raises(
-        DeploymentError,
-        match=r"does not fit.*q_proj\S* is \(4, 99\), and the model",
+        DeploymentError, match=r"does not fit.*q_proj\S* is \(4, 99\), and the model"
     ):
         check_fit(wide, config.model)
     with pytest.raises(DeploymentError, match=r"the model has no \S*model\.layers\.17"):
         check_fit(deep, config.model)
 
 
-def test_a_rank_above_that_of_the_service_is_refused(
-    config: ServingConfig, make_adapter: MakeAdapter
-) -> None:
+def test_a_rank_above_that_of_the_service_is_refused(config, make_adapter):
     path = make_adapter(1, lora=LoraConfig(rank=8, alpha=8, target_modules=["q_proj"]))
     with pytest.raises(DeploymentError, match=r"rank 8, and model\.lora\.rank=4 makes room for 4"):
         check_fit(path, config.model)
 
 
-def test_full_weights_fit_if_their_shapes_do(
-    config: ServingConfig, small_model: Path, tmp_path: Path
-) -> None:
+def test_full_weights_fit_if_their_shapes_do(config, small_model, tmp_path):
     assert check_fit(small_model, config.model) == "full weights of this model"
     other = dataclasses.replace(config.model, lora=LoraConfig())
     wide = AutoModelForCausalLM.from_pretrained(small_model)
@@ -133,9 +115,7 @@ def test_full_weights_fit_if_their_shapes_do(
         check_fit(tmp_path / "wide", other)
 
 
-def test_the_source_of_a_run_is_its_newest_checkpoint(
-    make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_the_source_of_a_run_is_its_newest_checkpoint(make_adapter, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for seed in (1, 2):
@@ -158,17 +138,13 @@ def test_the_source_of_a_run_is_its_newest_checkpoint(
         (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint yet"),
     ],
 )
-def test_a_path_that_is_neither_run_nor_adapter_is_refused(
-    tmp_path: Path, make: Callable[[Path], None], message: str
-) -> None:
+def test_a_path_that_is_neither_run_nor_adapter_is_refused(tmp_path, make, message):
     make(tmp_path / "thing")
     with pytest.raises(DeploymentError, match=message):
         find_source(tmp_path / "thing")
 
 
-def test_a_file_that_changed_after_its_digest_is_not_copied(
-    make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_a_file_that_changed_after_its_digest_is_not_copied(make_adapter, tmp_path):
     path = make_adapter(1)
     files = fingerprint(path)
     (path / "adapter_config.json").write_text("{}")

@@ -30,7 +30,7 @@ def _stream(pieces: list[list[int]], stops: tuple[str, ...] = ()) -> tuple[list[
 
 
 @given(st.lists(st.lists(st.integers(0, SIZE - 1), max_size=4), max_size=12))
-def test_the_concatenated_pieces_are_the_whole_text(pieces: list[list[int]]) -> None:
+def test_the_concatenated_pieces_are_the_whole_text(pieces):
     out, _ = _stream(pieces)
     assert "".join(out) == DECODE([token for piece in pieces for token in piece])
 
@@ -65,7 +65,7 @@ def _tokenizer(of: str) -> Any:
 
 
 @pytest.mark.parametrize("of", ["GPT-2", "Llama", "BERT"])
-def test_the_pieces_of_any_kind_of_tokenizer_are_its_text_without_special_tokens(of: str) -> None:
+def test_the_pieces_of_any_kind_of_tokenizer_are_its_text_without_special_tokens(of):
     tokenizer, draw = _tokenizer(of), random.Random(0)
     for written in (WRITTEN, *("".join(draw.sample(WRITTEN, 20)) for _ in range(300))):
         ids = tokenizer.encode(written, add_special_tokens=False)
@@ -78,7 +78,7 @@ def test_the_pieces_of_any_kind_of_tokenizer_are_its_text_without_special_tokens
 
 
 @given(st.text(max_size=30))
-def test_no_piece_ends_within_a_character(written: str) -> None:
+def test_no_piece_ends_within_a_character(written):
     ids = TOKENIZER.encode(written, add_special_tokens=False)
     out, _ = _stream([[token] for token in ids])
     assert "".join(out) == DECODE(ids)
@@ -90,9 +90,7 @@ def test_no_piece_ends_within_a_character(written: str) -> None:
     written=st.text(alphabet="ab c", max_size=40),
     stops=st.lists(st.text(alphabet="ab c", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_the_text_ends_before_the_first_complete_stop_string(
-    written: str, stops: list[str]
-) -> None:
+def test_the_text_ends_before_the_first_complete_stop_string(written, stops):
     ids = TOKENIZER.encode(written, add_special_tokens=False)
     assert len(ids) == len(written)  # one token a character
     out, text = _stream([[token] for token in ids], tuple(stops))
@@ -106,7 +104,7 @@ def test_the_text_ends_before_the_first_complete_stop_string(
     assert text.stopped == stopped
 
 
-def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back():
     text = TextStream(TOKENIZER, ("yes!",))
     (yes,) = TOKENIZER.encode(" yes", add_special_tokens=False)
     assert text.add([yes]) == " "
@@ -114,12 +112,12 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
 
 
 @pytest.mark.parametrize("stops", [(), ("zz",)])
-def test_an_empty_answer_is_empty(stops: tuple[str, ...]) -> None:
+def test_an_empty_answer_is_empty(stops):
     assert TextStream(TOKENIZER, stops).finish([]) == ""
 
 
-def test_a_tokenizer_in_python_is_refused() -> None:
-    service: Any = None
+def test_a_tokenizer_in_python_is_refused():
+    service = None
     limits = Limits(model_len=64, vocab_size=100, defaults=SamplingParams())
     with pytest.raises(ConfigError, match=r"CanineTokenizer is a tokenizer in Python.*json"):
         Answering(service, CanineTokenizer(), limits, "market")

@@ -10,15 +10,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.config.serving import AbTestConfig, DeploymentConfig
 from rlforge.engines.base import Engine
 from rlforge.engines.grammars import Grammars
 from rlforge.errors import ConfigError, EngineDeadError
@@ -37,7 +36,7 @@ from rlforge.serving.tokens import (
 )
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
-from .conftest import SETTINGS, MakeAdapter, until
+from .conftest import SETTINGS, until
 
 TOKENS = Tokens(client="a token for clients", admin="a token for administrators")
 PROMPT = "tic tac toe [0]"
@@ -74,11 +73,8 @@ class Served:
     done: asyncio.Task[bool]
 
 
-Serving = Callable[..., contextlib.AbstractAsyncContextManager[Served]]
-
-
 @pytest.fixture
-def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
+def serving(config, engine, tmp_path):
     """``async with serving(…) as served``; settings of group serve by name."""
 
     @contextlib.asynccontextmanager
@@ -121,7 +117,7 @@ def _admin(token: str = TOKENS.admin) -> dict[str, str]:
 # ---------------------------------------------------------------- OpenAI's client
 
 
-async def test_a_chat_answer_has_text_token_counts_and_version(serving: Serving) -> None:
+async def test_a_chat_answer_has_text_token_counts_and_version(serving):
     async with serving() as served:
         answer = await served.openai.chat.completions.create(
             model="small",
@@ -145,10 +141,10 @@ async def test_a_chat_answer_has_text_token_counts_and_version(serving: Serving)
         )
 
 
-async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) -> None:
+async def test_streams_and_whole_answers_have_the_same_text(serving):
     async with serving() as served:
-        asked: dict[str, Any] = {"model": "small", "temperature": 1.0, "seed": 7, "max_tokens": 12}
-        messages: Any = [{"role": "user", "content": PROMPT}]
+        asked = {"model": "small", "temperature": 1.0, "seed": 7, "max_tokens": 12}
+        messages = [{"role": "user", "content": PROMPT}]
         whole = await served.openai.chat.completions.create(messages=messages, **asked)
         stream = await served.openai.chat.completions.create(
             messages=messages, stream=True, stream_options={"include_usage": True}, **asked
@@ -167,14 +163,12 @@ async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) ->
         assert "".join([p.choices[0].text async for p in pieces]) == completed.choices[0].text
 
 
-async def test_a_stream_begins_while_the_engine_still_generates(
-    serving: Serving, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_begins_while_the_engine_still_generates(serving, engine, monkeypatch):
     # Without stop tokens the answer is as long as max_tokens.
     monkeypatch.setattr("rlforge.models.load.stop_token_ids", lambda *_: ())
     generate, first_is_read = engine.generate, asyncio.Event()
 
-    async def held(prompt: Any, params: Any, policy: Any, on_tokens: Any = None) -> Any:
+    async def held(prompt, params, policy, on_tokens=None):
         completion = await generate(prompt, params, policy)
         for begin in range(0, 90, 10):
             on_tokens(completion.token_ids[begin : begin + 10])
@@ -196,8 +190,8 @@ async def test_a_stream_begins_while_the_engine_still_generates(
 
 
 async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
-    serving: Serving, engine: Engine, tokenizer: Any
-) -> None:
+    serving, engine, tokenizer
+):
     ids = tokenizer.encode(PROMPT, add_special_tokens=False)
     async with serving() as served:
         answer = await served.openai.completions.create(
@@ -224,9 +218,9 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
     assert [model.id for model in listed.data] == ["small", "small@deploy-0"]
 
 
-async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None:
+async def test_a_stop_string_ends_the_answer_before_it(serving):
     async with serving() as served:
-        asked: dict[str, Any] = {"model": "small", "prompt": "go", "max_tokens": 60, "seed": 11}
+        asked = {"model": "small", "prompt": "go", "max_tokens": 60, "seed": 11}
         whole = (await served.openai.completions.create(**asked)).choices[0].text
         stop = whole[len(whole) // 2 :][:3]
         assert stop
@@ -257,11 +251,7 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
             "arguments",
         ),
         (
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [{**CALL, "function": DEEP}]},
-                ]
-            },
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": DEEP}]}]},
             "arguments",
         ),
         ({"tool_choice": "required"}, "tool_choice is required, and there are no tools"),
@@ -281,9 +271,7 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
         ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
     ],
 )
-async def test_an_invalid_request_is_a_400_with_the_reason(
-    serving: Serving, change: dict[str, Any], part: str
-) -> None:
+async def test_an_invalid_request_is_a_400_with_the_reason(serving, change, part):
     body = {"model": "small", "messages": [{"role": "user", "content": "go"}]} | change
     async with serving() as served:
         answer = await served.http.post("/v1/chat/completions", json=body)
@@ -293,9 +281,7 @@ async def test_an_invalid_request_is_a_400_with_the_reason(
         assert error["type"] == "invalid_request_error"
 
 
-async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(
-    serving: Serving,
-) -> None:
+async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(serving):
     async with serving() as served:
         with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served; there are small"):
             await served.openai.completions.create(model="gpt-9", prompt="go")
@@ -324,8 +310,8 @@ async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(
     ],
 )
 async def test_malformed_oversized_and_foreign_requests_are_refused(
-    serving: Serving, content: bytes, headers: dict[str, str], status: int
-) -> None:
+    serving, content, headers, status
+):
     async with serving(max_body_bytes=200_000 if content[:1] == b"[" else 4096) as served:
         answer = await served.http.post(
             "/v1/completions",
@@ -337,7 +323,7 @@ async def test_malformed_oversized_and_foreign_requests_are_refused(
         assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_body_that_is_no_json_says_where(serving: Serving) -> None:
+async def test_a_body_that_is_no_json_says_where(serving):
     async with serving() as served:
         answer = await served.http.post(
             "/v1/completions",
@@ -349,7 +335,7 @@ async def test_a_body_that_is_no_json_says_where(serving: Serving) -> None:
         assert re.match(r"the body is no JSON: .+ at character 1\d", error["message"])
 
 
-async def test_a_prompt_with_half_an_emoji_is_answered(serving: Serving) -> None:
+async def test_a_prompt_with_half_an_emoji_is_answered(serving):
     async with serving() as served:
         answer = await served.http.post(
             "/v1/completions",
@@ -359,10 +345,8 @@ async def test_a_prompt_with_half_an_emoji_is_answered(serving: Serving) -> None
         assert answer.status_code == 200, answer.text
 
 
-async def test_a_body_without_a_length_is_refused_once_it_is_too_large(
-    serving: Serving,
-) -> None:
-    async def for_ever() -> AsyncIterator[bytes]:
+async def test_a_body_without_a_length_is_refused_once_it_is_too_large(serving):
+    async def for_ever():
         while True:
             yield b"x" * 1024
             await asyncio.sleep(0)
@@ -370,15 +354,13 @@ async def test_a_body_without_a_length_is_refused_once_it_is_too_large(
     async with serving(max_body_bytes=4096) as served:
         with contextlib.suppress(httpx.TransportError):  # it may still be writing
             answer = await served.http.post(
-                "/v1/completions",
-                content=for_ever(),
-                headers={"content-type": "application/json"},
+                "/v1/completions", content=for_ever(), headers={"content-type": "application/json"}
             )
             assert answer.status_code == 413
         assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving: Serving) -> None:
+async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving):
     async with serving(body_timeout_s=0.2) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -392,7 +374,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving: Serving) ->
         writer.close()
 
 
-async def test_beyond_loopback_every_request_needs_a_token(serving: Serving) -> None:
+async def test_beyond_loopback_every_request_needs_a_token(serving):
     async with serving(host="0.0.0.0") as served:
         client = _admin(TOKENS.client)
         refused = await served.http.get("/admin/deployments", headers=client)
@@ -415,7 +397,7 @@ async def test_beyond_loopback_every_request_needs_a_token(serving: Serving) -> 
         assert (await served.openai.models.list()).data
 
 
-async def test_on_loopback_only_admin_calls_need_the_token_by_default(serving: Serving) -> None:
+async def test_on_loopback_only_admin_calls_need_the_token_by_default(serving):
     async with serving() as served:
         assert (await served.http.get("/v1/models")).status_code == 200
         for method, path in (
@@ -432,8 +414,8 @@ async def test_on_loopback_only_admin_calls_need_the_token_by_default(serving: S
     ("name", "variable"), [("token", CLIENT_VARIABLE), ("admin_token", ADMIN_VARIABLE)]
 )
 def test_tokens_are_made_once_and_readable_by_their_owner_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variable: str
-) -> None:
+    tmp_path, monkeypatch, name, variable
+):
     for each in (CLIENT_VARIABLE, ADMIN_VARIABLE):
         monkeypatch.delenv(each, raising=False)
     with pytest.raises(ConfigError, match="no token"):
@@ -456,7 +438,7 @@ def test_tokens_are_made_once_and_readable_by_their_owner_only(
     assert "from the environment" in dataclasses.astuple(make_tokens(tmp_path))
 
 
-def test_ids_of_answers_are_those_of_their_service_only() -> None:
+def test_ids_of_answers_are_those_of_their_service_only():
     ours, other = AnswerIds("one"), AnswerIds("other")
     made = [ours.new(kind, "deploy-7") for kind in ("chatcmpl", "cmpl") for _ in range(50)]
     assert len(set(made)) == 100
@@ -476,13 +458,13 @@ def test_ids_of_answers_are_those_of_their_service_only() -> None:
         assert ours.read(first[:place] + other_character + first[place + 1 :]) is None
 
 
-def test_addresses_of_one_machine_are_one() -> None:
+def test_addresses_of_one_machine_are_one():
     assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
     assert network("::ffff:10.0.0.1") == network("10.0.0.1") != network("10.0.0.2")
     assert network("testclient") == "testclient"
 
 
-async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_token_is_ever_logged(serving, caplog):
     with caplog.at_level(logging.DEBUG):
         async with serving() as served:
             await served.http.get("/admin/deployments", headers=_admin())
@@ -496,7 +478,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
 # ---------------------------------------------------------------- load, time-outs, shutdown
 
 
-async def test_requests_beyond_max_concurrent_are_a_429(serving: Serving) -> None:
+async def test_requests_beyond_max_concurrent_are_a_429(serving):
     body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 3}
     async with serving(max_concurrent=2) as served:
         answers = await asyncio.gather(
@@ -530,9 +512,7 @@ class Slow:
         return getattr(self._engine, name)
 
 
-async def test_a_request_past_its_time_is_a_504_and_cancelled_in_the_engine(
-    serving: Serving, engine: Engine
-) -> None:
+async def test_a_request_past_its_time_is_a_504_and_cancelled_in_the_engine(serving, engine):
     slow = Slow(engine, 0.0)
     async with serving(engine=slow, request_timeout_s=0.2) as served:
         slow.seconds = 30
@@ -544,9 +524,7 @@ async def test_a_request_past_its_time_is_a_504_and_cancelled_in_the_engine(
         assert slow.given_up == 2
 
 
-async def test_the_request_of_a_disconnected_client_is_cancelled_in_the_engine(
-    serving: Serving, engine: Engine
-) -> None:
+async def test_the_request_of_a_disconnected_client_is_cancelled_in_the_engine(serving, engine):
     slow = Slow(engine, 0.0)
     async with serving(engine=slow) as served:
         slow.seconds, before = 30, slow.asked
@@ -559,9 +537,7 @@ async def test_the_request_of_a_disconnected_client_is_cancelled_in_the_engine(
         slow.seconds = 0
 
 
-async def test_requests_under_way_are_finished_when_the_service_stops(
-    serving: Serving, engine: Engine
-) -> None:
+async def test_requests_under_way_are_finished_when_the_service_stops(serving, engine):
     slow = Slow(engine, 0.0)
     async with serving(engine=slow) as served:
         slow.seconds, before = 0.5, slow.asked
@@ -576,9 +552,7 @@ async def test_requests_under_way_are_finished_when_the_service_stops(
             await httpx.AsyncClient(trust_env=False).get(f"{served.url}/health")
 
 
-async def test_requests_that_outlast_drain_s_are_cancelled(
-    serving: Serving, engine: Engine
-) -> None:
+async def test_requests_that_outlast_drain_s_are_cancelled(serving, engine):
     slow = Slow(engine, 0.0)
     async with serving(engine=slow, drain_s=1.0) as served:
         slow.seconds, before = 60, slow.asked
@@ -594,9 +568,7 @@ async def test_requests_that_outlast_drain_s_are_cancelled(
         await asyncio.gather(under_way, return_exceptions=True)
 
 
-async def test_model_name_and_default_max_tokens_are_configured(
-    serving: Serving,
-) -> None:
+async def test_model_name_and_default_max_tokens_are_configured(serving):
     async with serving(model_name="mine", default_max_tokens=1) as served:
         assert (await served.openai.models.list()).data[0].id == "mine"
         answer = await served.openai.completions.create(model="mine", prompt="go")
@@ -604,12 +576,10 @@ async def test_model_name_and_default_max_tokens_are_configured(
         assert answer.usage.completion_tokens == 1
 
 
-async def test_a_dead_engine_is_a_503(
-    serving: Serving, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dead_engine_is_a_503(serving, engine, monkeypatch):
     async with serving() as served:
 
-        async def dead(*_: Any, **__: Any) -> Any:
+        async def dead(*_, **__):
             raise EngineDeadError("the engine is gone")
 
         monkeypatch.setattr(engine, "generate", dead)
@@ -620,9 +590,7 @@ async def test_a_dead_engine_is_a_503(
             assert answer.json()["error"]["message"] == "the engine is gone"
 
 
-async def test_metrics_count_requests_tokens_and_deployments(
-    serving: Serving, make_adapter: MakeAdapter
-) -> None:
+async def test_metrics_count_requests_tokens_and_deployments(serving, make_adapter):
     async with serving() as served:
         await served.openai.completions.create(model="small", prompt="go", max_tokens=3)
         stream = await served.openai.completions.create(model="small", prompt="go", stream=True)
@@ -645,9 +613,7 @@ async def test_metrics_count_requests_tokens_and_deployments(
 # ---------------------------------------------------------------- admin, trials
 
 
-async def test_the_admin_deploys_rolls_back_and_lists(
-    serving: Serving, make_adapter: MakeAdapter
-) -> None:
+async def test_the_admin_deploys_rolls_back_and_lists(serving, make_adapter):
     path = make_adapter(1)
     cut = make_adapter(2)
     (cut / "adapter_model.safetensors").write_bytes(b"short")
@@ -672,9 +638,7 @@ async def test_the_admin_deploys_rolls_back_and_lists(
         assert [d["phase"] for d in listed["deployments"]] == ["live", "rolled_back", "rejected"]
 
 
-async def test_outcomes_of_answers_decide_a_trial(
-    serving: Serving, make_adapter: MakeAdapter
-) -> None:
+async def test_outcomes_of_answers_decide_a_trial(serving, make_adapter):
     trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=100)
     async with serving(deployment={"strategy": "ab_test", "ab": trial}) as served:
         assert (await served.service.deploy(make_adapter(1))).phase == "trial"
@@ -706,9 +670,7 @@ async def test_outcomes_of_answers_decide_a_trial(
         assert nan.status_code == 400
 
 
-async def test_one_client_cannot_decide_a_trial_with_made_up_users(
-    serving: Serving, make_adapter: MakeAdapter
-) -> None:
+async def test_one_client_cannot_decide_a_trial_with_made_up_users(serving, make_adapter):
     """Without the administrators' token all that comes from one address counts as one user."""
     trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=60)
     async with serving(deployment={"strategy": "ab_test", "ab": trial}) as served:
@@ -730,16 +692,14 @@ async def test_one_client_cannot_decide_a_trial_with_made_up_users(
         assert served.service.current.uid == "deploy-0"  # undecided, and so as it was
 
 
-async def test_only_answers_that_the_trial_chose_a_version_for_count_in_it(
-    serving: Serving, make_adapter: MakeAdapter
-) -> None:
+async def test_only_answers_that_the_trial_chose_a_version_for_count_in_it(serving, make_adapter):
     async with serving(deployment={"strategy": "ab_test"}) as served:
 
-        async def asked(model: str = "small") -> str:
+        async def asked(model="small"):
             answer = await served.openai.completions.create(model=model, prompt="go", max_tokens=1)
             return answer.id
 
-        async def counted(answer_id: str) -> bool:
+        async def counted(answer_id):
             body = {"id": answer_id, "reward": 1.0}
             reported = await served.http.post("/v1/outcomes", json=body, headers=_admin())
             return bool(reported.json()["counted"])
@@ -755,9 +715,7 @@ async def test_only_answers_that_the_trial_chose_a_version_for_count_in_it(
 
 
 @pytest.mark.parametrize("reward", [1.001, -1e308])
-async def test_a_reward_outside_of_its_bounds_is_a_400_that_names_them(
-    serving: Serving, reward: float
-) -> None:
+async def test_a_reward_outside_of_its_bounds_is_a_400_that_names_them(serving, reward):
     async with serving() as served:
         answer = await served.openai.completions.create(model="small", prompt="go", max_tokens=1)
         refused = await served.http.post("/v1/outcomes", json={"id": answer.id, "reward": reward})
@@ -767,7 +725,7 @@ async def test_a_reward_outside_of_its_bounds_is_a_400_that_names_them(
         assert "in [-1, 1] (serve.outcome_low, serve.outcome_high)" in error["message"]
 
 
-def test_an_address_in_use_is_an_error_that_says_what_to_change() -> None:
+def test_an_address_in_use_is_an_error_that_says_what_to_change():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -799,9 +757,7 @@ WITH_TOOLS = (
 
 
 @pytest.fixture
-def prompts(
-    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, serving: Serving
-) -> list[str]:
+def prompts(engine, tokenizer, monkeypatch, serving):
     """What the engine is asked, where the model's template shows tools and it calls two."""
     tokenizer.chat_template = WITH_TOOLS
     monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
@@ -826,10 +782,10 @@ def prompts(
 
 
 async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_prompt(
-    serving: Serving, prompts: list[str]
-) -> None:
+    serving, prompts
+):
     async with serving() as served:
-        messages: list[Any] = [{"role": "user", "content": "2 + 2"}]
+        messages = [{"role": "user", "content": "2 + 2"}]
         create = served.openai.chat.completions.create
         answer = await create(model="small", messages=messages, tools=[ADD])
         assert prompts[-1] == "may call add. user 2 + 2 "
@@ -853,13 +809,10 @@ async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_
         )
 
 
-async def test_a_stream_ends_with_the_calls_of_tools(serving: Serving, prompts: list[str]) -> None:
+async def test_a_stream_ends_with_the_calls_of_tools(serving, prompts):
     async with serving() as served:
         stream = await served.openai.chat.completions.create(
-            model="small",
-            messages=[{"role": "user", "content": "2 + 2"}],
-            tools=[ADD],
-            stream=True,
+            model="small", messages=[{"role": "user", "content": "2 + 2"}], tools=[ADD], stream=True
         )
         chunks = [chunk.choices[0] async for chunk in stream]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
@@ -871,10 +824,8 @@ async def test_a_stream_ends_with_the_calls_of_tools(serving: Serving, prompts: 
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-async def test_where_no_tool_is_to_be_chosen_calls_are_text(
-    serving: Serving, prompts: list[str]
-) -> None:
-    asked: dict[str, Any] = {
+async def test_where_no_tool_is_to_be_chosen_calls_are_text(serving, prompts):
+    asked = {
         "model": "small",
         "messages": [{"role": "user", "content": "2 + 2"}],
         "tools": [ADD],
@@ -891,9 +842,7 @@ async def test_where_no_tool_is_to_be_chosen_calls_are_text(
     assert len(pieces) > 10
 
 
-async def test_without_parallel_calls_the_first_one_counts(
-    serving: Serving, prompts: list[str]
-) -> None:
+async def test_without_parallel_calls_the_first_one_counts(serving, prompts):
     async with serving() as served:
         answer = await served.openai.chat.completions.create(
             model="small",
@@ -905,18 +854,18 @@ async def test_without_parallel_calls_the_first_one_counts(
             store=False,
         )
     (call,) = answer.choices[0].message.tool_calls or ()
-    assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}  # type: ignore[union-attr]
+    assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}
     assert answer.choices[0].message.content == "Let me see."
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_has_the_format_that_was_asked_for(serving: Serving, stream: bool) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 40}
+async def test_an_answer_has_the_format_that_was_asked_for(serving, stream):
+    asked = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 40}
     async with serving() as served:
 
-        async def said(seed: int, **given: Any) -> str:
+        async def said(seed, **given):
             create = served.openai.chat.completions.create
-            answer: Any = await create(model="small", stream=stream, seed=seed, **asked, **given)
+            answer = await create(model="small", stream=stream, seed=seed, **asked, **given)
             if not stream:
                 return str(answer.choices[0].message.content)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
@@ -928,14 +877,14 @@ async def test_an_answer_has_the_format_that_was_asked_for(serving: Serving, str
 
 
 @pytest.fixture
-def shows_tools(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def shows_tools(tokenizer, monkeypatch):
     tokenizer.chat_template = WITH_TOOLS
     monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
 
 
 @pytest.mark.usefixtures("shows_tools")
-async def test_a_model_of_random_weights_calls_the_tools_that_it_must(serving: Serving) -> None:
-    asked: dict[str, Any] = {
+async def test_a_model_of_random_weights_calls_the_tools_that_it_must(serving):
+    asked = {
         "model": "small",
         "messages": [{"role": "user", "content": "go"}],
         "tools": [ADDING, WAIT],
@@ -956,19 +905,19 @@ async def test_a_model_of_random_weights_calls_the_tools_that_it_must(serving: S
         assert free.choices[0].message.tool_calls is None
 
 
-def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins() -> None:
+def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins():
     strict = {**ADDING, "function": {**ADDING["function"], "strict": True}}
     tokenizer = build_tokenizer([])
     grammar = calls_grammar([strict, WAIT], required=False, parallel=True)
     assert grammar is not None
     state = Grammars(tokenizer, len(tokenizer)).begin(grammar, [tokenizer.eos_token_id])
 
-    def follow(text: str) -> None:
+    def follow(text):
         for token in tokenizer.encode(text, add_special_tokens=False):
             assert state.allowed()[token], text
             state.take(token)
 
-    def next_letters() -> set[str]:
+    def next_letters():
         return {tokenizer.decode([int(token)]) for token in state.allowed().nonzero()[0]}
 
     follow("Anything < may be said, <tool")
@@ -982,7 +931,7 @@ def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins() -> N
     assert calls_grammar([ADDING, WAIT], required=False, parallel=True) is None
 
 
-def test_a_call_that_is_nested_too_deeply_is_text() -> None:
+def test_a_call_that_is_nested_too_deeply_is_text():
     for depth in (300, 100_000):
         deep = '{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}"
         text = f"<tool_call>{deep}</tool_call>"
@@ -990,7 +939,7 @@ def test_a_call_that_is_nested_too_deeply_is_text() -> None:
         assert without_calls(text) == text
 
 
-async def test_a_template_that_shows_no_tools_refuses_them(serving: Serving) -> None:
+async def test_a_template_that_shows_no_tools_refuses_them(serving):
     body = {"model": "small", "messages": [{"role": "user", "content": "go"}], "tools": [ADD]}
     async with serving() as served:
         refused = await served.http.post("/v1/chat/completions", json=body)

@@ -8,16 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rlforge.config.serving import ServingConfig
 from rlforge.serving.tokens import ADMIN_VARIABLE
-
-from .conftest import MakeAdapter
 
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 
@@ -32,11 +28,8 @@ def _run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-Start = Callable[[], tuple["subprocess.Popen[bytes]", str]]
-
-
 @pytest.fixture
-def start(config: ServingConfig, tmp_path: Path) -> Iterator[Start]:
+def start(config, tmp_path):
     """Starts ``rlforge serve`` with the small model; gives the process and its address."""
     started = []
 
@@ -89,9 +82,7 @@ def _answered_by(url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
-    start: Start, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(start, make_adapter, tmp_path):
     adapters = [make_adapter(seed) for seed in (1, 2)]
     process, url = start()
     assert _answered_by(url) == "deploy-0"
@@ -150,30 +141,14 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
         (("rollback",), 1, "deployments: no service was ever started here"),
         (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
         (("serve", "nowhere"), 2, "nowhere: no such directory"),
-        (
-            ("serve", "model=tiny", "serve.port=99999"),
-            2,
-            ": must lie in [0, 65535]",
-        ),
-        (
-            ("serve", "model=tiny", "engine.max_loras=1"),
-            2,
-            "): must be at least 2 for",
-        ),
-        (
-            ("serve", "model=tiny", "deployment.test=x"),
-            2,
-            "): no such choice (there are t, ",
-        ),
+        (("serve", "model=tiny", "serve.port=99999"), 2, ": must lie in [0, 65535]"),
+        (("serve", "model=tiny", "engine.max_loras=1"), 2, "): must be at least 2 for"),
+        (("serve", "model=tiny", "deployment.test=x"), 2, "): no such choice (there are t, "),
     ],
 )
 def test_wrong_arguments_are_one_line_that_says_what_to_change(
-    arguments: tuple[str, ...],
-    code: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    arguments, code, message, monkeypatch, capsys
+):
     from rlforge.cli import main
 
     monkeypatch.setattr(sys, "argv", ["rlforge", *arguments])
@@ -185,9 +160,7 @@ def test_wrong_arguments_are_one_line_that_says_what_to_change(
     assert "Traceback" not in error
 
 
-def test_an_address_without_a_service_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_without_a_service_is_an_error(monkeypatch, capsys):
     from rlforge.cli import main
 
     monkeypatch.setenv(ADMIN_VARIABLE, "anything")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,19 @@ from rlforge.actors.cluster import start_actors
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.session import ray_started
 from rlforge.config.schema import HardwareConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.engines.base import Engine
 from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError
 from rlforge.system.hardware import Machine
 from rlforge.training.graph import build_graph
 from rlforge.types import PolicyRef, SamplingParams
 
-from .conftest import MakeAdapter, until
+from .conftest import until
 
 BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 LONG = SamplingParams(max_tokens=60, seed=1)
 
 
 @pytest.fixture
-async def remote(
-    own_home: None, config: ServingConfig, tmp_path: Path
-) -> AsyncIterator[RemoteEngine]:
+async def remote(own_home, config, tmp_path):
     """The engine of a service, whose one actor may be restarted once."""
     config.serve.max_engine_restarts = 1
     graph = build_graph(config, Machine(cpus=1, gpus=0))
@@ -48,12 +43,12 @@ def _pid(folder: Path) -> int:
 
 
 async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_repetition(
-    remote: RemoteEngine, engine: Engine, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+    remote, engine, make_adapter, tmp_path
+):
     path = make_adapter(1)
     policy = PolicyRef(uid="deploy-1", kind="checkpoint", path_or_name=str(path), version=1)
     expected = await engine.generate([5, 6], LONG, policy)
-    streamed_ids: list[int] = []
+    streamed_ids = []
     streamed = await remote.generate([5, 6], LONG, policy, streamed_ids.extend)
     assert streamed.token_ids == expected.token_ids
     # The last tokens come with the answer only.
@@ -62,13 +57,13 @@ async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_rep
 
     # The engine is killed in the middle of a stream.
     first, again = _pid(tmp_path), asyncio.Event()
-    repeated: list[int] = []
+    repeated = []
 
-    def on_tokens(tokens: list[int]) -> None:
+    def on_tokens(tokens):
         repeated.extend(tokens)
         again.set()
 
-    stream = asyncio.create_task(remote.generate([5, 6], LONG, policy, on_tokens))  # type: ignore[arg-type]
+    stream = asyncio.create_task(remote.generate([5, 6], LONG, policy, on_tokens))
     await again.wait()
     os.kill(first, signal.SIGKILL)
     assert (await stream).token_ids == expected.token_ids

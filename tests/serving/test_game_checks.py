@@ -3,60 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rlforge.config.schema import EnvEntry
-from rlforge.config.serving import ServingConfig
-from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.models.load import stop_token_ids
 from rlforge.serving.game_checks import GameHoldout, game_probes
-from rlforge.types import Checkpoint, PolicyRef
+from rlforge.types import PolicyRef
 
 BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 
 
 @pytest.fixture
-def small_holdout(config: ServingConfig, engine: Engine, tokenizer: Any) -> GameHoldout:
+def small_holdout(config, engine, tokenizer):
     config.deployment.holdout_games = 24
     return GameHoldout(config, engine, tokenizer, stop_token_ids(config.model, tokenizer))
 
 
-async def test_a_version_gets_the_same_reward_as_itself_in_every_game(
-    small_holdout: GameHoldout,
-) -> None:
+async def test_a_version_gets_the_same_reward_as_itself_in_every_game(small_holdout):
     outcomes = await small_holdout(dataclasses.replace(BASE, uid="candidate-1"), BASE)
     assert len(outcomes.candidate) == 24
     assert outcomes.candidate == outcomes.current
     assert set(outcomes.current) <= {-1.0, 0.0, 1.0}
 
 
-async def test_two_versions_play_the_same_games(
-    small_holdout: GameHoldout, adapter: Checkpoint
-) -> None:
+async def test_two_versions_play_the_same_games(small_holdout, adapter):
     alone = await small_holdout(BASE, BASE)
     outcomes = await small_holdout(adapter.policy(), BASE)
     assert outcomes.current == alone.current
     assert np.any(np.array(outcomes.candidate) != np.array(outcomes.current))
 
 
-async def test_failed_games_are_an_error_with_their_cause(
-    config: ServingConfig, engine: Engine, tokenizer: Any
-) -> None:
+async def test_failed_games_are_an_error_with_their_cause(config, engine, tokenizer):
     class Failing:
-        async def generate(self, *_: Any) -> Any:
+        async def generate(self, *_):
             raise EngineError("no answer today")
 
     config.deployment.holdout_games = 4
-    holdout = GameHoldout(config, Failing(), tokenizer, ())  # type: ignore[arg-type]
+    holdout = GameHoldout(config, Failing(), tokenizer, ())
     with pytest.raises(DeploymentError, match=r"4 of 4 held-out games failed.*no answer today"):
         await holdout(BASE, BASE)
 
 
-def test_probes_are_positions_that_games_can_read(config: ServingConfig, tokenizer: Any) -> None:
+def test_probes_are_positions_that_games_can_read(config, tokenizer):
     config.env.train.append(EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20))
     config.deployment.probes, config.deployment.probe_tokens = 8, 5
     probes = game_probes(config, tokenizer, (3,))

@@ -30,7 +30,7 @@ def _promoted(journal: Journal, count: int) -> None:
         journal.promote(begun.number)
 
 
-def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_deployment_is_read_back_as_it_was_written(tmp_path):
     checks = (Check(name="fit", passed=True, detail="rank 4"),)
     with _journal(tmp_path) as journal:
         journal.begin("base", strategy="replace")
@@ -43,7 +43,7 @@ def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert (written.uid, written.updates, written.checks) == ("deploy-1", 40, checks)
 
 
-def test_places_in_the_run_follow_it_where_it_is_moved(tmp_path: Path) -> None:
+def test_places_in_the_run_follow_it_where_it_is_moved(tmp_path):
     state = tmp_path / "run" / "deployments"
     state.mkdir(parents=True)
     with _journal(state) as journal:
@@ -60,7 +60,7 @@ def test_places_in_the_run_follow_it_where_it_is_moved(tmp_path: Path) -> None:
         assert again.source == "checkpoints/step-1"
 
 
-def test_absolute_places_of_older_releases_are_read_as_of_the_run(tmp_path: Path) -> None:
+def test_absolute_places_of_older_releases_are_read_as_of_the_run(tmp_path):
     with _journal(tmp_path) as journal:
         for name in ("/gone/run/checkpoints/step-1", "/gone/other/step-2"):
             journal.begin(name, strategy="replace")
@@ -75,7 +75,7 @@ def test_absolute_places_of_older_releases_are_read_as_of_the_run(tmp_path: Path
     assert other.path == str(tmp_path / "versions" / "version-1")
 
 
-def test_going_back_takes_the_later_versions_off_the_stack(tmp_path: Path) -> None:
+def test_going_back_takes_the_later_versions_off_the_stack(tmp_path):
     with _journal(tmp_path) as journal:
         _promoted(journal, 4)
         assert [d.number for d in journal.live()] == [3, 2, 1, 0]
@@ -93,7 +93,7 @@ def test_going_back_takes_the_later_versions_off_the_stack(tmp_path: Path) -> No
         assert [d.number for d in journal.live()] == [4, 1, 0]
 
 
-def test_the_base_and_a_few_former_versions_are_kept(tmp_path: Path) -> None:
+def test_the_base_and_a_few_former_versions_are_kept(tmp_path):
     with _journal(tmp_path) as journal:
         _promoted(journal, 6)
         journal.forget_former(2)
@@ -101,10 +101,10 @@ def test_the_base_and_a_few_former_versions_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
-def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path: Path, phase: str) -> None:
+def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path, phase):
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
-        journal.begin("somewhere", strategy="replace", phase=phase)  # type: ignore[arg-type]
+        journal.begin("somewhere", strategy="replace", phase=phase)
     with _journal(tmp_path) as journal:
         (closed,) = journal.interrupt()
         assert (closed.number, closed.phase) == (1, "interrupted")
@@ -112,7 +112,7 @@ def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path: Path, ph
         assert [d.number for d in journal.live()] == [0]
 
 
-def test_an_outcome_counts_once(tmp_path: Path) -> None:
+def test_an_outcome_counts_once(tmp_path):
     first = TrialOutcome(arm="new", reward=1.0, cluster="agent-1/3", stage="3")
     second = TrialOutcome(arm="current", reward=0.5)
     with _journal(tmp_path) as journal:
@@ -125,7 +125,7 @@ def test_an_outcome_counts_once(tmp_path: Path) -> None:
         assert journal.outcomes(0) == [first, second, second]
 
 
-def test_a_state_without_clusters_and_stages_can_go_on(tmp_path: Path) -> None:
+def test_a_state_without_clusters_and_stages_can_go_on(tmp_path):
     """As releases before 0.2 wrote it."""
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
@@ -140,9 +140,7 @@ def test_a_state_without_clusters_and_stages_can_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "truncated", "emptied"])
-def test_a_damaged_file_is_replaced_by_its_copy(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_replaced_by_its_copy(tmp_path, damage, caplog):
     with _journal(tmp_path) as journal:
         _promoted(journal, 3)
         journal.back_up()
@@ -157,13 +155,13 @@ def test_a_damaged_file_is_replaced_by_its_copy(
     assert [p.read_bytes() for p in tmp_path.glob(f"{FILE}.damaged-*")] == [cut[damage]]
 
 
-def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path):
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)
     with pytest.raises(DeploymentError, match=rf"{FILE} is damaged.*move it away"):
         Journal(tmp_path)
 
 
-def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path):
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
         (pages,) = journal.database.execute("PRAGMA page_count").fetchone()
@@ -175,15 +173,13 @@ def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path: Path) -
         assert journal.begin("x", strategy="replace").number == 1
 
 
-def test_transactions_are_synced_to_disk(tmp_path: Path) -> None:
+def test_transactions_are_synced_to_disk(tmp_path):
     with _journal(tmp_path) as journal:
         assert journal.database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert journal.database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
 
 
-def test_a_copy_that_cannot_be_made_is_only_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_that_cannot_be_made_is_only_logged(tmp_path, caplog):
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
         (tmp_path / BACKUP).mkdir()
@@ -192,7 +188,7 @@ def test_a_copy_that_cannot_be_made_is_only_logged(
     assert "no copy of" in caplog.text
 
 
-def test_reading_a_folder_without_a_service_finds_nothing(tmp_path: Path) -> None:
+def test_reading_a_folder_without_a_service_finds_nothing(tmp_path):
     assert read_history(tmp_path) == []
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)
     with pytest.raises(DeploymentError, match="cannot be read"):

@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.config.serving import AbTestConfig
-from rlforge.serving.records import Arm, Deployment
+from rlforge.serving.records import Deployment
 from rlforge.serving.router import Trial, place
 
 NEW = Deployment(number=3, phase="trial", strategy="ab_test", source="somewhere")
 
 
 def _trial(**settings: object) -> Trial:
-    return Trial(NEW, AbTestConfig(**settings))  # type: ignore[arg-type]
+    return Trial(NEW, AbTestConfig(**settings))
 
 
-def test_places_are_spread_evenly() -> None:
+def test_places_are_spread_evenly():
     places = [place(f"agent-{index}", "deploy-1") for index in range(4000)]
     counts, _ = np.histogram(places, bins=10, range=(0, 1))
     assert counts.min() > 300
     assert counts.max() < 500
 
 
-def test_places_in_two_trials_are_independent() -> None:
+def test_places_in_two_trials_are_independent():
     first, second = (
         np.array([place(f"agent-{index}", salt) for index in range(2000)]) for salt in ("a", "b")
     )
@@ -35,7 +35,7 @@ def test_places_in_two_trials_are_independent() -> None:
 
 
 @given(user=st.text(min_size=1))
-def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> None:
+def test_a_user_changes_to_the_new_version_once_and_never_back(user):
     trial = _trial(shares=[0.2, 0.5, 0.9], step_outcomes=10, min_outcomes=1000)
     arms = []
     for _ in range(40):
@@ -47,7 +47,7 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> Non
 
 
 @pytest.mark.parametrize("arm", ["current", "new"])
-def test_the_share_grows_with_outcomes_of_either_version(arm: Arm) -> None:
+def test_the_share_grows_with_outcomes_of_either_version(arm):
     trial = _trial(shares=[0.1, 0.5], step_outcomes=5, min_outcomes=1000)
     for _ in range(4):
         trial.add(arm, 0.0)
@@ -56,7 +56,7 @@ def test_the_share_grows_with_outcomes_of_either_version(arm: Arm) -> None:
     assert trial.share == 0.5
 
 
-def test_a_trial_goes_on_where_no_agent_is_among_the_first_share() -> None:
+def test_a_trial_goes_on_where_no_agent_is_among_the_first_share():
     """Of the 16 agents of a default run, deploy-2 gets none at first."""
     trial = Trial(dataclasses.replace(NEW, number=2), AbTestConfig())
     agents = [f"agent-{number}" for number in range(1, 17)]
@@ -74,7 +74,7 @@ def test_a_trial_goes_on_where_no_agent_is_among_the_first_share() -> None:
 
 
 @given(number=st.integers(0, 10**6), agents=st.integers(1, 40))
-def test_every_trial_ends_whatever_the_places_of_its_agents(number: int, agents: int) -> None:
+def test_every_trial_ends_whatever_the_places_of_its_agents(number, agents):
     config = AbTestConfig(step_outcomes=20, min_outcomes=20, max_outcomes=100)
     trial, shares = Trial(dataclasses.replace(NEW, number=number), config), set()
     outcomes = 0
@@ -87,13 +87,13 @@ def test_every_trial_ends_whatever_the_places_of_its_agents(number: int, agents:
     assert outcomes < 100 or shares == {0.1, 0.25, 0.5}
 
 
-def test_requests_without_a_user_are_divided_by_the_share() -> None:
+def test_requests_without_a_user_are_divided_by_the_share():
     trial = _trial(shares=[0.5])
     arms = [trial.arm(None) for _ in range(400)]
     assert 120 < arms.count("new") < 280
 
 
-def test_an_undecided_trial_ends_as_configured() -> None:
+def test_an_undecided_trial_ends_as_configured():
     for undecided, ending in (("keep", "roll_back"), ("promote", "promote")):
         trial = _trial(max_outcomes=4, min_outcomes=1000, undecided=undecided)
         for index in range(4):

@@ -13,7 +13,7 @@ from rlforge.serving.server import compose_service
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The files of a run that composing reads: a configuration and a checkpoint."""
     path = tmp_path / "runs" / "one"
     checkpoint = path / "checkpoints" / "step-3"
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_run_the_configuration_is_an_experiment_with_service_groups() -> None:
+def test_without_a_run_the_configuration_is_an_experiment_with_service_groups():
     composed = compose_service(
         ["+experiment=simpletak_mirror", "deployment=ab_test", "serve.port=0", "engine.max_loras=3"]
     )
@@ -35,7 +35,7 @@ def test_without_a_run_the_configuration_is_an_experiment_with_service_groups() 
     assert (composed.source, composed.state_dir) == (None, Path("deployments"))
 
 
-def test_a_run_brings_its_own_configuration(run: Path) -> None:
+def test_a_run_brings_its_own_configuration(run):
     composed = compose_service([str(run), "serve.port=0", "deployment.keep=2", "engine.top_p=0.9"])
     assert composed.config.engine.max_loras == 4
     assert composed.config.engine.top_p == 0.9
@@ -57,7 +57,7 @@ def test_a_run_brings_its_own_configuration(run: Path) -> None:
         (["serve.port=many"], r"serve\.port=many.*Integer"),
     ],
 )
-def test_wrong_arguments_are_one_message(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_one_message(arguments, message):
     with pytest.raises(ConfigError, match=message):
         compose_service(arguments)
 
@@ -69,12 +69,12 @@ def test_wrong_arguments_are_one_message(arguments: list[str], message: str) -> 
         ("engine.max_lora=4", r"engine\.max_lora=4 \(command line\)"),
     ],
 )
-def test_a_run_is_changed_value_by_value(run: Path, change: str, message: str) -> None:
+def test_a_run_is_changed_value_by_value(run, change, message):
     with pytest.raises(ConfigError, match=message):
         compose_service([str(run), change])
 
 
-def test_an_adapter_is_not_a_run(tmp_path: Path) -> None:
+def test_an_adapter_is_not_a_run(tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is an adapter, not a run: .*rlforge deploy"):

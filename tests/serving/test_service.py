@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError, PolicyLoadError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.client import stage
-from rlforge.serving.records import Deployment, PairedOutcomes, Probe
+from rlforge.serving.records import PairedOutcomes
 from rlforge.serving.service import DeploymentService
-from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, PolicyRef, SamplingParams
 
-from .conftest import MakeAdapter, Opened, until
+from .conftest import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 PROMPT = (5, 6, 7, 8)
@@ -55,7 +54,7 @@ async def _worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
 # ---------------------------------------------------------------- replace
 
 
-async def test_a_new_service_serves_the_base_model(opened: Opened) -> None:
+async def test_a_new_service_serves_the_base_model(opened):
     async with opened() as service:
         answer = await _ask(service)
         assert (answer.policy_uid, service.current.number) == ("deploy-0", 0)
@@ -63,8 +62,8 @@ async def test_a_new_service_serves_the_base_model(opened: Opened) -> None:
 
 
 async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restart(
-    opened: Opened, engine: Engine, make_adapter: MakeAdapter
-) -> None:
+    opened, engine, make_adapter
+):
     first, second = make_adapter(1), make_adapter(2)
     expected = [await _alone(engine, path) for path in (first, second)]
     assert expected[0] != expected[1]
@@ -85,9 +84,7 @@ async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restar
         assert service.current.uid == "deploy-1"
 
 
-async def test_requests_finish_on_the_version_they_began_with(
-    opened: Opened, engine: Engine, adapter: Checkpoint
-) -> None:
+async def test_requests_finish_on_the_version_they_began_with(opened, engine, adapter):
     long = SamplingParams(temperature=0.0, max_tokens=100)
     async with opened() as service:
         alone = await service.generate(PROMPT, long)
@@ -105,28 +102,28 @@ async def test_requests_finish_on_the_version_they_began_with(
 
 
 async def test_a_failed_check_is_the_reason_and_the_served_version_stays(
-    opened: Opened, small_model: Path, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+    opened, small_model, make_adapter, tmp_path
+):
     good = make_adapter(1)
 
-    def spoiled(name: str, spoil: Callable[[Path], None]) -> Path:
+    def spoiled(name, spoil):
         path = tmp_path / name
         path.mkdir()
         copy_files(good, fingerprint(good))(path)
         spoil(path)
         return path
 
-    def nan(path: Path) -> None:
+    def nan(path):
         weights = load_file(path / "adapter_model.safetensors")
         weights[min(weights)].fill_(float("nan"))
         save_file(weights, path / "adapter_model.safetensors")
 
-    def other_base(path: Path) -> None:
+    def other_base(path):
         described = json.loads((path / "adapter_config.json").read_text())
         described["base_model_name_or_path"] = "other/model"
         (path / "adapter_config.json").write_text(json.dumps(described))
 
-    def lacking(path: Path) -> None:
+    def lacking(path):
         weights = load_file(path / "adapter_model.safetensors")
         del weights[min(weights)]
         save_file(weights, path / "adapter_model.safetensors")
@@ -158,9 +155,9 @@ async def test_a_failed_check_is_the_reason_and_the_served_version_stays(
 
 
 async def test_a_version_that_the_engine_cannot_load_is_rejected(
-    opened: Opened, engine: Engine, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse(prompt: Any, params: Any, policy: PolicyRef, *rest: Any) -> Completion:
+    opened, engine, adapter, monkeypatch
+):
+    async def refuse(prompt, params, policy, *rest):
         raise PolicyLoadError("no such kernel")
 
     async with opened() as service:
@@ -171,9 +168,7 @@ async def test_a_version_that_the_engine_cannot_load_is_rejected(
         assert (await _ask(service)).policy_uid == "deploy-0"
 
 
-async def test_a_version_whose_answers_cannot_be_read_is_rejected(
-    opened: Opened, adapter: Checkpoint, probes: tuple[Probe, ...]
-) -> None:
+async def test_a_version_whose_answers_cannot_be_read_is_rejected(opened, adapter, probes):
     boxed = tuple(dataclasses.replace(probe, extraction="boxed") for probe in probes)
     async with opened(asked=boxed, min_format=1.0) as service:
         refused = await service.deploy(adapter)
@@ -181,16 +176,14 @@ async def test_a_version_whose_answers_cannot_be_read_is_rejected(
         assert "format: 0 of 2 answers can be read; 100% must be; one that" in refused.reason
 
 
-async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
-    opened: Opened, adapter: Checkpoint
-) -> None:
-    asked: list[tuple[str, str]] = []
+async def test_a_version_that_is_worse_on_held_out_items_is_not_served(opened, adapter):
+    asked = []
 
-    async def equal(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+    async def equal(candidate, current):
         asked.append((candidate.uid, current.uid))
         return PairedOutcomes(candidate=(1.0,) * 50, current=(1.0,) * 50)
 
-    async def broken(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+    async def broken(candidate, current):
         raise EngineError("no answer")
 
     async with opened(holdout=_worse) as service:
@@ -206,10 +199,8 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         assert asked == [(f"candidate-{passed.number}", "deploy-0")]
 
 
-async def test_a_version_that_earns_its_rewards_in_a_suspect_way_is_not_served(
-    opened: Opened, adapter: Checkpoint
-) -> None:
-    async def suspect(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+async def test_a_version_that_earns_its_rewards_in_a_suspect_way_is_not_served(opened, adapter):
+    async def suspect(candidate, current):
         return PairedOutcomes(
             candidate=(1.0,) * 50, current=(0.0,) * 50, concerns=("its profit falls", "it stalls")
         )
@@ -223,10 +214,8 @@ async def test_a_version_that_earns_its_rewards_in_a_suspect_way_is_not_served(
         assert service.current.number == 0
 
 
-async def test_a_phase_that_exceeds_timeout_s_fails_the_deployment(
-    opened: Opened, adapter: Checkpoint
-) -> None:
-    async def never(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+async def test_a_phase_that_exceeds_timeout_s_fails_the_deployment(opened, adapter):
+    async def never(candidate, current):
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -238,11 +227,11 @@ async def test_a_phase_that_exceeds_timeout_s_fails_the_deployment(
 
 
 async def test_a_full_disk_fails_the_deployment_and_the_served_version_stays(
-    opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    opened, adapter, monkeypatch, tmp_path
+):
     async with opened() as service:
 
-        def full(source: Any, target: Any) -> None:
+        def full(source, target):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
         with monkeypatch.context() as patched:
@@ -254,9 +243,7 @@ async def test_a_full_disk_fails_the_deployment_and_the_served_version_stays(
         assert (await service.deploy(adapter)).phase == "live"
 
 
-async def test_a_journal_that_cannot_be_written_fails_the_deployment(
-    opened: Opened, adapter: Checkpoint, tmp_path: Path
-) -> None:
+async def test_a_journal_that_cannot_be_written_fails_the_deployment(opened, adapter, tmp_path):
     file = tmp_path / "state" / "state.sqlite"
     async with opened() as service:
         database = sqlite3.connect(file, isolation_level=None)
@@ -274,12 +261,12 @@ async def test_a_journal_that_cannot_be_written_fails_the_deployment(
 
 
 async def test_a_version_that_does_not_answer_on_the_live_route_is_rolled_back(
-    opened: Opened, engine: Engine, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    opened, engine, adapter, monkeypatch
+):
     async with opened() as service:
         generate = engine.generate
 
-        async def other(prompt: Any, params: Any, policy: PolicyRef, *rest: Any) -> Completion:
+        async def other(prompt, params, policy, *rest):
             uid = "stranger" if policy.uid == "deploy-1" else policy.uid
             return await generate(prompt, params, dataclasses.replace(policy, uid=uid), *rest)
 
@@ -293,9 +280,7 @@ async def test_a_version_that_does_not_answer_on_the_live_route_is_rolled_back(
         assert service.current.number == 0
 
 
-async def test_deployments_wait_for_each_other_and_outlive_their_caller(
-    opened: Opened, make_adapter: MakeAdapter
-) -> None:
+async def test_deployments_wait_for_each_other_and_outlive_their_caller(opened, make_adapter):
     async with opened() as service:
         paths = [make_adapter(seed) for seed in (1, 2)]
         both = [asyncio.create_task(service.deploy(path)) for path in paths]
@@ -310,11 +295,11 @@ async def test_deployments_wait_for_each_other_and_outlive_their_caller(
 
 @pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
 async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
-    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path, phase: str
-) -> None:
+    opened, make_adapter, tmp_path, phase
+):
     cut = tmp_path / "cut"
 
-    def power_cut(deployment: Deployment) -> None:
+    def power_cut(deployment):
         if deployment.number == 2 and deployment.phase == phase and not cut.exists():
             # The files, with the write-ahead log, as they are when the machine stops now.
             shutil.copytree(tmp_path / "state", cut)
@@ -329,9 +314,7 @@ async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
         assert (await service.deploy(make_adapter(3))).uid == "deploy-3"
 
 
-async def test_a_moved_or_copied_state_serves_its_own_copies(
-    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+async def test_a_moved_or_copied_state_serves_its_own_copies(opened, make_adapter, tmp_path):
     async with opened() as service:
         await service.deploy(make_adapter(1))
         await service.deploy(make_adapter(2))
@@ -348,8 +331,8 @@ async def test_a_moved_or_copied_state_serves_its_own_copies(
 
 
 async def test_the_base_model_takes_the_place_of_damaged_versions_only_if_asked_for(
-    opened: Opened, engine: Engine, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+    opened, engine, config, make_adapter, tmp_path
+):
     async with opened() as service:
         await service.deploy(make_adapter(1))
         shutil.rmtree(tmp_path / "state" / "versions" / "deploy-1")
@@ -372,8 +355,8 @@ async def test_the_base_model_takes_the_place_of_damaged_versions_only_if_asked_
 
 
 async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_served(
-    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    opened, make_adapter, tmp_path, caplog
+):
     async with opened() as service:
         for seed in (1, 2, 3):
             await service.deploy(make_adapter(seed))
@@ -390,12 +373,8 @@ async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_ser
 
 
 async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
-    opened: Opened,
-    engine: Engine,
-    config: ServingConfig,
-    make_adapter: MakeAdapter,
-    tmp_path: Path,
-) -> None:
+    opened, engine, config, make_adapter, tmp_path
+):
     async with opened() as service:
         await service.deploy(make_adapter(1))
         await service.deploy(make_adapter(2))
@@ -414,8 +393,8 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
 
 
 async def test_only_the_last_keep_versions_and_the_base_can_be_rolled_back_to(
-    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+    opened, make_adapter, tmp_path
+):
     async with opened(keep=1) as service:
         for seed in range(1, 5):
             await service.deploy(make_adapter(seed))
@@ -428,8 +407,8 @@ async def test_only_the_last_keep_versions_and_the_base_can_be_rolled_back_to(
 
 
 async def test_a_state_folder_whose_versions_are_named_version_n_is_served_and_kept(
-    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
+    opened, make_adapter, tmp_path
+):
     versions = tmp_path / "state" / "versions"
     async with opened() as service:
         await service.deploy(make_adapter(1))
@@ -446,7 +425,7 @@ async def test_a_state_folder_whose_versions_are_named_version_n_is_served_and_k
         assert (await _ask(service)).token_ids == expected
 
 
-async def test_one_service_owns_a_folder(opened: Opened) -> None:
+async def test_one_service_owns_a_folder(opened):
     async with opened():
         with pytest.raises(RunError, match="is in use by process"):
             async with opened():
@@ -455,9 +434,7 @@ async def test_one_service_owns_a_folder(opened: Opened) -> None:
         pass
 
 
-async def test_a_staged_adapter_is_deployed_by_the_next_service(
-    opened: Opened, adapter: Checkpoint, tmp_path: Path
-) -> None:
+async def test_a_staged_adapter_is_deployed_by_the_next_service(opened, adapter, tmp_path):
     assert adapter.path is not None
     (tmp_path / "state").mkdir()
     with pytest.raises(DeploymentError, match="no service was ever started"):
@@ -482,9 +459,7 @@ def _ab(config: ServingConfig, **settings: Any) -> dict[str, Any]:
     return AB | {"ab": type(config.deployment.ab)(**settings)}
 
 
-async def test_a_trial_splits_users_and_promotes_the_better_version(
-    opened: Opened, config: ServingConfig, adapter: Checkpoint
-) -> None:
+async def test_a_trial_splits_users_and_promotes_the_better_version(opened, config, adapter):
     settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=500)
     async with opened(**settings) as service:
         tried = await service.deploy(adapter)
@@ -507,9 +482,7 @@ async def test_a_trial_splits_users_and_promotes_the_better_version(
         assert not await service.record_outcome(1.0, uid="deploy-1")  # nothing is on trial
 
 
-async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(
-    opened: Opened, config: ServingConfig, adapter: Checkpoint
-) -> None:
+async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, config, adapter):
     async with opened(**_ab(config, shares=[0.5], min_outcomes=10)) as service:
         await service.deploy(adapter)
         for number in range(200):
@@ -522,9 +495,7 @@ async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(
         assert "trial: mean reward 0.3" in service.history()[1].reason
 
 
-async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(
-    opened: Opened, config: ServingConfig, adapter: Checkpoint
-) -> None:
+async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, config, adapter):
     settings = _ab(config, shares=[0.2, 0.8], step_outcomes=20, min_outcomes=1000)
     async with opened(**settings) as service:
         await service.deploy(adapter)
@@ -544,8 +515,8 @@ async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(
 
 
 async def test_during_a_trial_other_deployments_fail_and_a_rollback_ends_it(
-    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter
-) -> None:
+    opened, config, make_adapter
+):
     async with opened(**_ab(config)) as service:
         await service.deploy(make_adapter(1))
         second = await service.deploy(make_adapter(2))
@@ -555,9 +526,7 @@ async def test_during_a_trial_other_deployments_fail_and_a_rollback_ends_it(
         assert service.history()[1].reason == "trial: enough"
 
 
-async def test_a_reward_must_be_a_number_within_its_bounds(
-    opened: Opened, config: ServingConfig, adapter: Checkpoint
-) -> None:
+async def test_a_reward_must_be_a_number_within_its_bounds(opened, config, adapter):
     async with opened(**_ab(config)) as service:
         await service.deploy(adapter)
         for reward in (float("nan"), float("inf"), 1.001, -1e200):
@@ -567,11 +536,8 @@ async def test_a_reward_must_be_a_number_within_its_bounds(
 
 
 async def test_outcomes_on_record_outside_of_the_bounds_are_left_out_of_a_trial(
-    opened: Opened,
-    config: ServingConfig,
-    adapter: Checkpoint,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    opened, config, adapter, caplog
+):
     """As an earlier release took them: their squares are no numbers any more."""
     settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=30)
     async with opened(rewards=(-1e300, 1e300), **settings) as service:

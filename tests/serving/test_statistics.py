@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rlforge.serving import statistics
-from rlforge.serving.records import Arm, PairedOutcomes
+from rlforge.serving.records import PairedOutcomes
 from rlforge.serving.statistics import MixtureSprt, compare, mixture_p_value
 
 # ---------------------------------------------------------------- non-inferiority
@@ -33,7 +33,7 @@ def _games(draw: np.random.Generator, number: int, loss: float) -> PairedOutcome
 
 
 @pytest.mark.parametrize("items", [40, 200])
-def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(items: int) -> None:
+def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(items):
     draw, runs = np.random.default_rng(0), 800
     passed = sum(
         compare(_games(draw, items, loss=0.25), margin=0.25, alpha=0.05, test="t").passed
@@ -44,7 +44,7 @@ def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(ite
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most(test: str) -> None:
+def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most(test):
     draw, runs = np.random.default_rng(1), 500
     passed = 0
     for _ in range(runs):
@@ -54,7 +54,7 @@ def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most
     assert passed / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
-def test_an_equal_version_passes_with_enough_games() -> None:
+def test_an_equal_version_passes_with_enough_games():
     draw = np.random.default_rng(2)
     passed = [
         compare(_games(draw, 200, loss=0.0), margin=0.25, alpha=0.05, test="t").passed
@@ -63,7 +63,7 @@ def test_an_equal_version_passes_with_enough_games() -> None:
     assert np.mean(passed) > 0.85
 
 
-def test_the_p_value_is_that_of_students_distribution() -> None:
+def test_the_p_value_is_that_of_students_distribution():
     outcomes = PairedOutcomes(candidate=(1.0, 0.5, 0.0, 2.0), current=(0.5, 1.0, 0.0, 1.0))
     result = compare(outcomes, margin=0.1, alpha=0.05, test="t")
     difference = np.array([0.5, -0.5, 0.0, 1.0])
@@ -73,27 +73,25 @@ def test_the_p_value_is_that_of_students_distribution() -> None:
 
 
 @given(difference=st.floats(-1, 1), margin=st.floats(0, 1), items=st.integers(1, 5))
-def test_equal_differences_are_compared_with_the_margin(
-    difference: float, margin: float, items: int
-) -> None:
+def test_equal_differences_are_compared_with_the_margin(difference, margin, items):
     outcomes = PairedOutcomes(candidate=(difference,) * items, current=(0.0,) * items)
     for test in TESTS:
         result = compare(outcomes, margin=margin, alpha=0.05, test=test)
         assert result.passed == (difference + margin >= 0)
 
 
-def test_no_items_do_not_pass() -> None:
+def test_no_items_do_not_pass():
     nothing = PairedOutcomes(candidate=(), current=())
     assert not compare(nothing, margin=1.0, alpha=0.5, test="sign").passed
 
 
-def test_outcomes_that_are_not_finite_are_refused() -> None:
+def test_outcomes_that_are_not_finite_are_refused():
     outcomes = PairedOutcomes(candidate=(math.nan,), current=(0.0,))
     with pytest.raises(ValueError, match="finite"):
         compare(outcomes, margin=0.1, alpha=0.05, test="t")
 
 
-def test_an_unknown_test_is_refused() -> None:
+def test_an_unknown_test_is_refused():
     outcomes = PairedOutcomes(candidate=(1.0, 0.0), current=(0.0, 0.0))
     with pytest.raises(ValueError, match="no test is named wilcoxn; there are t, wil"):
         compare(outcomes, margin=0, alpha=0.05, test="wilcoxn")
@@ -103,9 +101,7 @@ def test_an_unknown_test_is_refused() -> None:
 
 
 @given(difference=st.floats(-0.5, 0.5), variance=st.floats(1e-3, 0.2), effect=st.floats(0.05, 0.5))
-def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(
-    difference: float, variance: float, effect: float
-) -> None:
+def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(difference, variance, effect):
     # A difference drawn from N(0, effect²) and seen through N(·, variance) is N(0, their sum).
     averaged = stats.norm.logpdf(difference, 0, math.sqrt(variance + effect**2))
     ratio = math.exp(averaged - stats.norm.logpdf(difference, 0, math.sqrt(variance)))
@@ -120,41 +116,41 @@ def _verdict(draw: np.random.Generator, new: float, outcomes: int, share: float)
     lucks = zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True)
     for number, (on_new, luck) in enumerate(lucks):
         arm = "new" if on_new < share else "current"
-        test.add(arm, float(luck < chances[arm]), stage=str(number // 50))  # type: ignore[arg-type]
+        test.add(arm, float(luck < chances[arm]), stage=str(number // 50))
         if test.verdict is not None:
             return test.verdict
     return None
 
 
-def test_the_difference_is_that_within_stages_whatever_the_level_and_the_share() -> None:
+def test_the_difference_is_that_within_stages_whatever_the_level_and_the_share():
     test, draw = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10), np.random.default_rng(2)
     for stage, (level, share) in enumerate([(0.0, 0.2), (5.0, 0.5), (-3.0, 0.8)]):
         for user in range(100):
-            arm: Arm = "new" if user < 100 * share else "current"
+            arm = "new" if user < 100 * share else "current"
             reward = level + 0.25 * (arm == "new") + draw.normal(0, 1e-3)
             test.add(arm, reward, stage=str(stage), cluster=f"{user}/{stage}")
     test.look()
     assert test.difference == pytest.approx(0.25, abs=1e-3)
 
 
-def test_the_variance_is_that_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variance_is_that_of_clusters(monkeypatch):
     """One stage, g clusters of equal size a side: that of the difference of cluster means."""
-    seen: list[float] = []
+    seen = []
 
-    def noted(difference: float, variance: float, effect: float) -> float:
+    def noted(difference, variance, effect):
         seen.append(variance)
         return mixture_p_value(difference, variance, effect)
 
     monkeypatch.setattr(statistics, "mixture_p_value", noted)
     draw = np.random.default_rng(3)
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
-    means: dict[Arm, list[float]] = {"current": [], "new": []}
+    means = {"current": [], "new": []}
     for arm, clusters in (("current", 40), ("new", 25)):
         for cluster in range(clusters):
             rewards = draw.normal(draw.normal(0, 0.2), 0.4, size=6)
-            means[arm].append(rewards.mean())  # type: ignore[index]
+            means[arm].append(rewards.mean())
             for reward in rewards:
-                test.add(arm, reward, stage="1", cluster=f"{arm}{cluster}")  # type: ignore[arg-type]
+                test.add(arm, reward, stage="1", cluster=f"{arm}{cluster}")
     test.look()
     # Each side's variance of the mean of its g clusters is sum (m - mean)^2 / (g - 1) / g.
     plain = sum(np.var(own, ddof=1) / len(own) for own in means.values())
@@ -168,11 +164,11 @@ def test_the_variance_is_that_of_clusters(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[-1] == pytest.approx(plain * effective / (effective - 2))
 
 
-def test_a_user_counts_once_in_a_stage_however_many_the_outcomes() -> None:
+def test_a_user_counts_once_in_a_stage_however_many_the_outcomes():
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
     for user in range(20):
         for arm, reward in (("current", 0.1 * (user % 2)), ("new", 0.5 + 0.1 * (user % 3))):
-            test.add(arm, reward, stage="1", cluster=f"{arm}{user}")  # type: ignore[arg-type]
+            test.add(arm, reward, stage="1", cluster=f"{arm}{user}")
     for _ in range(1000):
         test.add("new", -1.0, stage="1", cluster="new0")
     test.look()
@@ -182,13 +178,13 @@ def test_a_user_counts_once_in_a_stage_however_many_the_outcomes() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_one_client_cannot_decide_a_trial_of_equal_versions(share: float) -> None:
+def test_one_client_cannot_decide_a_trial_of_equal_versions(share):
     """A ``share`` of the outcomes is its own: 1 for the new version, -1 for the current one."""
     for seed in range(5):
         draw = np.random.default_rng(seed)
         test = MixtureSprt(alpha=0.05, effect=0.03, min_outcomes=50)
         for number in range(10_000):
-            arm: Arm = "new" if draw.uniform() < 0.5 else "current"
+            arm = "new" if draw.uniform() < 0.5 else "current"
             lies = draw.uniform() < share
             test.add(
                 arm,
@@ -201,9 +197,7 @@ def test_one_client_cannot_decide_a_trial_of_equal_versions(share: float) -> Non
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(
-    persistent: bool,
-) -> None:
+def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(persistent):
     """Agents alike within themselves, levels that drift, and a share that grows."""
     false = 0
     for seed in range(60):
@@ -216,7 +210,7 @@ def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(
             rewards = level + own + draw.normal(0, 0.35, size=(12, 24))
             for row in rewards:
                 for agent, reward in enumerate(row):
-                    arm: Arm = "new" if places[agent] < share else "current"
+                    arm = "new" if places[agent] < share else "current"
                     cluster = str(agent) if persistent else f"{agent}/{episode}"
                     test.add(arm, float(reward), stage=str(episode), cluster=cluster)
         test.look()
@@ -225,22 +219,20 @@ def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_without_a_difference_a_verdict_has_probability_alpha_at_most(
-    share: float,
-) -> None:
+def test_without_a_difference_a_verdict_has_probability_alpha_at_most(share):
     draw, runs = np.random.default_rng(0), 300
     decided = sum(_verdict(draw, 0.5, 1500, share) is not None for _ in range(runs))
     assert decided / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
 @pytest.mark.parametrize(("new", "verdict"), [(0.65, "new_is_better"), (0.35, "new_is_worse")])
-def test_a_difference_is_found_with_its_sign(new: float, verdict: str) -> None:
+def test_a_difference_is_found_with_its_sign(new, verdict):
     draw = np.random.default_rng(1)
     found = [_verdict(draw, new, 2000, 0.5) for _ in range(50)]
     assert found.count(verdict) >= 48
 
 
-def test_outcomes_without_spread_decide_when_they_differ() -> None:
+def test_outcomes_without_spread_decide_when_they_differ():
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
     for _ in range(3):
         test.add("current", 0.0, stage="1")
@@ -256,6 +248,6 @@ def test_outcomes_without_spread_decide_when_they_differ() -> None:
     assert same.p_value == 1.0
 
 
-def test_a_reward_must_be_finite() -> None:
+def test_a_reward_must_be_finite():
     with pytest.raises(ValueError, match="finite"):
         MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan, stage="1")

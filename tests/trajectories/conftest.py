@@ -64,10 +64,7 @@ class Make:
     def outcome(self, decision: Decision, reward: float = 0.25) -> DecisionOutcome:
         """An outcome of ``decision``."""
         return DecisionOutcome(
-            decision_id=decision.id,
-            reward=reward,
-            next_state=state(7.0),
-            result=self.result(),
+            decision_id=decision.id, reward=reward, next_state=state(7.0), result=self.result()
         )
 
     def result(self) -> Result:
@@ -75,5 +72,5 @@ class Make:
 
 
 @pytest.fixture
-def make() -> Make:
+def make():
     return Make()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.errors import RlforgeError
-from rlforge.trajectories.columns import (
-    DECISIONS,
-    decision_row,
-    outcome_row,
-    to_decisions,
-)
+from rlforge.trajectories.columns import DECISIONS, decision_row, outcome_row, to_decisions
 from rlforge.trajectories.records import Decision, Metadata, Result
 from rlforge.types import Completion
 
@@ -70,11 +64,11 @@ def there_and_back(decision: Decision) -> Decision:
 
 @settings(max_examples=100)
 @given(decisions)
-def test_any_decision_comes_back_as_it_was(decision: Decision) -> None:
+def test_any_decision_comes_back_as_it_was(decision):
     assert there_and_back(decision) == decision
 
 
-def test_rows_have_the_documented_column_names(make: Any) -> None:
+def test_rows_have_the_documented_column_names(make):
     row = decision_row(make.whole(1))
     documented = ["id", "agentId", "windowId", "state", "action", "reward", "nextState"]
     assert list(row)[:9] == [*documented, "timestamp", "metadata"]
@@ -93,12 +87,12 @@ def test_rows_have_the_documented_column_names(make: Any) -> None:
     ]
 
 
-def test_states_may_hold_numpy_scalars_and_mappings(make: Any) -> None:
+def test_states_may_hold_numpy_scalars_and_mappings(make):
     odd = {"n": np.float32(0.5), "k": np.int64(3), "inner": MappingProxyType({"a": (1, 2)})}
     assert there_and_back(make(1, state=odd)).state == {"n": 0.5, "k": 3, "inner": {"a": [1, 2]}}
 
 
-def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make: Any) -> None:
+def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make):
     decision = make(1, metadata=Metadata(provider="m", reasoning="a\ud800b"))
     assert there_and_back(decision).metadata.reasoning == "a?b"
 
@@ -121,15 +115,13 @@ def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make: Any)
         ),
     ],
 )
-def test_a_value_that_cannot_be_stored_is_refused_by_field(
-    make: Any, changes: dict[str, Any], message: str
-) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_by_field(make, changes, message):
     with pytest.raises(RlforgeError) as caught:
         decision_row(make(1, **changes))
     assert message in str(caught.value)
 
 
-def test_columns_that_an_older_file_lacks_take_defaults(make: Any) -> None:
+def test_columns_that_an_older_file_lacks_take_defaults(make):
     whole_row = decision_row(make.whole(1))
     kept = ("id", "agentId", "windowId", "state", "action", "timestamp")
     (back,) = to_decisions(pa.Table.from_pylist([{name: whole_row[name] for name in kept}]))

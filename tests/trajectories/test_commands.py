@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +15,11 @@ from rlforge.trajectories.store import TrajectoryStore
 
 from .conftest import Make
 
-Rlforge = Callable[..., tuple[int, str, str]]
 COMMANDS = ("list", "show", "decisions", "export", "import", "upgrade")
 
 
 @pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlforge:
+def windows(monkeypatch, capsys):
     """``rlforge windows ARGUMENTS`` in this process, 80 columns wide: exit code, output, errors."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -39,7 +36,7 @@ def windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     """A run with a ready window at 10:00, one that lacks all at 11:00, and an open one."""
     make, root = Make(), tmp_path / "runs" / "market" / "first"
     root.mkdir(parents=True)
@@ -55,13 +52,13 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_text_has_an_example_and_fits(windows: Rlforge, command: str) -> None:
+def test_every_help_text_has_an_example_and_fits(windows, command):
     code, out, _ = windows(command, "--help")
     assert code == 0
     assert f"rlforge windows {command} " in out.split("Example")[1]
 
 
-def test_the_list_says_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path) -> None:
+def test_the_list_says_why_a_window_is_not_ready(windows, run_dir):
     for where in (run_dir, run_dir / "store"):
         code, out, err = windows("list", where)
         words = " ".join(out.split())
@@ -72,7 +69,7 @@ def test_the_list_says_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path
         assert "it is open for" in words
 
 
-def test_a_window_that_a_run_has_trained_on_is_not_open(windows: Rlforge, run_dir: Path) -> None:
+def test_a_window_that_a_run_has_trained_on_is_not_open(windows, run_dir):
     (run_dir / "windows.jsonl").write_text('{"window_id": "2024-11-13-12:00"}\n')
     for where in (run_dir, run_dir / "store"):
         _, out, _ = windows("list", where)
@@ -80,14 +77,14 @@ def test_a_window_that_a_run_has_trained_on_is_not_open(windows: Rlforge, run_di
         assert "open" not in out
 
 
-def test_the_list_shows_the_newest_windows(windows: Rlforge, run_dir: Path) -> None:
+def test_the_list_shows_the_newest_windows(windows, run_dir):
     code, out, _ = windows("list", run_dir, "--last", "1")
     assert code == 0
     assert "10:00" not in out
     assert "and 2 earlier windows; --last 3 shows all" in out
 
 
-def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
+def test_one_window_with_its_agents(windows, run_dir):
     code, out, _ = windows("show", run_dir, "2024-11-13-11:00")
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -104,9 +101,7 @@ def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
     assert "[red]agent" in out
 
 
-def test_decisions_with_what_was_seen_said_done_and_scored(
-    windows: Rlforge, tmp_path: Path
-) -> None:
+def test_decisions_with_what_was_seen_said_done_and_scored(windows, tmp_path):
     make, run = Make(), tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("store: {}\nwindow: {clock: simulated}\n")
@@ -143,9 +138,7 @@ def test_decisions_with_what_was_seen_said_done_and_scored(
     assert "no agent agent-7 decided in 2024-11-13-10:00; did you mean agent-" in err
 
 
-def test_each_mistake_has_one_error_message(
-    windows: Rlforge, run_dir: Path, tmp_path: Path
-) -> None:
+def test_each_mistake_has_one_error_message(windows, run_dir, tmp_path):
     for arguments, message in (
         (("show", run_dir, "2024-11-13-10:30"), "did you mean 2024-11-13-10:00"),
         (("show", run_dir, "x"), "no window x in "),
@@ -163,9 +156,7 @@ def test_each_mistake_has_one_error_message(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_that_wrote_nothing_and_one_without_windows(
-    windows: Rlforge, run_dir: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_wrote_nothing_and_one_without_windows(windows, run_dir, tmp_path):
     (tmp_path / "config.yaml").write_text("store: {}\nwindow: {}\n")
     code, _, err = windows("list", tmp_path)
     assert (code, "has written no decisions yet" in err) == (2, True)
@@ -180,7 +171,7 @@ def test_a_run_that_wrote_nothing_and_one_without_windows(
     assert (code, "holds no decisions yet" in out) == (0, True)
 
 
-def test_export_and_import(windows: Rlforge, run_dir: Path, tmp_path: Path) -> None:
+def test_export_and_import(windows, run_dir, tmp_path):
     code, out, err = windows("export", run_dir, "out", "--window", "2024-11-13-10:00")
     assert (code, out, err) == (0, "out\n", "15 decisions\n")
     code, out, _ = windows("import", "out", "copy")
@@ -189,14 +180,14 @@ def test_export_and_import(windows: Rlforge, run_dir: Path, tmp_path: Path) -> N
     assert (code, "yes" in out) == (0, True)
 
 
-def test_bad_rows_are_named(windows: Rlforge, tmp_path: Path, run_dir: Path) -> None:
+def test_bad_rows_are_named(windows, tmp_path, run_dir):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     windows("export", run_dir, "out")
     (file,) = (tmp_path / "out" / "data").iterdir()
     table = pq.read_table(file)
-    actions: Any = ["{}", *table["action"].to_pylist()[1:]]
+    actions = ["{}", *table["action"].to_pylist()[1:]]
     pq.write_table(table.set_column(4, "action", pa.array(actions)), file)
     code, _, err = windows("import", "out", "copy")
     assert (code, "row 1: action has no type" in err) == (1, True)
@@ -205,7 +196,7 @@ def test_bad_rows_are_named(windows: Rlforge, tmp_path: Path, run_dir: Path) -> 
     assert "left out: data/train-00000-of-00001.parquet row 1" in err
 
 
-def test_damage_is_named(windows: Rlforge, run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_named(windows, run_dir, caplog):
     (file,) = (run_dir / "store" / "windows").glob("2024-11-13-10.00-*")
     file.write_bytes(b"")
     code, out, _ = windows("list", run_dir)
@@ -214,9 +205,7 @@ def test_damage_is_named(windows: Rlforge, run_dir: Path, caplog: pytest.LogCapt
     assert "it has no decisions" in " ".join(out.split())
 
 
-def test_an_old_store_is_rewritten_once(
-    windows: Rlforge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_store_is_rewritten_once(windows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(Path(__file__).parent / "data" / "store_v1", "store")
     code, _, err = windows("list", "store")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,19 @@ from rlforge.trajectories.store import TrajectoryStore
 
 
 @pytest.fixture
-def decisions(make: Any) -> list[Any]:
+def decisions(make):
     whole = [make.whole(n, f"agent-{n % 3}") for n in range(0, 180, 6)]
     return [*whole, make(179, "agent-123")]
 
 
 @pytest.fixture
-def store(tmp_path: Path, decisions: list[Any]) -> Iterator[TrajectoryStore]:
+def store(tmp_path, decisions):
     with TrajectoryStore(tmp_path / "store") as opened:
         opened.append(decisions)
         yield opened
 
 
-def test_datasets_loads_and_filters_an_export(
-    tmp_path: Path, store: TrajectoryStore, decisions: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_loads_and_filters_an_export(tmp_path, store, decisions, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     from datasets import load_dataset
@@ -51,11 +48,7 @@ def test_datasets_loads_and_filters_an_export(
     assert (row["reward"], row["complete"]) == (None, False)
     first = loaded["train"][0]
     assert first["timestamp"] == datetime.fromtimestamp(decisions[0].timestamp, UTC)
-    assert first["metadata"] == {
-        "provider": "tiny_market",
-        "reasoning": "cheap",
-        "confidence": 0.7,
-    }
+    assert first["metadata"] == {"provider": "tiny_market", "reasoning": "cheap", "confidence": 0.7}
     assert first["state"] == decisions[0].state
     assert first["nextState"]["portfolio"]["balance"] == 999.0
     assert first["action"]["marketId"] == "m1"
@@ -65,8 +58,8 @@ def test_datasets_loads_and_filters_an_export(
 
 
 def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
-    tmp_path: Path, store: TrajectoryStore, decisions: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, store, decisions, monkeypatch
+):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     from datasets import load_dataset
 
@@ -93,9 +86,7 @@ def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
     assert (second["avg_reward"], second["kl_divergence"], second["reason"]) == (1.0, 0.25, None)
 
 
-def test_an_export_is_read_back_as_it_was(
-    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
-) -> None:
+def test_an_export_is_read_back_as_it_was(tmp_path, store, decisions):
     export_dataset(store, tmp_path / "out")
     with TrajectoryStore(tmp_path / "copy") as copy:
         done = import_dataset(tmp_path / "out", copy)
@@ -104,9 +95,7 @@ def test_an_export_is_read_back_as_it_was(
         assert import_dataset(tmp_path / "out", copy).known == 31
 
 
-def test_chosen_windows_in_files_of_limited_size(
-    tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chosen_windows_in_files_of_limited_size(tmp_path, store, monkeypatch):
     monkeypatch.setattr(dataset, "_FILE_ROWS", 5)
     wanted = ("2024-11-13-11:00", "2024-11-13-12:00")
     assert export_dataset(store, tmp_path / "out", wanted) == 21
@@ -119,15 +108,15 @@ def test_chosen_windows_in_files_of_limited_size(
 
 
 def test_an_export_overwrites_nothing_and_leaves_no_part_after_an_error(
-    tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, store, monkeypatch
+):
     (tmp_path / "taken").mkdir()
     with pytest.raises(RlforgeError, match="taken exists already"):
         export_dataset(store, tmp_path / "taken")
     with pytest.raises(RlforgeError, match="has no decisions to export"):
         export_dataset(store, tmp_path / "none", ("2000-01-01-00:00",))
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -143,9 +132,7 @@ def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
     return folder
 
 
-def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
-    tmp_path: Path, make: Any
-) -> None:
+def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(tmp_path, make):
     good = decision_row(make.whole(1))
     bad = {
         "state": ("{", "JSONDecodeError"),
@@ -173,14 +160,12 @@ def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
         assert store.decisions() == [make.whole(1)]
 
 
-def test_rows_of_an_export_that_were_edited_are_named_as_all_others(
-    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
-) -> None:
+def test_rows_of_an_export_that_were_edited_are_named_as_all_others(tmp_path, store, decisions):
     """Rows as an export writes them are checked by columns; what fails there is looked at."""
     export_dataset(store, tmp_path / "out")
     [file] = (tmp_path / "out" / "data").iterdir()
     table = pq.read_table(file)
-    edits: list[tuple[int, str, Any, str]] = [
+    edits = [
         (1, "state", "{", "JSONDecodeError"),
         (3, "state", "[]", "state is not a JSON object"),
         (5, "action", '{"type": 3}', "action has no type"),
@@ -208,9 +193,7 @@ def test_rows_of_an_export_that_were_edited_are_named_as_all_others(
         assert import_dataset(tmp_path / "out", copy, skip_bad=True).written == 31 - 7
 
 
-def test_an_import_adds_to_windows_that_are_there(
-    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
-) -> None:
+def test_an_import_adds_to_windows_that_are_there(tmp_path, store, decisions):
     export_dataset(store, tmp_path / "out")
     with TrajectoryStore(tmp_path / "copy") as copy:
         copy.append(decisions[::4])
@@ -221,7 +204,7 @@ def test_an_import_adds_to_windows_that_are_there(
         assert copy.decisions() == decisions
 
 
-def test_ten_of_many_bad_rows_are_named(tmp_path: Path, make: Any) -> None:
+def test_ten_of_many_bad_rows_are_named(tmp_path, make):
     rows = [{**decision_row(make.whole(n)), "action": "{}"} for n in range(12)]
     with (
         TrajectoryStore(tmp_path / "store") as store,
@@ -230,9 +213,7 @@ def test_ten_of_many_bad_rows_are_named(tmp_path: Path, make: Any) -> None:
         import_dataset(rows_file(tmp_path / "in", rows), store)
 
 
-def test_imported_datasets_may_hold_structs_dates_and_fewer_columns(
-    tmp_path: Path, make: Any
-) -> None:
+def test_imported_datasets_may_hold_structs_dates_and_fewer_columns(tmp_path, make):
     moment = datetime(2024, 11, 13, 10, 30, tzinfo=UTC)
     rows = [
         {
@@ -253,7 +234,7 @@ def test_imported_datasets_may_hold_structs_dates_and_fewer_columns(
     assert (back[0].metadata.provider, back[0].complete) == ("", False)
 
 
-def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_dataset_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.parquet").write_bytes(b"PAR1 and no more")

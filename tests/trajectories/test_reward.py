@@ -39,27 +39,27 @@ def documented(outcome: Result) -> float:
         win=st.floats(0, 1),
     )
 )
-def test_default_rewards_follow_the_documented_formula(outcome: Result) -> None:
+def test_default_rewards_follow_the_documented_formula(outcome):
     parts = DecisionReward(DecisionRewardConfig())(outcome)
     assert parts.total == pytest.approx(documented(outcome))
     assert parts.reward == min(max(parts.total, -1.0), 1.0)
     assert parts.pnl == outcome.pnl / outcome.investment
 
 
-def test_an_hour_is_not_fast() -> None:
+def test_an_hour_is_not_fast():
     reward = DecisionReward(DecisionRewardConfig())
     assert reward(result(hold=59.999)).speed == 1.0
     assert reward(result(hold=60)).speed == 0.5
 
 
-def test_uninvested_reward_replaces_the_return_on_nothing() -> None:
+def test_uninvested_reward_replaces_the_return_on_nothing():
     parts = DecisionReward(DecisionRewardConfig())(result(pnl=0, investment=0))
     assert (parts.pnl, parts.reward) == (0.0, pytest.approx(0.2 + 0.3 * 0.6))
     strict = DecisionRewardConfig(uninvested_reward=-1.0)
     assert DecisionReward(strict)(result(investment=0)).pnl == -1.0
 
 
-def test_every_term_is_configurable() -> None:
+def test_every_term_is_configurable():
     config = DecisionRewardConfig(
         pnl_weight=2,
         speed_weight=3,
@@ -88,18 +88,18 @@ def test_every_term_is_configurable() -> None:
         result(win=1.5),
     ],
 )
-def test_invalid_results_are_refused(outcome: Result) -> None:
+def test_invalid_results_are_refused(outcome):
     with pytest.raises(RlforgeError, match="no reward"):
         DecisionReward(DecisionRewardConfig())(outcome)
 
 
 @given(rewards)
 @example([1.0, 2.007410808681282e-227, -1.0])
-def test_normalizations_against_numpy(given_rewards: list[float]) -> None:
+def test_normalizations_against_numpy(given_rewards):
     array = np.array(given_rewards)
     spread = np.ptp(array) > 1e-6
 
-    def normalized(how: str) -> list[float]:
+    def normalized(how):
         return DecisionReward(DecisionRewardConfig(normalize=how)).normalize(given_rewards)
 
     assert normalized("none") == given_rewards
@@ -113,20 +113,20 @@ def test_normalizations_against_numpy(given_rewards: list[float]) -> None:
 
 
 @pytest.mark.parametrize("how", ["center", "zscore", "minmax"])
-def test_equal_rewards_are_normalized_to_one_value(how: str) -> None:
+def test_equal_rewards_are_normalized_to_one_value(how):
     reward = DecisionReward(DecisionRewardConfig(normalize=how))
     assert reward.normalize([0.1 + 0.2, 0.3, 0.3]) == [0.0, 0.0, 0.0]
     assert reward.normalize([]) == []
 
 
 @given(rewards, st.floats(0, 1))
-def test_the_return_is_the_discounted_sum(given_rewards: list[float], gamma: float) -> None:
+def test_the_return_is_the_discounted_sum(given_rewards, gamma):
     expected = sum(gamma**i * reward for i, reward in enumerate(given_rewards))
     found = returns_to_go(["ann"] * len(given_rewards), given_rewards, gamma)
     assert found[:1] == pytest.approx([expected][: len(given_rewards)], abs=1e-9)
 
 
-def test_returns_are_by_agent_and_in_order_of_time(make) -> None:
+def test_returns_are_by_agent_and_in_order_of_time(make):
     decisions = [
         make.whole(2, "b", reward=1.0),
         make.whole(1, "a", reward=2.0),
@@ -138,7 +138,7 @@ def test_returns_are_by_agent_and_in_order_of_time(make) -> None:
     assert returns == {"a": 2.0, "b": 4.0 + 0.5 * 1.0}
 
 
-def test_parts_are_averaged_for_the_log() -> None:
+def test_parts_are_averaged_for_the_log():
     reward = DecisionReward(DecisionRewardConfig())
     means = mean_parts([reward(result()), reward(result(pnl=100))])
     assert means["reward_pnl"] == pytest.approx((0.2 + 10) / 2)

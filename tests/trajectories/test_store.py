@@ -14,7 +14,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def all_ids(reader: StoreReader) -> list[str]:
     return [decision.id for decision in reader.decisions()]
 
 
-def test_another_reader_sees_decisions_at_once(tmp_path: Path, make: Any) -> None:
+def test_another_reader_sees_decisions_at_once(tmp_path, make):
     decisions = [make.whole(number) for number in range(4)] + [make(4)]
     with TrajectoryStore(tmp_path / "store") as store:
         reader = StoreReader(tmp_path / "store")
@@ -59,7 +58,7 @@ def test_another_reader_sees_decisions_at_once(tmp_path: Path, make: Any) -> Non
     assert len(parquets(tmp_path / "store")) == 1
 
 
-def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path: Path, make: Any) -> None:
+def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path, make):
     decisions = [make(number) for number in range(3)]
     outcomes = [make.outcome(decision, reward=0.1) for decision in decisions]
     with TrajectoryStore(tmp_path, StoreConfig()) as store:
@@ -76,10 +75,10 @@ def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path: Path, ma
 
 
 def test_a_state_is_encoded_once_and_not_parsed_when_its_window_is_closed(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def small(do: Any) -> Any:
-        def checked(content: Any, **options: Any) -> Any:
+    tmp_path, make, monkeypatch
+):
+    def small(do):
+        def checked(content, **options):
             assert "portfolio" not in str(content)
             return do(content, **options)
 
@@ -100,7 +99,7 @@ def test_a_state_is_encoded_once_and_not_parsed_when_its_window_is_closed(
     store.close()
 
 
-def test_outcomes_count_as_room_of_their_windows(tmp_path: Path, make: Any) -> None:
+def test_outcomes_count_as_room_of_their_windows(tmp_path, make):
     with TrajectoryStore(tmp_path, room_for(4.5, make)) as store:
         store.append([make(0), make(60), make(61)])
         assert not parquets(tmp_path)
@@ -108,9 +107,7 @@ def test_outcomes_count_as_room_of_their_windows(tmp_path: Path, make: Any) -> N
         assert len(parquets(tmp_path)) == 1
 
 
-def test_the_windows_of_a_killed_writer_keep_their_order_and_size(
-    tmp_path: Path, make: Any
-) -> None:
+def test_the_windows_of_a_killed_writer_keep_their_order_and_size(tmp_path, make):
     root, late = tmp_path / "store", tmp_path / "killed"
     with TrajectoryStore(root) as store:
         for minute in (60, 0, 120):
@@ -121,7 +118,7 @@ def test_the_windows_of_a_killed_writer_keep_their_order_and_size(
         assert [path.name[:13] for path in parquets(late)] == ["2024-11-13-11"]
 
 
-def test_repeated_decisions_and_outcomes_are_skipped(tmp_path: Path, make: Any) -> None:
+def test_repeated_decisions_and_outcomes_are_skipped(tmp_path, make):
     decisions = [make(number) for number in range(3)]
     with TrajectoryStore(tmp_path, TINY) as store:
         assert store.append(decisions[:2]) == 2
@@ -135,7 +132,7 @@ def test_repeated_decisions_and_outcomes_are_skipped(tmp_path: Path, make: Any) 
         assert [d.reward for d in store.decisions()] == [0.1, 0.9, 0.9]
 
 
-def test_a_name_that_cannot_be_written_is_found_again(tmp_path: Path, make: Any) -> None:
+def test_a_name_that_cannot_be_written_is_found_again(tmp_path, make):
     decision = make(1, id="half \ud83d of a sign")
     with TrajectoryStore(tmp_path) as store:
         store.append([decision])
@@ -143,7 +140,7 @@ def test_a_name_that_cannot_be_written_is_found_again(tmp_path: Path, make: Any)
         assert store.decisions()[0].complete
 
 
-def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path: Path, make: Any) -> None:
+def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path, make):
     with TrajectoryStore(tmp_path) as store:
         store.append([make(1)])
         with pytest.raises(StoreError, match=r"no decision 'agent-0-000002' in .*"):
@@ -152,7 +149,7 @@ def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path: Path, make: Any
         assert store.complete([make.outcome(make(1))]) == 1
 
 
-def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path: Path, make: Any) -> None:
+def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path, make):
     with TrajectoryStore(tmp_path) as store:
         with pytest.raises(RlforgeError, match="reward is nan"):
             store.append([make(1), make(2, reward=float("nan"))])
@@ -163,7 +160,7 @@ def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path: Path, make: Any) -
         assert store.complete([make.outcome(make(1))]) == 1
 
 
-def test_queries_by_window_and_agent(tmp_path: Path, make: Any) -> None:
+def test_queries_by_window_and_agent(tmp_path, make):
     decisions = [
         make.whole(number, agent, timestamp=1731492000.0 + hour * 3600 + number)
         for hour in range(3)
@@ -191,9 +188,7 @@ def test_queries_by_window_and_agent(tmp_path: Path, make: Any) -> None:
         assert times == sorted(times)
 
 
-def test_late_and_unordered_decisions_belong_to_the_window_of_their_time(
-    tmp_path: Path, make: Any
-) -> None:
+def test_late_and_unordered_decisions_belong_to_the_window_of_their_time(tmp_path, make):
     decisions = [make.whole(number * 7) for number in range(40)]
     shuffled = random.Random(0).sample(decisions, len(decisions))
     with TrajectoryStore(tmp_path, TINY) as store:
@@ -205,7 +200,7 @@ def test_late_and_unordered_decisions_belong_to_the_window_of_their_time(
     assert sum(map(len, windows.values())) == 40
 
 
-def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path: Path, make: Any) -> None:
+def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path, make):
     decisions = [
         make.whole(number * 20) if number % 2 else make(number * 20) for number in range(12)
     ]
@@ -217,7 +212,7 @@ def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path: Path,
         assert len(store.newest_complete(100, before=end)) == 5
 
 
-def test_activity_agrees_with_the_decisions(tmp_path: Path, make: Any) -> None:
+def test_activity_agrees_with_the_decisions(tmp_path, make):
     from rlforge.trajectories.windows import activity_of
 
     decisions = [make.whole(n, f"a{n % 3}", reward=n / 10) for n in range(9)]
@@ -256,13 +251,11 @@ actions = st.lists(
 
 @settings(max_examples=12)
 @given(actions, st.sampled_from([1e-6, 0.001, 32.0]))
-def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(
-    tmp_path_factory: pytest.TempPathFactory, history: list[Any], open_mb: float
-) -> None:
+def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(tmp_path_factory, history, open_mb):
     root, make = tmp_path_factory.mktemp("store"), Make()
     config = StoreConfig(open_mb=open_mb)
     store = TrajectoryStore(root, config)
-    expected: dict[int, float | None] = {}
+    expected = {}
     for step, (what, numbers) in enumerate(history):
         if what == "append":
             store.append([make(n * 9, f"a{n % 2}") for n in numbers])
@@ -281,10 +274,10 @@ def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(
     assert rewards == {make(n * 9, f"a{n % 2}").id: reward for n, reward in expected.items()}
 
 
-def test_many_threads_append_and_complete_concurrently(tmp_path: Path, make: Any) -> None:
+def test_many_threads_append_and_complete_concurrently(tmp_path, make):
     with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.01)) as store:
 
-        def live(agent: int) -> None:
+        def live(agent):
             for number in range(10):
                 decision = make(number, f"agent-{agent}")
                 store.append([decision])
@@ -317,11 +310,9 @@ for number in range(first, first + 100000):
 """
 
 
-def test_a_kill_at_any_moment_loses_no_acknowledged_row(
-    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    appended: set[str] = set()
-    completed: set[str] = set()
+def test_a_kill_at_any_moment_loses_no_acknowledged_row(tmp_path, make, caplog):
+    appended = set()
+    completed = set()
     root = Path(__file__).resolve().parents[2]
     for turn in range(3):
         process = subprocess.Popen(
@@ -353,15 +344,13 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_row(
         assert "is damaged" not in caplog.text
 
 
-def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(tmp_path, make, monkeypatch):
     """Windows are opened again and closed; every step on disk is, in turn, the last one."""
 
     class Killed(BaseException):
         pass
 
-    def calls(store: TrajectoryStore) -> Iterator[None]:
+    def calls(store):
         store.append([make(3), make(63), make(123)])
         yield
         store.complete([make.outcome(make(n)) for n in (60, 61, 3)])
@@ -376,8 +365,8 @@ def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(
         shutil.copytree(tmp_path / "built", root)
         left, returned, ended = [last], 0, False
 
-        def counted(do: Any, left: list[int] = left) -> Any:
-            def step(*arguments: Any, **options: Any) -> Any:
+        def counted(do, left=left):
+            def step(*arguments, **options):
                 if not left[0]:
                     raise Killed
                 left[0] -= 1
@@ -416,7 +405,7 @@ def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(
     assert last > 8
 
 
-def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -> None:
+def test_one_process_writes_at_a_time_and_many_read(tmp_path, make):
     with TrajectoryStore(tmp_path) as store:
         store.append([make(1)])
         with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
@@ -428,9 +417,7 @@ def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -
         assert store.count() == 1
 
 
-def test_a_reader_may_read_while_windows_are_closed_and_opened_again(
-    tmp_path: Path, make: Any
-) -> None:
+def test_a_reader_may_read_while_windows_are_closed_and_opened_again(tmp_path, make):
     with TrajectoryStore(tmp_path, TINY) as store:
         reader = StoreReader(tmp_path)
         with ThreadPoolExecutor(1) as threads:
@@ -457,9 +444,7 @@ def parquets(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "empty"])
-def test_a_damaged_file_is_named_once_and_the_rest_is_served(
-    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture, harm: str
-) -> None:
+def test_a_damaged_file_is_named_once_and_the_rest_is_served(tmp_path, make, caplog, harm):
     with TrajectoryStore(tmp_path) as store:
         for number in (1, 61, 121):
             store.append([make.whole(number)])
@@ -480,9 +465,7 @@ def test_a_damaged_file_is_named_once_and_the_rest_is_served(
     assert bad.exists()
 
 
-def test_a_file_damaged_after_its_check_is_found_when_a_query_fails(
-    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_damaged_after_its_check_is_found_when_a_query_fails(tmp_path, make, caplog):
     with TrajectoryStore(tmp_path) as store:
         for number in (1, 61):
             store.append([make.whole(number)])
@@ -495,7 +478,7 @@ def test_a_file_damaged_after_its_check_is_found_when_a_query_fails(
     assert f"{bad} is damaged" in caplog.text
 
 
-def test_a_damaged_database_is_named_with_the_mend(tmp_path: Path, make: Any) -> None:
+def test_a_damaged_database_is_named_with_the_mend(tmp_path, make):
     root = tmp_path / "store"
     with TrajectoryStore(root) as store:
         store.append([make.whole(1)])
@@ -520,12 +503,10 @@ def full(*_: object, **__: object) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(tmp_path, make, monkeypatch):
     connections = []
 
-    def connect(*arguments: Any, **options: Any) -> Any:
+    def connect(*arguments, **options):
         connections.append(connected(*arguments, **options))
         return connections[-1]
 
@@ -552,8 +533,8 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(
 
 
 def test_a_disk_too_full_to_close_windows_still_appends_and_reads(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, make, monkeypatch, caplog
+):
     store = TrajectoryStore(tmp_path, TINY)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
@@ -568,7 +549,7 @@ def test_a_disk_too_full_to_close_windows_still_appends_and_reads(
     assert len(parquets(tmp_path)) == StoreReader(tmp_path).count() == 2
 
 
-def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, make: Any) -> None:
+def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path, make):
     import zlib
 
     import pyarrow.parquet as pq
@@ -588,9 +569,7 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, m
     assert len(parquets(tmp_path)) == 1
 
 
-def test_open_windows_of_an_earlier_rlforge_lack_columns_and_are_read(
-    tmp_path: Path, make: Any
-) -> None:
+def test_open_windows_of_an_earlier_rlforge_lack_columns_and_are_read(tmp_path, make):
     root, killed = tmp_path / "store", tmp_path / "killed"
     with TrajectoryStore(root) as store:
         store.append([make.whole(1)])
@@ -605,7 +584,7 @@ def test_open_windows_of_an_earlier_rlforge_lack_columns_and_are_read(
     assert StoreReader(killed).decisions() == [expected, make.whole(2)]
 
 
-def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"no trajectory store .*nowhere"):
         StoreReader(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
@@ -627,18 +606,18 @@ def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path: Path) ->
         StoreReader(tmp_path / "new")
 
 
-def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, make: Any) -> None:
+def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path, make):
     (tmp_path / "windows").mkdir()
     with TrajectoryStore(tmp_path) as store:
         assert store.append([make(1)]) == 1
 
 
-def test_a_store_lies_in_the_run_or_where_its_path_says(tmp_path: Path) -> None:
+def test_a_store_lies_in_the_run_or_where_its_path_says(tmp_path):
     assert store_folder(StoreConfig(), tmp_path / "run") == tmp_path / "run" / "store"
     assert store_folder(StoreConfig(path="there"), tmp_path / "run") == Path("there")
 
 
-def test_the_windows_written_last_stay_open_within_their_size(tmp_path: Path, make: Any) -> None:
+def test_the_windows_written_last_stay_open_within_their_size(tmp_path, make):
     with TrajectoryStore(tmp_path, room_for(4.5, make)) as store:
         for minute in (0, 60, 120, 180, 61):
             store.append([make(minute)])
@@ -647,7 +626,7 @@ def test_the_windows_written_last_stay_open_within_their_size(tmp_path: Path, ma
     assert len(parquets(tmp_path)) == 4
 
 
-def test_deleted_windows_are_gone_open_or_closed(tmp_path: Path, make: Any) -> None:
+def test_deleted_windows_are_gone_open_or_closed(tmp_path, make):
     ids = [make.grid.id_of(make(hour * 60).timestamp) for hour in range(4)]
     with TrajectoryStore(tmp_path) as store:
         store.append([make(0), make(60)])
@@ -664,7 +643,7 @@ def test_deleted_windows_are_gone_open_or_closed(tmp_path: Path, make: Any) -> N
 OLD = Path(__file__).parent / "data" / "store_v1"
 
 
-def test_a_store_of_the_first_version_is_rewritten(tmp_path: Path, make: Any) -> None:
+def test_a_store_of_the_first_version_is_rewritten(tmp_path, make):
     """Its last writer was killed, and a file is there twice, as after an interrupted merge."""
     root = tmp_path / "store"
     shutil.copytree(OLD, root)
@@ -695,7 +674,7 @@ def test_a_store_of_the_first_version_is_rewritten(tmp_path: Path, make: Any) ->
     assert [path.suffix for path in (root / "windows").iterdir()] == [".parquet"] * 3
 
 
-def test_open_windows_of_the_second_version_are_rewritten(tmp_path: Path, make: Any) -> None:
+def test_open_windows_of_the_second_version_are_rewritten(tmp_path, make):
     """Its last writer was killed; 11:00 is in the database and, with fewer rows, in a file."""
     root, other = tmp_path / "store", "agent-1"
     shutil.copytree(OLD.with_name("store_v2"), root)
@@ -724,9 +703,7 @@ def complete(make: Any, decision: Decision) -> Decision:
     )
 
 
-def test_a_damaged_file_of_an_old_store_stays_where_it_is(
-    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_of_an_old_store_stays_where_it_is(tmp_path, make, caplog):
     root = tmp_path / "store"
     shutil.copytree(OLD, root)
     bad = next((root / "windows" / "2024-11-13-10.00").glob("decisions-*"))
@@ -740,15 +717,13 @@ def test_a_damaged_file_of_an_old_store_stays_where_it_is(
 
 
 @pytest.mark.parametrize(("old", "rows"), [("store_v1", 9), ("store_v2", 7)])
-def test_an_interrupted_upgrade_begins_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, rows: int
-) -> None:
+def test_an_interrupted_upgrade_begins_again(tmp_path, monkeypatch, old, rows):
     for last in range(30):
         root, left = tmp_path / str(last), [last]
         shutil.copytree(OLD.with_name(old), root)
 
-        def counted(do: Any, left: list[int] = left) -> Any:
-            def step(*arguments: Any, **options: Any) -> Any:
+        def counted(do, left=left):
+            def step(*arguments, **options):
                 left[0] -= 1
                 if left[0] < 0:
                     raise KeyboardInterrupt

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ TEN_ID, ELEVEN_ID = "2024-11-13-10:00", "2024-11-13-11:00"
 
 
 @pytest.fixture
-def store(tmp_path: Path, make: Any) -> Iterator[TrajectoryStore]:
+def store(tmp_path, make):
     """Three agents, five decisions each in the window of ten; two agents in that of eleven."""
     with TrajectoryStore(tmp_path / "store") as opened:
         opened.append([make.whole(n, f"agent-{a}") for a in range(3) for n in range(5)])
@@ -29,7 +27,7 @@ def store(tmp_path: Path, make: Any) -> Iterator[TrajectoryStore]:
         yield opened
 
 
-def test_a_training_window_has_the_documented_fields(store: TrajectoryStore) -> None:
+def test_a_training_window_has_the_documented_fields(store):
     window = Windows(store, WindowConfig()).get(TEN_ID)
     assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
     assert window.agents == ("agent-0", "agent-1", "agent-2")
@@ -38,7 +36,7 @@ def test_a_training_window_has_the_documented_fields(store: TrajectoryStore) -> 
     assert (window.avg_reward, window.ready, window.reasons) == (0.5, True, ())
 
 
-def test_a_window_that_is_not_ready_says_why(store: TrajectoryStore) -> None:
+def test_a_window_that_is_not_ready_says_why(store):
     window = Windows(store, WindowConfig(avg_reward_threshold=0.6)).get(ELEVEN_ID)
     assert not window.ready
     assert window.reasons == (
@@ -50,7 +48,7 @@ def test_a_window_that_is_not_ready_says_why(store: TrajectoryStore) -> None:
     assert empty.reasons == ("it has no decisions",)
 
 
-def test_a_window_is_open_until_its_end_and_grace_are_over(store: TrajectoryStore) -> None:
+def test_a_window_is_open_until_its_end_and_grace_are_over(store):
     windows = Windows(store, WindowConfig(grace_seconds=60))
     assert windows.get(TEN_ID, now=TEN + 60).reasons == ("it is open for another 1:00:00",)
     assert windows.get(TEN_ID, now=TEN + HOUR + 30).reasons == (
@@ -62,16 +60,14 @@ def test_a_window_is_open_until_its_end_and_grace_are_over(store: TrajectoryStor
     assert windows.due(TEN + HOUR + 60) == TEN_ID
 
 
-def test_late_decisions_count_once_they_are_written(store: TrajectoryStore, make: Any) -> None:
+def test_late_decisions_count_once_they_are_written(store, make):
     windows = Windows(store, WindowConfig())
     assert not windows.get(ELEVEN_ID).ready
     store.append([make.whole(n, "late") for n in range(60, 65)])
     assert windows.get(ELEVEN_ID).ready
 
 
-def test_after_a_clock_is_set_back_decisions_belong_to_the_window_of_their_time(
-    store: TrajectoryStore, make: Any
-) -> None:
+def test_after_a_clock_is_set_back_decisions_belong_to_the_window_of_their_time(store, make):
     """As an agent stamps them whose clock went from 11:05 back to 10:06."""
     windows = Windows(store, WindowConfig())
     store.append([make.whole(65, "back"), make.whole(6, "back"), make.whole(7, "back")])
@@ -80,7 +76,7 @@ def test_after_a_clock_is_set_back_decisions_belong_to_the_window_of_their_time(
     assert held[TEN_ID][-2:] == ["back-000006", "back-000007"]
 
 
-def test_summaries_agree_with_the_windows(store: TrajectoryStore) -> None:
+def test_summaries_agree_with_the_windows(store):
     windows = Windows(store, WindowConfig())
     assert windows.ids() == [TEN_ID, ELEVEN_ID]
     for summary in windows.summaries(windows.ids(), now=TEN + 1.5 * HOUR):
@@ -92,14 +88,12 @@ def test_summaries_agree_with_the_windows(store: TrajectoryStore) -> None:
         assert summary.decisions == summary.complete == len(window.decisions)
 
 
-def test_windowed_batches_are_windows(store: TrajectoryStore) -> None:
+def test_windowed_batches_are_windows(store):
     windows = Windows(store, WindowConfig())
     assert windows.batch(ELEVEN_ID) == windows.get(ELEVEN_ID)
 
 
-def test_rolling_batches_are_the_newest_complete_decisions(
-    store: TrajectoryStore, make: Any
-) -> None:
+def test_rolling_batches_are_the_newest_complete_decisions(store, make):
     store.append([make(66, "open"), make.whole(130, "after")])
     config = WindowConfig(mode="rolling", rolling_decisions=20, min_agents=2)
     batch = Windows(store, config).batch(ELEVEN_ID)
@@ -111,7 +105,7 @@ def test_rolling_batches_are_the_newest_complete_decisions(
     assert batch.ready
 
 
-def test_a_rolling_batch_that_is_too_small_says_so(store: TrajectoryStore) -> None:
+def test_a_rolling_batch_that_is_too_small_says_so(store):
     windows = Windows(store, WindowConfig(mode="rolling", rolling_decisions=26))
     assert windows.batch(ELEVEN_ID).reasons == ("25 of 26 complete decisions are there",)
     assert windows.batch("2024-11-13-09:00").reasons == (
@@ -120,9 +114,7 @@ def test_a_rolling_batch_that_is_too_small_says_so(store: TrajectoryStore) -> No
     )
 
 
-def test_a_window_may_be_read_with_as_many_open_outcomes_as_completeness_allows(
-    store: TrajectoryStore,
-) -> None:
+def test_a_window_may_be_read_with_as_many_open_outcomes_as_completeness_allows(store):
     decisions = len(Windows(store, WindowConfig()).get(TEN_ID).decisions)
     for settings, expected in (
         ({}, 0),
@@ -134,7 +126,7 @@ def test_a_window_may_be_read_with_as_many_open_outcomes_as_completeness_allows(
         assert Windows(store, WindowConfig(**settings)).may_stay_open(TEN_ID) == expected
 
 
-def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
+def test_windows_of_other_lengths(tmp_path, make):
     config = WindowConfig(minutes=2.5, min_agents=1, min_actions=1, min_trajectories_per_agent=1)
     with TrajectoryStore(tmp_path / "short") as store:
         windows = Windows(store, config)
@@ -147,7 +139,7 @@ def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
     assert len(window.decisions) == 2
 
 
-def test_invalid_ids_are_named(store: TrajectoryStore) -> None:
+def test_invalid_ids_are_named(store):
     with pytest.raises(RlforgeError, match="window id 'latest' is not a time"):
         Windows(store, WindowConfig()).get("latest")
 
@@ -160,27 +152,25 @@ def reasons(decisions: list[Any], left: float = 0.0, **config: Any) -> tuple[str
     return missing(activity_of(decisions, "w"), WindowConfig(**config), left)
 
 
-def test_the_default_minimum_is_ready(make: Any) -> None:
+def test_the_default_minimum_is_ready(make):
     assert reasons(window(make)) == ()
 
 
-def test_too_few_agents(make: Any) -> None:
+def test_too_few_agents(make):
     assert reasons(window(make, agents=2)) == (
         "2 of 3 learning agents have 5 decisions and 5 actions",
     )
     assert reasons(window(make, agents=2), min_agents=2) == ()
 
 
-def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make: Any) -> None:
+def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make):
     few = [*window(make), make.whole(0, "late")]
     assert reasons(few) == ()
     assert reasons(few, min_agents=4) == ("3 of 4 learning agents have 5 decisions and 5 actions",)
     assert reasons(few, min_agents=4, min_trajectories_per_agent=1, min_actions=1) == ()
 
 
-def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(
-    tmp_path: Path, make: Any
-) -> None:
+def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(tmp_path, make):
     scripted = Metadata(provider="scripted:insider")
     crowd = [make.whole(i, f"insider-{a}", metadata=scripted) for a in range(3) for i in range(5)]
     assert reasons(crowd, avg_reward_threshold=None) == (
@@ -201,9 +191,7 @@ def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
-def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(
-    tmp_path: Path, make: Any, share: float
-) -> None:
+def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(tmp_path, make, share):
     """An answer without an action is a NO_OP with a problem."""
     silent = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
     decisions = [
@@ -219,9 +207,7 @@ def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(
         assert store.activity() == activity_of(decisions, decisions[0].window_id)
 
 
-def test_rewards_outside_of_the_bounds_are_left_out(
-    store: TrajectoryStore, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rewards_outside_of_the_bounds_are_left_out(store, make, caplog):
     """As an earlier release let clients report them: their sum is no number."""
     store.append([make.whole(n, "liar", reward=reward) for n, reward in enumerate((1e308, 1e308))])
     window = Windows(store, WindowConfig(), rewards=(-1.0, 1.0)).batch(TEN_ID)
@@ -230,7 +216,7 @@ def test_rewards_outside_of_the_bounds_are_left_out(
     assert "2 of 17 decisions are left out, whose rewards lie outside of [-1, 1]" in caplog.text
 
 
-def test_no_op_is_not_an_action(make: Any) -> None:
+def test_no_op_is_not_an_action(make):
     idle = window(make, agents=2) + [
         make.whole(i, "idle", action={"type": "NO_OP"}) for i in range(9)
     ]
@@ -238,7 +224,7 @@ def test_no_op_is_not_an_action(make: Any) -> None:
     assert reasons(idle, min_actions=0) == ()
 
 
-def test_unknown_outcomes(make: Any) -> None:
+def test_unknown_outcomes(make):
     open_ones = [*window(make), make(5), make(6)]
     assert reasons(open_ones) == ("2 of 17 decisions have no known outcome",)
     assert reasons(open_ones, completeness=0.95) == (
@@ -248,20 +234,20 @@ def test_unknown_outcomes(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "ready"), [(0.3, True), (0.31, False), (None, True)])
-def test_average_reward(make: Any, threshold: float | None, ready: bool) -> None:
+def test_average_reward(make, threshold, ready):
     decisions = window(make, reward=0.3)
     said = reasons(decisions, avg_reward_threshold=threshold)
     assert said == (() if ready else ("average reward 0.3 is below 0.31",))
 
 
-def test_time_left_and_grace(make: Any) -> None:
+def test_time_left_and_grace(make):
     assert reasons(window(make), left=720) == ("it is open for another 12:00",)
     assert reasons(window(make), left=30, grace_seconds=60) == (
         "it waits for late decisions for another 0:30",
     )
 
 
-def test_every_reason_is_given(make: Any) -> None:
+def test_every_reason_is_given(make):
     assert reasons([make.whole(1, reward=0.1), make(2)], left=1, avg_reward_threshold=0.3) == (
         "it is open for another 0:01",
         "0 of 3 learning agents have 5 decisions and 5 actions",
@@ -271,7 +257,7 @@ def test_every_reason_is_given(make: Any) -> None:
     assert reasons([]) == ("it has no decisions",)
 
 
-def test_activity_is_counted_by_agent(make: Any) -> None:
+def test_activity_is_counted_by_agent(make):
     decisions = [make.whole(1, "b", reward=0.1), make(2, "b"), make.whole(3, "a", reward=0.4)]
     decisions.append(make.whole(4, "a", action={"type": "NO_OP"}, reward=0.5, next_state=None))
     a, b = activity_of(decisions, "w")
