@@ -112,6 +112,13 @@ def test_a_run_directory_without_config_is_said(tmp_path: Path) -> None:
         from_yaml(tmp_path / "config.yaml")
 
 
+def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    text = to_yaml(compose(["+experiment=simpletak_mirror"]).config)
+    (tmp_path / "config.yaml").write_text(text.replace("learner:\n", "learner:\n  momentum: 0.9\n"))
+    with pytest.raises(ConfigError, match=r"config\.yaml: learner\.momentum: this key is gone"):
+        from_yaml(tmp_path / "config.yaml")
+
+
 @pytest.mark.parametrize("quote", ["'", '"'])
 @pytest.mark.parametrize(
     "text", ["a b", 'it\'s "so"', "\\boxed{x}\n\\", "\\'\\\"", "null", "[1, 2]", "é: $5"]

@@ -61,7 +61,7 @@ def test_the_market_takes_nearly_every_action_that_the_schema_allows(walk):
 
 
 def test_an_agent_without_means_may_still_talk():
-    world = World(MarketConfig(predictions=1, tickers=["ACME"], starting_balance=1000))
+    world = World(MarketConfig(predictions=1, tickers=["ACME"]))
     world.join("agent")
     state = world.state("agent")
     state = state | {"portfolio": state["portfolio"] | {"balance": 0.4}}

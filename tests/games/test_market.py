@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlforge.config.market import MarketConfig
+from rlforge.config.market import STARTING_BALANCE, MarketConfig
 from rlforge.errors import ConfigError
 from rlforge.games import market
 from rlforge.games.market import load_market
@@ -60,15 +60,13 @@ def test_holding_scores_nothing_and_profit_is_squashed(monkeypatch):
     worlds = []
     monkeypatch.setattr(market, "World", lambda *a: worlds.append(World(*a)) or worlds[-1])
     game = make_game(SMALL, 3)
-    config = load_market("market-small")
     while not game.done:
         before = game.view()
         game.step("[hold]" if before.player_id == 0 else before.legal_actions[-1])
     rewards = game.result().rewards
     assert rewards[0] == 0.0
     (profit,) = worlds[0].episode_profits("player-1")
-    scale = config.reward_scale * config.starting_balance
-    assert rewards[1] == math.tanh(profit / scale) != 0.0
+    assert rewards[1] == math.tanh(profit / STARTING_BALANCE) != 0.0
 
 
 def test_json_and_words_are_both_understood():

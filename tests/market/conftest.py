@@ -16,17 +16,15 @@ STILL = MarketConfig(
     drift=0.0,
     volatility=0.0,
     news_rate=0.0,
-    prediction_fee=0.02,
-    perpetual_fee=0.001,
-    funding_interval=1000,
     vault=50_000.0,
     traders={},
 )
 
 
 @pytest.fixture
-def make_world():
+def make_world(monkeypatch):
     """A market whose prices move by trades only, with two agents; keywords change its settings."""
+    monkeypatch.setattr("rlforge.market.world.FUNDING_INTERVAL", 1000)
 
     def make(seed=0, agents=("ann", "bob"), **changes):
         world = World(dataclasses.replace(STILL, **changes), seed)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -20,10 +21,18 @@ WILD = MarketConfig(
     volatility=0.1,
     depth=9000.0,
     vault=300.0,
-    funding_interval=2,
-    max_funding_rate=0.05,
     traders={},
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _high_and_frequent_funding():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlforge.market.world.FUNDING_INTERVAL", 2)
+        patch.setattr("rlforge.market.perpetuals.MAX_FUNDING_RATE", 0.05)
+        yield
+
+
 AGENTS = ("ann", "bob", "cyd", "dan")
 
 number = st.one_of(

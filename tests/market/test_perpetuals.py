@@ -72,36 +72,39 @@ def test_profit_is_size_times_the_move(make_world, ticked, side, sign):
 
 
 def test_closing_is_compared_with_keeping_the_position(make_world, ticked):
-    world = make_world(depth=1e9, hindsight_ticks=3)
+    world = make_world(depth=1e9)
     open_(world, "ann", 1000)
     move_index(world, 10_300)
     closed = close(world, "ann")
     move_index(world, 10_100)
-    assert closed.ticket not in ticked(world, 2)
+    assert closed.ticket not in ticked(world, 5)
     settled = ticked(world)[closed.ticket]
     # The position would have lost 20 of its 30; the fee of closing is paid either way or not.
     assert settled.pnl == pytest.approx(20 - 1, abs=0.02)
     assert settled.investment == 201.0
 
 
-def test_funding_goes_from_the_crowded_side_to_the_other_and_the_vault_keeps_the_rest(make_world):
-    world = make_world(funding_interval=1, funding_factor=1.0)
+def test_funding_goes_from_the_crowded_side_to_the_other_and_the_vault_keeps_the_rest(
+    make_world, monkeypatch
+):
+    world = make_world()
+    monkeypatch.setattr("rlforge.market.world.FUNDING_INTERVAL", 1)
     open_(world, "ann", 3000)
     open_(world, "bob", 1000, "short")
-    premium = math.exp(2000 / DEPTH) - 1
+    rate = (math.exp(2000 / DEPTH) - 1) / 2
     vault = world.accounts()["vault"]
     margins = [world.state(name)["portfolio"]["positions"][0]["margin"] for name in ("ann", "bob")]
     world.tick()
     after = [world.state(name)["portfolio"]["positions"][0]["margin"] for name in ("ann", "bob")]
-    assert margins[0] - after[0] == pytest.approx(3000 * premium, abs=0.3)
-    assert after[1] - margins[1] == pytest.approx(1000 * premium, abs=0.1)
-    assert world.accounts()["vault"] - vault == pytest.approx(2000 * premium * 100, abs=30)
+    assert margins[0] - after[0] == pytest.approx(3000 * rate, abs=0.3)
+    assert after[1] - margins[1] == pytest.approx(1000 * rate, abs=0.1)
+    assert world.accounts()["vault"] - vault == pytest.approx(2000 * rate * 100, abs=30)
 
 
 def test_funding_rates_are_bounded(make_world):
-    world = make_world(depth=20_000.0, funding_factor=1.0, max_funding_rate=0.001)
+    world = make_world(depth=20_000.0)
     open_(world, "ann", 1000)
-    assert world.state("ann")["markets"]["perpetuals"][0]["fundingRate"] == 0.001
+    assert world.state("ann")["markets"]["perpetuals"][0]["fundingRate"] == 0.01
 
 
 def test_a_position_below_its_maintenance_margin_is_liquidated(make_world, ticked):

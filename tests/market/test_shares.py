@@ -25,16 +25,16 @@ def test_an_amount_buys_shares_at_the_scoring_rule_after_the_fee(make_world):
     world = make_world()
     assert buy(world, "ann", 100.0).accepted
     (position,) = world.state("ann")["portfolio"]["positions"]
-    # 98.00 are left after the fee of 2 %: x = b ln(2 e^(m/b) - 1).
-    expected = B * math.log(2 * math.exp(9800 / B) - 1)
+    # 99.00 are left after the fee of 1 %: x = b ln(2 e^(m/b) - 1).
+    expected = B * math.log(2 * math.exp(9900 / B) - 1)
     assert position["shares"] == math.floor(expected) / 100
     assert position["cost"] == 100.0
     assert world.state("ann")["portfolio"]["balance"] == 900.0
-    assert world.accounts()["fees"] == 200
+    assert world.accounts()["fees"] == 100
     market = world.state("bob")["markets"]["predictions"][0]
     assert market["yesPrice"] == round(1 / (1 + math.exp(-math.floor(expected) / B)), 4)
     assert market["yesPrice"] + market["noPrice"] == pytest.approx(1)
-    assert market["volume"] == 98.0
+    assert market["volume"] == 99.0
 
 
 def test_buying_and_selling_at_once_loses_the_fees_and_no_more_than_a_rounding(make_world):
@@ -43,7 +43,7 @@ def test_buying_and_selling_at_once_loses_the_fees_and_no_more_than_a_rounding(m
     shares = world.state("ann")["portfolio"]["positions"][0]["shares"]
     assert sell(world, "ann", shares).accepted
     lost = 1000 - world.state("ann")["portfolio"]["balance"]
-    assert lost == pytest.approx(2.00 + 0.02 * 98, abs=0.03)
+    assert lost == pytest.approx(1.00 + 0.01 * 99, abs=0.03)
     assert lost * 100 >= world.accounts()["fees"]
 
 

@@ -147,10 +147,8 @@ def test_unread_posts_are_counted_until_the_next_decision(make_world):
 
 
 def test_feed_memory_and_actions_keep_their_lengths(make_world):
-    world = make_world(
-        visibility=1.0, feed_length=4, recent_actions=3, memory_length=2, perpetual_fee=0.0
-    )
-    for number in range(6):
+    world = make_world(visibility=1.0, feed_length=4)
+    for number in range(8):
         say(world, "ann", f"post {number}")
         world.decide(
             "bob",
@@ -159,30 +157,34 @@ def test_feed_memory_and_actions_keep_their_lengths(make_world):
         world.decide("bob", {"type": "CLOSE_POSITION", "positionId": f"position-{number + 1}"})
     state = world.state("bob")
     assert [post["content"] for post in state["social"]["feed"]] == [
-        f"post {number}" for number in (2, 3, 4, 5)
+        f"post {number}" for number in (4, 5, 6, 7)
     ]
     assert [action["type"] for action in state["agent"]["recentActions"]] == [
         "CLOSE_POSITION",
         "OPEN_POSITION",
         "CLOSE_POSITION",
+        "OPEN_POSITION",
+        "CLOSE_POSITION",
     ]
-    assert len(state["agent"]["memory"]) == 2
+    assert len(state["agent"]["memory"]) == 6
 
 
 def test_own_notes_are_remembered_with_those_on_trades_and_are_no_part_of_recent_actions(
     make_world,
 ):
-    world = make_world(memory_length=2, max_post_length=20)
-    for number in range(3):
+    world = make_world()
+    for number in range(7):
         world.decide("ann", {**NO_OP, "note": f"note {number}", "confidence": 0.5})
     world.tick()
     agent = world.state("ann")["agent"]
-    assert [note["text"] for note in agent["memory"]] == ["note 1", "note 2"]
-    assert agent["recentActions"] == [NO_OP] * 3
-    long = world.decide("ann", {**NO_OP, "note": "x" * 21})
+    assert [note["text"] for note in agent["memory"]] == [
+        f"note {number}" for number in range(1, 7)
+    ]
+    assert agent["recentActions"] == [NO_OP] * 5
+    long = world.decide("ann", {**NO_OP, "note": "x" * 281})
     assert (long.accepted, long.problem) == (
         False,
-        "note has 21 characters; at most 20 are allowed",
+        "note has 281 characters; at most 280 are allowed",
     )
     missing = world.decide(
         "ann", {"type": "CLOSE_POSITION", "positionId": "position-9", "note": "that was nothing"}

@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config.explain import OFFERED, explained, first_line, missing_option
@@ -229,6 +229,11 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
             raise ConfigError(f"{path}: {error}") from error
         merged = OmegaConf.merge(base, loaded)
         return build(root, cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True)))
+    except ConfigKeyError as error:
+        raise ConfigError(
+            f"{path}: {error.full_key}: this key is gone, or never was one; delete it there "
+            "(CHANGELOG.md says which keys are constants now)"
+        ) from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {first_line(error)}") from None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.market import STARTING_BALANCE
 from rlforge.continuous.conduct import Conduct, concerns, conduct
 from rlforge.continuous.performance import Performance, by_player
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
@@ -81,7 +82,7 @@ class MarketTrials:
             old,
             name,
             pnl_weight=self._config.decision_reward.pnl_weight,
-            stake=_LEAST_STAKE * self._config.market.starting_balance,
+            stake=_LEAST_STAKE * STARTING_BALANCE,
         )
 
     async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:

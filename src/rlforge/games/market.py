@@ -14,7 +14,7 @@ from typing import Any
 
 from rlforge.config import rules
 from rlforge.config.keys import conf_dir
-from rlforge.config.market import MarketConfig
+from rlforge.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.market.actions import ActionError, Json
@@ -26,7 +26,7 @@ from rlforge.types import EndReason, EnvSpec
 
 
 class MarketGame(TurnGame):
-    """One episode. A seat's reward is tanh(profit / (reward_scale · starting balance)).
+    """One episode. A seat's reward is tanh(profit / starting balance).
 
     A game cut at ``max_turns`` scores each seat's holdings at current prices. A player whose
     invalid answers exceed the allowance ends the game with -1 for itself; the others score as in a
@@ -122,21 +122,19 @@ class MarketGame(TurnGame):
             f"Instead of JSON you may answer with one of these words about {focus}: "
             f"{', '.join(legal)}. yes, no, long and short stake "
             f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "
-            f"balance with 1, 2 and 3, long and short with leverage "
-            f"{self._config.compact_leverage:g}.",
+            f"balance with 1, 2 and 3, long and short with leverage {COMPACT_LEVERAGE:g}.",
             self._feedback,
         ]
         return "\n\n".join(line for line in lines if line)
 
     def _end(self, reason: EndReason, invalid_by: int | None) -> None:
-        scale = self._config.reward_scale * self._config.starting_balance
         rewards = {}
         for player, name in enumerate(self._names):
             if reason == "finished":
                 profit = self._world.episode_profits(name)[-1]
             else:
-                profit = self._world.worth(name) - self._config.starting_balance
-            rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / scale)
+                profit = self._world.worth(name) - STARTING_BALANCE
+            rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / STARTING_BALANCE)
         self._finish(rewards, reason, invalid_by)
 
 

@@ -39,7 +39,7 @@ class Settled:
 
     Buying shares and opening a position settle when all of it is sold, closed, liquidated or
     resolved, with the profit made. Selling and closing settle later, with the amount received less
-    the value of keeping: until the market resolved, or for ``market.hindsight_ticks``. Decisions
+    the value of keeping: until the market resolved, or for ``HINDSIGHT_TICKS``. Decisions
     without money at stake settle at once, with 0 and 0.
     win_rate: share of the agent's settled decisions with money at stake that made a profit, this
     one included. invalid: the action was not accepted.

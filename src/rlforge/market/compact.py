@@ -20,8 +20,9 @@ import re
 from collections import Counter
 from typing import Any
 
-from rlforge.config.market import MarketConfig
+from rlforge.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
 from rlforge.market.actions import NO_OP, ActionError, Json, buy, leave, open_position
+from rlforge.market.positions import PERPETUAL_FEE
 
 _LETTERS = "abcde"
 _SIZES = ("1", "2", "3")
@@ -41,10 +42,7 @@ class Compact:
 
     def __init__(self, config: MarketConfig) -> None:
         self._accounts = list(config.accounts)
-        self._balance = config.starting_balance
-        self._stakes = [round(share * config.starting_balance, 2) for share in config.stakes]
-        self._leverage = config.compact_leverage
-        self._fee = config.perpetual_fee
+        self._stakes = [round(share * STARTING_BALANCE, 2) for share in config.stakes]
         self._tick_minutes = config.tick_minutes
 
     def focus(self, state: Json) -> str:
@@ -88,7 +86,7 @@ class Compact:
             side = held["side"] if held["kind"] == "perpetual" else held["outcome"].lower()
             cost = held["value"] - held["pnl"]
             words += [f"mine_{side}", f"gain_{_step(held['pnl'] / cost if cost else 0, _GAIN)}"]
-        cash = state["portfolio"]["balance"] / self._balance
+        cash = state["portfolio"]["balance"] / STARTING_BALANCE
         return " ".join([*words, f"cash{_level(cash, _CASH)}", "go"])
 
     def actions(self, state: Json, focus: str) -> tuple[str, ...]:
@@ -98,7 +96,7 @@ class Compact:
         found = ["[hold]"]
         for verb in _SIDES if perpetual else _BETS:
             for size, stake in zip(_SIZES, self._stakes, strict=True):
-                fee = stake * self._leverage * self._fee + 0.02 if perpetual else 0.0
+                fee = stake * COMPACT_LEVERAGE * PERPETUAL_FEE + 0.02 if perpetual else 0.0
                 if stake + fee <= balance:
                     found.append(f"[{verb}{size}]")
         held = _largest(state, focus)
@@ -125,7 +123,7 @@ class Compact:
         verb, stake = word[1:-2], self._stakes[int(word[-2]) - 1]
         if verb in _BETS:
             return buy(focus, _BETS[verb], stake)
-        return open_position(focus, verb, stake * self._leverage, self._leverage)
+        return open_position(focus, verb, stake * COMPACT_LEVERAGE, COMPACT_LEVERAGE)
 
     def _to_follow(self, state: Json, focus: str) -> str | None:
         views, following = _views(state, focus), state["agent"]["following"]

@@ -17,6 +17,17 @@ from rlforge.market.predictions import CHANGE_TICKS
 
 Trend = Literal["UP", "DOWN"]
 
+#: Price that every ticker starts from.
+INITIAL_PRICE = 100.0
+#: Mean length of a trend in ticks.
+TREND_TICKS = 8
+#: Largest leverage; its inverse is the initial margin.
+MAX_LEVERAGE = 10.0
+#: Funding rate per payment, relative to how far the mark price is from the index.
+FUNDING_FACTOR = 0.5
+#: Largest funding rate per payment.
+MAX_FUNDING_RATE = 0.01
+
 #: Prices stay in this range, in cents, so that a long walk neither reaches 0 nor overflows.
 _LOWEST, _HIGHEST = 100, 100_000_000
 
@@ -30,7 +41,7 @@ class Perpetual:
 
     def __init__(self, ticker: str, config: MarketConfig, rng: random.Random) -> None:
         self.ticker = ticker
-        self.index = cents(config.initial_price)
+        self.index = cents(INITIAL_PRICE)
         self.skew = self.interest = 0
         self.trend: Trend = "UP"
         self.views: dict[str, Trend] = {}
@@ -57,12 +68,11 @@ class Perpetual:
     def funding_rate(self) -> float:
         """Payment from longs to shorts, relative to size; negative when shorts pay."""
         premium = (self.mark() - self.index) / self.index
-        limit = self._config.max_funding_rate
-        return max(-limit, min(limit, self._config.funding_factor * premium))
+        return max(-MAX_FUNDING_RATE, min(MAX_FUNDING_RATE, FUNDING_FACTOR * premium))
 
     def move(self) -> bool:
         """Move the index by one tick; returns whether a new trend has begun."""
-        turned = self._rng.random() < 1 / self._config.trend_ticks
+        turned = self._rng.random() < 1 / TREND_TICKS
         if turned:
             self._turn()
         drift = self._config.drift if self.trend == "UP" else -self._config.drift
@@ -75,16 +85,16 @@ class Perpetual:
     def to_json(self, ticks_to_funding: int) -> dict[str, Any]:
         """The JSON that agents see; the same object until something changes."""
         if self._json is None:
-            mark, config = self.mark(), self._config
+            mark = self.mark()
             self._json = {
                 "ticker": self.ticker,
                 "markPrice": dollars(mark),
                 "indexPrice": dollars(self.index),
                 "change": round(mark / self._prices[0] - 1, 5),
                 "fundingRate": round(self.funding_rate(), 6),
-                "minutesToFunding": ticks_to_funding * config.tick_minutes,
+                "minutesToFunding": ticks_to_funding * self._config.tick_minutes,
                 "openInterest": dollars(self.interest),
-                "maxLeverage": config.max_leverage,
+                "maxLeverage": MAX_LEVERAGE,
             }
         return self._json
 

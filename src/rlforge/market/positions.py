@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from rlforge.config.market import MAINTENANCE_MARGIN
 from rlforge.market.accounts import Agent, Perp, granted, portion
 from rlforge.market.actions import ActionError
 from rlforge.market.books import Books, check_funds, known
+from rlforge.market.perpetuals import MAX_LEVERAGE
 from rlforge.types import value
+
+#: Fee on opening and closing perpetual positions, of their size.
+PERPETUAL_FEE = 0.001
+#: Fee of a liquidation, of the size, as far as the margin covers it.
+LIQUIDATION_FEE = 0.01
+#: Ticks after which closing a perpetual position is compared with having kept it.
+HINDSIGHT_TICKS = 6
 
 
 @value
@@ -42,13 +51,12 @@ class PerpDesk:
         perpetual = books.perpetuals.get(ticker)
         if perpetual is None:
             raise ActionError(f"no ticker {ticker!r}{known(books.perpetuals)}")
-        most = books.config.max_leverage
-        if not 1 <= leverage <= most:
-            raise ActionError(f"leverage must be 1 to {most:g}, not {leverage:g}")
+        if not 1 <= leverage <= MAX_LEVERAGE:
+            raise ActionError(f"leverage must be 1 to {MAX_LEVERAGE:g}, not {leverage:g}")
         if not size:
             raise ActionError("a size of 0.00 opens nothing")
         sign = 1 if side == "long" else -1
-        margin, fee = portion(size, 1 / leverage), portion(size, books.config.perpetual_fee)
+        margin, fee = portion(size, 1 / leverage), portion(size, PERPETUAL_FEE)
         check_funds(agent, margin + fee, "margin and fee")
         perp = Perp(
             id="",
@@ -81,7 +89,7 @@ class PerpDesk:
             raise ActionError(
                 f"you have no perpetual position {position_id!r}{known(agent.perps)}{mend}"
             )
-        margin, due = perp.margin, self._books.tick + self._books.config.hindsight_ticks
+        margin, due = perp.margin, self._books.tick + HINDSIGHT_TICKS
         received = self._close(agent, perp, "closed")
         self._closed.append(
             _Closed(
@@ -124,7 +132,7 @@ class PerpDesk:
             for agent, perp in fallen:
                 # Closing one moves the price, which may lift opposite positions above their margin.
                 if self._has_fallen(perp):
-                    self._close(agent, perp, "liquidated", self._books.config.liquidation_fee)
+                    self._close(agent, perp, "liquidated", LIQUIDATION_FEE)
         while True:
             profits = [
                 (profit, agent, perp)
@@ -162,7 +170,7 @@ class PerpDesk:
         price = self._exit(perp)
         profit = max(-perp.margin, min(self._books.vault, perp.profit(price)))
         left = perp.margin + profit
-        fee = min(left, portion(perp.size, self._books.config.perpetual_fee + extra_fee))
+        fee = min(left, portion(perp.size, PERPETUAL_FEE + extra_fee))
         self._books.vault -= profit
         self._books.fees += fee
         agent.balance += left - fee
@@ -187,4 +195,4 @@ class PerpDesk:
         return perp.margin + perp.profit(self._exit(perp)) < self._maintenance(perp)
 
     def _maintenance(self, perp: Perp) -> int:
-        return portion(perp.size, self._books.config.maintenance_margin)
+        return portion(perp.size, MAINTENANCE_MARGIN)

@@ -8,6 +8,9 @@ from rlforge.market.books import Books, check_funds, known
 from rlforge.market.predictions import PredictionMarket
 from rlforge.types import value
 
+#: Fee on buying and selling shares, of the amount.
+PREDICTION_FEE = 0.01
+
 
 @value
 class _Sale:
@@ -45,7 +48,7 @@ class ShareDesk:
         if market is None:
             raise ActionError(f"no open prediction market {market_id!r}{known(books.predictions)}")
         check_funds(agent, amount, "an amount")
-        fee = portion(amount, books.config.prediction_fee)
+        fee = portion(amount, PREDICTION_FEE)
         units = market.units_for(outcome, amount - fee) if amount > fee else 0
         if not units:
             raise ActionError(f"an amount of {amount / 100:.2f} buys nothing")
@@ -76,7 +79,7 @@ class ShareDesk:
             )
         market = self._books.predictions[lot.market_id]
         gross = market.proceeds(lot.outcome, units)
-        received = gross - portion(gross, self._books.config.prediction_fee)
+        received = gross - portion(gross, PREDICTION_FEE)
         if received <= 0:
             raise ActionError(f"{shares:g} shares of {position_id} would bring nothing")
         market.trade(lot.outcome, -units, -gross)

@@ -17,6 +17,7 @@ from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.market.actions import NO_OP, Json, buy, leave, open_position
 from rlforge.market.books import Receipt
+from rlforge.market.shares import PREDICTION_FEE
 from rlforge.market.world import World
 from rlforge.types import value
 
@@ -43,7 +44,7 @@ class NoiseTrader:
     """Trades, posts, comments and follows at random."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
-        self._config, self._rng = config, rng
+        self._rng = rng
 
     def decide(self, state: Json) -> Json:
         rng, positions = self._rng, state["portfolio"]["positions"]
@@ -65,7 +66,7 @@ class NoiseTrader:
         offer = rng.choice(offers)
         if "ticker" not in offer:
             return buy(offer["id"], rng.choice(("YES", "NO")), stake)
-        leverage = rng.randint(1, min(5, int(self._config.max_leverage)))
+        leverage = rng.randint(1, 5)
         return open_position(
             offer["ticker"], rng.choice(("long", "short")), stake * leverage, leverage
         )
@@ -128,7 +129,6 @@ class ValueTrader:
             account: math.log(max(right, 0.01) / max(1 - right, 0.01))
             for account, right in config.accounts.items()
         }
-        self._fee = config.prediction_fee
         self._accounts = list(config.accounts)
 
     def decide(self, state: Json) -> Json:
@@ -167,7 +167,7 @@ class ValueTrader:
                 ("YES", belief, offer["yesPrice"]),
                 ("NO", 1 - belief, offer["noPrice"]),
             ):
-                edge = chance - price * (1 + self._fee) - 0.01
+                edge = chance - price * (1 + PREDICTION_FEE) - 0.01
                 if edge < _EDGE:
                     continue
                 kelly = _KELLY * edge / (1 - price)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any, get_args
 
-from rlforge.config.market import MarketConfig, TraderKind
+from rlforge.config.market import MAINTENANCE_MARGIN, STARTING_BALANCE, MarketConfig, TraderKind
 from rlforge.errors import nearest
 from rlforge.market.accounts import Agent, Lengths, Perp, Shares, cents, dollars
 from rlforge.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
@@ -19,6 +19,15 @@ from rlforge.market.perpetuals import Perpetual
 from rlforge.market.positions import PerpDesk
 from rlforge.market.predictions import OTHER, PredictionMarket, YesNo, invented_question
 from rlforge.market.shares import ShareDesk
+
+#: Ticks between two funding payments.
+FUNDING_INTERVAL = 4
+#: Notes that an agent sees: on its settled trades, and those that its actions made.
+MEMORY_LENGTH = 6
+#: Own latest actions that an agent sees.
+RECENT_ACTIONS = 5
+#: Most characters in a post, comment or note.
+MAX_POST_LENGTH = 280
 
 
 class World:
@@ -71,12 +80,11 @@ class World:
             raise ValueError(f"the name {agent_id!r} is taken")
         if kind is not None and kind not in (kinds := get_args(TraderKind)):
             raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
-        config = self.config
-        lengths = Lengths(config.feed_length, config.memory_length, config.recent_actions)
+        lengths = Lengths(self.config.feed_length, MEMORY_LENGTH, RECENT_ACTIONS)
         rng = self.generator(f"agent/{agent_id}", self._seed)
         agent = Agent(agent_id, kind, rng, lengths)
         self.books.agents[agent_id] = agent
-        self.books.endow(agent, cents(config.starting_balance))
+        self.books.endow(agent, cents(STARTING_BALANCE))
         for market in self.books.predictions.values():
             self._tip(agent, market.id, market.truth)
         for perpetual in self.books.perpetuals.values():
@@ -118,7 +126,7 @@ class World:
         for perpetual in books.perpetuals.values():
             if perpetual.move():
                 self._tip_all(perpetual.ticker, perpetual.trend)
-        if books.tick % config.funding_interval == 0:
+        if books.tick % FUNDING_INTERVAL == 0:
             self._perps.fund()
         self._perps.liquidate()
         for market in list(books.predictions.values()):
@@ -222,9 +230,10 @@ class World:
         )
 
     def _check_length(self, text: str, field: str) -> None:
-        most = self.config.max_post_length
-        if len(text) > most:
-            raise ActionError(f"{field} has {len(text)} characters; at most {most} are allowed")
+        if len(text) > MAX_POST_LENGTH:
+            raise ActionError(
+                f"{field} has {len(text)} characters; at most {MAX_POST_LENGTH} are allowed"
+            )
 
     def _follow(self, agent: Agent, user: str) -> None:
         if user == agent.id:
@@ -238,12 +247,12 @@ class World:
     def _begin_episode(self) -> None:
         self.books.fill_vault(cents(self.config.vault))
         for agent in self.books.agents.values():
-            self.books.endow(agent, cents(self.config.starting_balance))
+            self.books.endow(agent, cents(STARTING_BALANCE))
         self._open_markets()
 
     def _end_episode(self) -> None:
         for agent in self.books.agents.values():
-            profit = agent.balance - cents(self.config.starting_balance)
+            profit = agent.balance - cents(STARTING_BALANCE)
             agent.episode_profits.append(profit)
             # What an agent uses up or gathers once would look like learning over the windows.
             agent.follows.clear()
@@ -302,13 +311,13 @@ def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -
     """
     config, tick = books.config, books.tick
     minutes = config.tick_minutes
-    to_funding = config.funding_interval - tick % config.funding_interval
+    to_funding = FUNDING_INTERVAL - tick % FUNDING_INTERVAL
     positions = [
         _shares(lot, shares.worth(lot), (tick - lot.opened) * minutes)
         for lot in agent.shares.values()
     ]
     positions += [
-        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes, config.maintenance_margin)
+        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes, MAINTENANCE_MARGIN)
         for perp in agent.perps.values()
     ]
     return {

@@ -12,7 +12,7 @@ import math
 import random
 from collections import Counter
 
-from rlforge.config.market import MarketConfig
+from rlforge.config.market import STARTING_BALANCE, MarketConfig
 from rlforge.errors import RlforgeError
 from rlforge.games.base import View
 from rlforge.games.registry import make_game
@@ -122,8 +122,9 @@ def _episode(
         for _choice in crowd.act():
             pass
         world.tick()
-    scale = config.reward_scale * config.starting_balance
-    rewards = [math.tanh(world.episode_profits(player)[-1] / scale) for player in players]
+    rewards = [
+        math.tanh(world.episode_profits(player)[-1] / STARTING_BALANCE) for player in players
+    ]
     states = []
     for index, (number, view, facts) in enumerate(seen):
         ahead = config.episode_ticks - 1 - index // len(players)
