@@ -74,8 +74,11 @@ def small_market(market_model: Path) -> Sequence[str]:
 
 
 @pytest.fixture(scope="session")
-def strict_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with ``determinism=strict``, which nothing disturbed, made in this process."""
+def golden_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of five updates, made in this process with ``determinism=strict``.
+
+    It has games, batches, evaluations, ratings, checkpoints and digests. Tests only read it.
+    """
     from tests.harness.in_process import rlforge_here, use_actors_in_process
     from tests.harness.live_run import strict_arguments
 
@@ -85,7 +88,13 @@ def strict_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
             patch.chdir(folder)
             assert rlforge_here(*strict_arguments(small_model)) == 0
 
-    return made_once(tmp_path_factory, "strict", make) / "run"
+    return made_once(tmp_path_factory, "golden", make) / "run"
+
+
+@pytest.fixture
+def run_copy(golden_run: Path, tmp_path: Path) -> Path:
+    """A copy of ``golden_run`` to change, in another place than where it was made."""
+    return Path(shutil.copytree(golden_run, tmp_path / "runs" / "tictactoe_mirror" / "one"))
 
 
 @pytest.fixture(autouse=True)

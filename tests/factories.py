@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
+from rlforge.tracking.metrics import wilson_interval
 from rlforge.types import (
     Completion,
     EnvSpec,
     Episode,
+    EvalResult,
     GameRecord,
     GameSpec,
     PolicyRef,
@@ -16,6 +19,7 @@ from rlforge.types import (
     Step,
     TrainBatch,
     Turn,
+    UpdateResult,
 )
 
 
@@ -85,6 +89,113 @@ def game_record(
         rewards={0: 1.0, 1: -1.0} if rewards is None else rewards,
         **{"end_reason": "finished", **changes},
     )
+
+
+def equal_turns(
+    game_id: str = "g1",
+    env_id: str = "SimpleTak-v0-train",
+    *,
+    turns: int = 2,
+    trained: Sequence[int] = (0, 1),
+    version: int = 3,
+    text: str = "[4]",
+    finish_reason: str = "stop",
+    purpose: str = "train",
+    focus: int | None = None,
+    error: str | None = None,
+    turn_is: dict[str, Any] | None = None,
+    **changes: Any,
+) -> GameRecord:
+    """A game of turns that are all the same; ``error`` and ``invalid_by`` set how it ended.
+
+    turn_is: fields of every turn. changes: fields of the record.
+    """
+    policy = checkpoint(version)
+    seats = [seat(player, policy, trained=player in trained) for player in (0, 1)]
+    made_by = {"policy_uid": policy.uid, "policy_version": version}
+    answer = completion(text, finish_reason=finish_reason, **made_by)
+    each = {"completion": answer, "info": {"legal_moves": 3}, **(turn_is or {})}
+    ended = {"rewards": {}, "end_reason": "error", "error": error} if error else {}
+    ended |= {"end_reason": "invalid_move"} if "invalid_by" in changes else {}
+    return game_record(
+        game_spec(game_id, env_id, seats, purpose=purpose, focus=focus),
+        [turn(index % 2, text, **each) for index in range(turns)],
+        **{"duration_s": 0.25, **ended, **changes},
+    )
+
+
+def evaluation(step: int, wins: int, games: int = 100, **changes: Any) -> EvalResult:
+    """A result of version ``step`` against ``random_legal``; what is not won is half drawn."""
+    draws = (games - wins) // 2
+    losses = games - wins - draws
+    fields = {
+        "env_id": "SimpleTak-v0-train",
+        "opponent": "random_legal",
+        "policy_uid": f"step-{step}",
+        "draws": draws,
+        "losses": losses,
+        "win_rate": wins / games,
+        "ci95": wilson_interval(wins, games),
+        "mean_reward": (wins - losses) / games,
+        "invalid_rate": 0.03,
+        "failed": 1,
+    }
+    return EvalResult(step=step, games=games, wins=wins, **{**fields, **changes})
+
+
+def update(version: int, **metrics: float) -> UpdateResult:
+    """The result of an update of 64 samples and 700 tokens."""
+    numbers = {
+        "loss": 0.5 / version,
+        "lr": 0.003,
+        "grad_norm": 0.4,
+        "entropy": 1.2,
+        "kl": 0.01,
+        "reward_mean": 0.25,
+        "lag_mean": 0.5,
+        "logprob_gap_mean": 2e-6,
+        "logprob_gap_max": 3e-4,
+        "tokens": 700.0,
+        "tokens_per_s": 21_000.0,
+    }
+    return UpdateResult(version=version, samples=64, tokens=700, metrics={**numbers, **metrics})
+
+
+#: Shares of time of an update, and a number that an engine reports.
+SHARES = {"engine_share": 0.61, "learner_share": 0.42, "idle_share": 0.06, "restarts": 0.0}
+LOAD = {"queued": 3, "running": 128, "tok_s": 2200.0, "tokens": 4400}
+
+
+def pool_snapshot(step: int) -> dict[str, Any]:
+    """A pool whose newest policy is ``step-STEP``, as ``ModelPool.snapshot`` gives it."""
+    uids = ["base", *(f"step-{version}" for version in range(1, step + 1))]
+    entries = [
+        {
+            "uid": uid,
+            "kind": "checkpoint",
+            "version": index,
+            "mu": 25.0 + index,
+            "sigma": 4.0,
+            "active": index > step - 3,
+            "games": 10 * index,
+            "rated_games": 10 * index,
+        }
+        for index, uid in enumerate(uids)
+    ]
+    matches: dict[str, dict[str, int]] = {uid: {} for uid in uids}
+    for index, (first, second) in enumerate(pairwise(uids)):
+        matches[first][second] = matches[second][first] = 7 + index
+    return {
+        "mode": "mirror",
+        "current": uids[-1],
+        "entries": entries,
+        "matches": matches,
+        "ladder": [
+            {"uids": [uid], "elo": 10.0 * index, "low": -40.0, "high": 400.0, "games": 7 + index}
+            for index, uid in reversed(list(enumerate(uids)))
+        ][:48],
+        "exploration": {"envs": {"SimpleTak-v0-train": {"coverage": 0.375}}, "opponents": {}},
+    }
 
 
 def step(**changes: Any) -> Step:

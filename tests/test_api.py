@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -14,25 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.live_run import train_arguments
-from tests.tracking.conftest import clock, full_run, make, new_tracker  # noqa: F401
 
 import rlforge
 from rlforge.config.compose import to_yaml
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid
-from rlforge.models.load import load_tokenizer
 from rlforge.system.loops import wait_for
+from rlforge.tracking.files import read_jsonl
 
 # ---------------------------------------------------------------- compose
 
 
-def test_compose_takes_lines_of_the_command_line_and_values() -> None:
+def test_compose_takes_lines_of_the_command_line_and_values():
     config = rlforge.compose("kuhn_grpo", "learner.batch_size=64", seed=3, learner={"epochs": 2})
     assert (config.name, config.seed) == ("kuhn_grpo", 3)
     assert (config.learner.batch_size, config.learner.epochs) == (64, 2)
 
 
-def test_the_grpo_of_the_document_is_configured_in_its_own_terms() -> None:
+def test_the_grpo_of_the_document_is_configured_in_its_own_terms():
     given = rlforge.GRPOConfig(
         model_name="tiny_market",
         batch_size=3,
@@ -55,12 +53,12 @@ def test_the_grpo_of_the_document_is_configured_in_its_own_terms() -> None:
     assert (config.engine.max_model_len, config.engine.max_tokens) == (128, 4)
 
 
-def test_an_experiment_may_be_given_by_keyword_or_not_at_all() -> None:
+def test_an_experiment_may_be_given_by_keyword_or_not_at_all():
     assert rlforge.compose(experiment="kuhn_grpo").name == "kuhn_grpo"
     assert rlforge.compose().name == "run"
 
 
-def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy() -> None:
+def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy():
     config = rlforge.compose(
         env={"train": [{"id": "kuhn_poker", "source": "openspiel"}, {"id": "TicTacToe-v0-train"}]},
         model={"lora": {"rank": 4, "target_modules": ["q_proj"]}},
@@ -80,7 +78,7 @@ def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy() -> None:
     assert config.rewards.step == [{"name": "scale", "alpha": 0.5}]
 
 
-def test_templates_of_prompts_are_values_like_others() -> None:
+def test_templates_of_prompts_are_values_like_others():
     roles = {"user": 'it\'s "{content}"\n', "assistant": "{content}"}
     prompts = {
         "terse": {"user": "{grid}\n\n{request}", "roles": roles},
@@ -93,33 +91,20 @@ def test_templates_of_prompts_are_values_like_others() -> None:
     assert (second.user, second.later) == ("{board}", None)
 
 
-LOOK_ALIKES = [
-    "null",
-    "True",
-    "aé",
-    "3",
-    "1e3",
-    "nan",
-    "-inf",
-    "a b",
-    "it's",
-    '"',
-    "\\",
-    "\\'",
-    "a\\\\'",
-]
+LOOK_ALIKES = ["null", "True", "aé", "3", "1e3", "nan", "-inf", "a b", "it's"]
+LOOK_ALIKES += ['"', "\\", "\\'", "a\\\\'"]
 TEXTS = st.text(st.sampled_from("\\'\"[]{}=,: $#~+@.ab1é\n"), min_size=1, max_size=8)
 TEXTS = TEXTS.filter(lambda text: "${" not in text and text.strip())  # "${" is interpolation
 
 
 @settings(max_examples=5)
 @given(texts=st.lists(TEXTS, min_size=10, max_size=20))
-def test_texts_are_read_back_as_they_were_given(texts: list[str]) -> None:
+def test_texts_are_read_back_as_they_were_given(texts):
     config = rlforge.compose(run_dir=texts[0], model={"lora": {"target_modules": texts}})
     assert (config.run_dir, config.model.lora.target_modules) == (texts[0], texts)
 
 
-def test_texts_that_look_like_other_values_stay_texts() -> None:
+def test_texts_that_look_like_other_values_stay_texts():
     config = rlforge.compose(run_dir="null", model={"lora": {"target_modules": LOOK_ALIKES}})
     assert (config.run_dir, config.model.lora.target_modules) == ("null", LOOK_ALIKES)
 
@@ -136,14 +121,12 @@ def test_texts_that_look_like_other_values_stay_texts() -> None:
         ([], {"learner": {"epochs": 0}}, r"learner\.epochs=0 .*must be 1 or more"),
     ],
 )
-def test_errors_of_a_configuration_say_what_to_write(
-    overrides: list[str], values: dict[str, object], message: str
-) -> None:
+def test_errors_of_a_configuration_say_what_to_write(overrides, values, message):
     with pytest.raises(rlforge.ConfigError, match=message):
         rlforge.compose(*overrides, **values)
 
 
-def test_compose_finds_the_users_own_folder(tmp_path: Path) -> None:
+def test_compose_finds_the_users_own_folder(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nname: mine\n")
     assert rlforge.compose("mine", config_dir=tmp_path).name == "mine"
@@ -158,7 +141,7 @@ def first(view: rlforge.View) -> str:
     return view.legal_actions[0]
 
 
-def test_names_and_functions_play() -> None:
+def test_names_and_functions_play():
     record = rlforge.play_game("tictactoe", "minimax", first, seed=1)
     assert record.rewards == {0: 1.0, 1: -1.0}
     assert [seat.policy.uid for seat in record.spec.seats] == ["minimax", "first"]
@@ -167,20 +150,20 @@ def test_names_and_functions_play() -> None:
     )
 
 
-def test_the_last_player_takes_the_remaining_seats() -> None:
+def test_the_last_player_takes_the_remaining_seats():
     record = rlforge.play_game("tictactoe", "minimax")
     assert record.rewards == {0: 0.0, 1: 0.0}
     assert {seat.policy.uid for seat in record.spec.seats} == {"minimax"}
 
 
-def test_the_seed_decides_the_game() -> None:
+def test_the_seed_decides_the_game():
     games = [rlforge.play_game("kuhn", "random_legal", seed=seed) for seed in (1, 1, 2, 3, 4)]
     played = [tuple(turn.observation for turn in game.turns) for game in games]
     assert played[0] == played[1]
     assert len(set(played)) > 1
 
 
-def test_an_environment_may_be_given_as_a_value() -> None:
+def test_an_environment_may_be_given_as_a_value():
     env = rlforge.EnvSpec(id="kuhn_poker", source="openspiel")
     record = rlforge.play_game(env, "random_legal")
     assert (record.spec.env, record.end_reason) == (env, "finished")
@@ -201,15 +184,13 @@ def test_an_environment_may_be_given_as_a_value() -> None:
         ("tictactoe", [3], "player 3 is no name, Policy or function from View to action"),
     ],
 )
-def test_errors_of_games_and_players(
-    env: str, players: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_games_and_players(env, players, message, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(rlforge.ConfigError, match=message):
         rlforge.play_game(env, *players)
 
 
-def test_an_error_of_the_users_function_is_raised() -> None:
+def test_an_error_of_the_users_function_is_raised():
     def broken(view: rlforge.View) -> str:
         raise ZeroDivisionError("mine")
 
@@ -219,7 +200,7 @@ def test_an_error_of_the_users_function_is_raised() -> None:
         rlforge.play_game("tictactoe", lambda view: 4)  # type: ignore[arg-type,return-value]
 
 
-def test_an_illegal_action_ends_a_game_without_an_error() -> None:
+def test_an_illegal_action_ends_a_game_without_an_error():
     record = rlforge.play_game("tictactoe", lambda view: "[99]", "random_legal")
     assert (record.end_reason, record.invalid_by, record.error) == ("invalid_move", 0, None)
 
@@ -227,52 +208,50 @@ def test_an_illegal_action_ends_a_game_without_an_error() -> None:
 # ---------------------------------------------------------------- runs on disk
 
 
-def test_a_run_is_read_as_tables(full_run: Path) -> None:  # noqa: F811
-    run = rlforge.load_run(str(full_run))
-    assert repr(run) == f"Run({os.path.relpath(full_run)!r}, done)"
-    assert (run.path, run.config.seed, run.summary["objective"]) == (full_run, 7, 0.72)
+def test_a_run_is_read_as_tables(run_copy):
+    run = rlforge.load_run(str(run_copy))
+    assert repr(run) == f"Run({os.path.relpath(run_copy)!r}, done)"
+    assert (run.path, run.config.seed, run.summary["updates"]) == (run_copy, 0, 5)
     metrics, evals, ratings = run.metrics(), run.evals(), run.ratings()
     assert isinstance(metrics, pandas.DataFrame)
-    assert list(metrics["step"]) == [1, 2, 3, 4, 5, 6]
-    assert list(evals[evals["step"] == 6]["wins"]) == [72, 66]
+    assert list(metrics["step"]) == [1, 2, 3, 4, 5]
+    wins = [row["wins"] for row in read_jsonl(run_copy / "evals.jsonl")]
+    assert (list(evals["step"]), list(evals["wins"])) == ([0, 0, 2, 2, 4, 4, 5, 5], wins)
     assert list(ratings.columns) == ["step", "policy", "mu", "sigma"]
-    assert set(ratings[ratings["step"] == 6]["policy"]) >= {"step-5", "step-6"}
-    assert (len(run.windows()), run.versions) == (0, [])
+    assert set(ratings[ratings["step"] == 5]["policy"]) >= {"step-4", "step-5"}
+    assert len(run.windows()) == 0
+    assert run.versions == ["step-1", "step-2", "step-3", "step-4", "step-5"]
 
 
-def test_without_pandas_tables_are_lists_of_dictionaries(
-    full_run: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_pandas_tables_are_lists_of_dictionaries(golden_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    run = rlforge.load_run(full_run)
-    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    run = rlforge.load_run(golden_run)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5]
     assert run.ratings()[0].keys() == {"step", "policy", "mu", "sigma"}
 
 
-def test_games_of_a_run_are_records(full_run: Path) -> None:  # noqa: F811
-    run = rlforge.load_run(full_run)
-    assert [game.spec.game_id for game in run.games("eval")] == ["won", "lost"]
-    assert all(isinstance(game, rlforge.GameRecord) for game in run.games())
-    assert len(list(run.games())) == len(list(run.games("train"))) + 2 > 30
+def test_games_of_a_run_are_records(golden_run):
+    run = rlforge.load_run(golden_run)
+    trained, evaluated = list(run.games("train")), list(run.games("eval"))
+    assert all(isinstance(game, rlforge.GameRecord) for game in trained)
+    assert len(evaluated) == 4 * len(run.evals())
+    assert len(list(run.games())) == len(trained) + len(evaluated) > 30
 
 
-def test_a_run_writes_its_report(full_run: Path) -> None:  # noqa: F811
-    assert rlforge.load_run(full_run).report() == full_run / "report.html"
-    assert "demo" in (full_run / "report.html").read_text()
+def test_a_run_writes_its_report(run_copy):
+    assert rlforge.load_run(run_copy).report() == run_copy / "report.html"
+    assert "tictactoe_mirror" in (run_copy / "report.html").read_text()
 
 
-def test_a_missing_run_is_an_error_that_names_near_ones(full_run: Path) -> None:  # noqa: F811
-    with pytest.raises(rlforge.RlforgeError, match=f"holds 1 runs.*{full_run.name}"):
-        rlforge.load_run(full_run.parent)
+def test_a_missing_run_is_an_error_that_names_near_ones(run_copy):
+    with pytest.raises(rlforge.RlforgeError, match=f"holds 1 runs.*{run_copy.name}"):
+        rlforge.load_run(run_copy.parent)
     with pytest.raises(rlforge.RlforgeError, match="no run directory nosuch"):
         rlforge.resume("nosuch")
 
 
-def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> None:
-    config = rlforge.compose("tictactoe_mirror", *train_arguments(small_model)[2:])
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    run = rlforge.load_run(tmp_path)
+def test_a_version_acts_in_this_process(golden_run):
+    run = rlforge.load_run(golden_run)
     legal = [f"[{cell}]" for cell in range(9)]
     with run.policy("step-0") as policy:
         assert repr(policy) == "Policy(step-0)"
@@ -291,8 +270,10 @@ def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> No
 GRID = Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000)
 
 
-def test_a_policy_is_asked_as_its_run_asked_it(small_model: Path, tmp_path: Path) -> None:
+def test_a_policy_is_asked_as_its_run_asked_it(small_model, tmp_path):
     """Games may have templates and extractions of their own, and the model one for the others."""
+    from rlforge.models.load import load_tokenizer
+
     games = [
         {"id": "TicTacToe-v0-train", "prompt_template": "squares", "action_extraction": "raw"},
         {"id": "kuhn_poker", "source": "openspiel", "prompt_template": "cards"},
@@ -358,8 +339,9 @@ asyncio.run(main())
 '''
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(900)  # several processes import torch, on a machine with others
-def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model: Path) -> None:
+def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model):
     done = subprocess.run(
         [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},

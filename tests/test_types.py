@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
+import importlib
 
 import pytest
-from ray import cloudpickle
+from tests.factories import completion, game_record, game_spec, turn
 
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Turn,
-    value,
-)
+from rlforge.types import EnvSpec, PolicyRef, value
 
 
 @value
@@ -26,22 +18,17 @@ class One:
     names: tuple[str, ...]
 
 
-TURN = Turn(
-    player_id=1,
-    observation="a board",
-    completion=Completion(text="[4]", token_ids=(5, 6), logprobs=(-0.1, -1e-300)),
-    action="[4]",
-    well_formed=True,
-    legal=False,
-    info={"retry": True, "note": None},
+TURN = turn(
+    completion=completion(logprobs=(-0.1, -1e-300)), legal=False, info={"retry": True, "note": None}
 )
 
 
 @pytest.mark.parametrize(
     "content", [TURN, One(names=()), One(names=("a", "b")), PolicyRef(uid="base", kind="api")]
 )
-@pytest.mark.parametrize("module", [pickle, cloudpickle])
-def test_a_value_arrives_as_it_left_and_stays_frozen(module, content) -> None:
+@pytest.mark.parametrize("name", ["pickle", "ray.cloudpickle"])
+def test_a_value_arrives_as_it_left_and_stays_frozen(name, content):
+    module = importlib.import_module(name)
     arrived = module.loads(module.dumps(content))
 
     assert arrived == content
@@ -50,7 +37,9 @@ def test_a_value_arrives_as_it_left_and_stays_frozen(module, content) -> None:
         setattr(arrived, dataclasses.fields(arrived)[0].name, None)
 
 
-def test_a_value_of_a_class_made_in_a_function_crosses_too() -> None:
+def test_a_value_of_a_class_made_in_a_function_crosses_too():
+    from ray import cloudpickle
+
     @value
     class Local:
         left: int
@@ -60,16 +49,14 @@ def test_a_value_of_a_class_made_in_a_function_crosses_too() -> None:
     assert (arrived.left, arrived.right) == (1, 2)
 
 
-def test_contents_of_another_number_of_fields_are_refused() -> None:
+def test_contents_of_another_number_of_fields_are_refused():
     contents = PolicyRef(uid="base", kind="api").__getstate__()
     with pytest.raises(ValueError, match="shorter"):
         PolicyRef.__new__(PolicyRef).__setstate__(contents[:-1])
 
 
-def test_a_record_is_one_line_without_its_turns() -> None:
-    env = EnvSpec(id="TicTacToe-v0-train")
-    spec = GameSpec(game_id="train-1", env=env, seed=1, purpose="train", seats=())
-    won = GameRecord(spec=spec, turns=(TURN,), rewards={0: 1.0, 1: -1.0}, end_reason="finished")
+def test_a_record_is_one_line_without_its_turns():
+    won = game_record(game_spec("train-1", "TicTacToe-v0-train"), turns=[TURN])
     assert repr(won) == (
         "GameRecord(train-1: TicTacToe-v0-train, 1 turns, finished, player 0 +1, player 1 -1)"
     )
@@ -90,13 +77,11 @@ def test_a_record_is_one_line_without_its_turns() -> None:
         ({0: 0.0}, 0, "loss"),
     ],
 )
-def test_the_outcome_follows_from_the_rewards(
-    rewards: dict[int, float], player: int, expected: str
-) -> None:
+def test_the_outcome_follows_from_the_rewards(rewards, player, expected):
     assert EnvSpec(id="Game-v0").outcome(rewards, player) == expected
 
 
-def test_the_score_of_a_win_counts_in_games_of_one_player_only() -> None:
+def test_the_score_of_a_win_counts_in_games_of_one_player_only():
     env = EnvSpec(id="Game-v0", win_score=0.25)
     assert [env.outcome({0: score}, 0) for score in (0.2, 0.25)] == ["loss", "win"]
     assert env.outcome({0: 0.3, 1: 0.5}, 0) == "loss"

@@ -51,7 +51,7 @@ Rlforge = Callable[..., Answer]
 
 
 @pytest.fixture
-def rlforge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlforge:
+def rlforge(monkeypatch, capsys):
     """``rlforge ARGUMENTS`` in this process, 80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -69,7 +69,7 @@ def rlforge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def run_dir(small_model: Path, tmp_path: Path) -> Path:
+def run_dir(small_model, tmp_path):
     """A finished run of two updates as rlforge writes it, version 2 resumable."""
     root = tmp_path / "runs" / "tictactoe_mirror" / "2026-01-01_12-00-00"
     overrides = ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
@@ -114,9 +114,7 @@ def run_dir(small_model: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_every_help_text_has_an_example_and_fits(
-    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, command: str, columns: str
-) -> None:
+def test_every_help_text_has_an_example_and_fits(rlforge, monkeypatch, command, columns):
     monkeypatch.setenv("COLUMNS", columns)
     answer = rlforge(command, "--help")
     assert answer.code == 0
@@ -124,13 +122,13 @@ def test_every_help_text_has_an_example_and_fits(
     assert max(map(len, answer.out.splitlines())) <= int(columns)
 
 
-def test_the_overview_names_every_command(rlforge: Rlforge) -> None:
+def test_the_overview_names_every_command(rlforge):
     answer = rlforge("--help")
     assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(COMMANDS)
     assert "To begin: rlforge train simpletak_mirror" in answer.out
 
 
-def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
+def test_config_prints_what_can_be_read_back(rlforge):
     answer = rlforge("config", "+experiment=simpletak_mirror", "seed=3", "learner.batch_size=512")
     printed = yaml.safe_load(answer.out)
     assert answer.code == 0
@@ -138,17 +136,17 @@ def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
     assert printed["pool"]["mode"] == "mirror"
 
 
-def test_the_version_is_shown(rlforge: Rlforge) -> None:
+def test_the_version_is_shown(rlforge):
     assert rlforge("--version") == Answer(code=0, out=f"rlforge {__version__}\n", err="")
 
 
-def test_an_experiment_may_be_named_alone(rlforge: Rlforge) -> None:
+def test_an_experiment_may_be_named_alone(rlforge):
     named = rlforge("config", "simpletak_mirror", "seed=3")
     assert named.code == 0
     assert named.out == rlforge("config", "+experiment=simpletak_mirror", "seed=3").out
 
 
-def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge: Rlforge) -> None:
+def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge):
     groups = rlforge("list").out
     for name, key in (("env", "env=NAME"), ("experiment", "+experiment=NAME"), ("players", "")):
         assert re.search(rf"^{name} +{re.escape(key)}", groups, re.MULTILINE), name
@@ -159,15 +157,13 @@ def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge: Rlforge) -> 
     assert "win_block" in rlforge("list", "players").out
 
 
-def test_every_option_of_every_group_says_what_it_is() -> None:
+def test_every_option_of_every_group_says_what_it_is():
     for subject in subjects():
         if (conf_dir() / subject).is_dir():
             assert [one.name for one in catalog(subject).choices if not one.about] == [], subject
 
 
-def test_runs_are_listed_and_the_newest_is_called_latest(
-    rlforge: Rlforge, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     older = tmp_path / "runs" / "other" / "2025-01-01_12-00-00"
     shutil.copytree(run_dir, older)
@@ -186,7 +182,7 @@ def test_runs_are_listed_and_the_newest_is_called_latest(
     )
 
 
-def test_keys_are_explained(rlforge: Rlforge) -> None:
+def test_keys_are_explained(rlforge):
     answer = rlforge("show", "seed", "algorithm.gae", "engine.vllm.kv_cache_gb")
     assert answer.code == 0
     assert answer.out.splitlines() == [
@@ -199,13 +195,13 @@ def test_keys_are_explained(rlforge: Rlforge) -> None:
     ]
 
 
-def test_an_unknown_key_is_not_explained(rlforge: Rlforge) -> None:
+def test_an_unknown_key_is_not_explained(rlforge):
     answer = rlforge("show", "lerner")
     assert answer.code == 2
     assert "no key begins with 'lerner'; did you mean learner" in answer.err
 
 
-def test_a_key_is_shown_with_its_value_and_where_that_is_from(rlforge: Rlforge) -> None:
+def test_a_key_is_shown_with_its_value_and_where_that_is_from(rlforge):
     words = ("learner.total_updates", "learner.schedule", "seed")
     answer = rlforge("show", *words, "simpletak_mirror", "seed=3")
     assert answer.code == 0
@@ -218,7 +214,7 @@ def test_a_key_is_shown_with_its_value_and_where_that_is_from(rlforge: Rlforge) 
     assert any(origin.startswith("from: conf/") for origin in origins)
 
 
-def test_a_group_is_shown_with_its_options_and_keys(rlforge: Rlforge) -> None:
+def test_a_group_is_shown_with_its_options_and_keys(rlforge):
     answer = rlforge("show", "buffer")
     assert answer.code == 0
     assert answer.out.startswith("buffer=NAME\n")
@@ -227,22 +223,20 @@ def test_a_group_is_shown_with_its_options_and_keys(rlforge: Rlforge) -> None:
     assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    blotto_league")
 
 
-def test_a_key_of_another_kind_of_run_is_named_as_such(rlforge: Rlforge) -> None:
+def test_a_key_of_another_kind_of_run_is_named_as_such(rlforge):
     answer = rlforge("show", "window.minutes", "kuhn_grpo")
     assert (answer.code, answer.out) == (2, "")
     assert "window.minutes: a run that plays games has no such key" in answer.err
 
 
-def test_environments_are_listed_with_the_models_that_play_them(rlforge: Rlforge) -> None:
+def test_environments_are_listed_with_the_models_that_play_them(rlforge):
     words = " ".join(rlforge("list", "envs").out.split())
     assert re.search(r"tictactoe TicTacToe by TextArena\. Models: all but tiny_market\.", words)
     assert re.search(r"market Two seats [^.]*\. Models: all but tiny\.", words)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_paths_and_names_are_never_broken(
-    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_paths_and_names_are_never_broken(rlforge, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     cache = Path("a-folder-whose-name-is-too-long-for-a-line-of-a-narrow-terminal") / "cache"
     for folder in {kind.folder.name for kind in map(made_model, ("tiny", "tiny_market")) if kind}:
@@ -255,7 +249,7 @@ def test_paths_and_names_are_never_broken(
     assert [word for word in said if word.startswith(str(cache))]
 
 
-def test_config_dir_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:
+def test_config_dir_is_searched_for_experiments(rlforge, tmp_path):
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("# @package _global_\nname: mine\nlearner: {grad_clip: 7}\n")
@@ -263,7 +257,7 @@ def test_config_dir_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path
     assert yaml.safe_load(answer.out)["learner"]["grad_clip"] == 7
 
 
-def test_graph_in_three_forms(rlforge: Rlforge) -> None:
+def test_graph_in_three_forms(rlforge):
     table = rlforge("graph", "+experiment=simpletak_mirror", "engine.num_engines=2")
     assert re.search(r"│ engine +│ 2 ", table.out)
     assert max(map(len, table.out.splitlines())) <= 80
@@ -275,9 +269,7 @@ def test_graph_in_three_forms(rlforge: Rlforge) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_doctor_says_what_fits_and_what_buys_memory(
-    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
-) -> None:
+def test_doctor_says_what_fits_and_what_buys_memory(rlforge, monkeypatch, tmp_path, columns):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("COLUMNS", str(columns))
     quick_start = "+experiment=qwen3_1p7b_simpletak"
@@ -295,9 +287,7 @@ def test_doctor_says_what_fits_and_what_buys_memory(
     assert max(map(len, unfit.out.splitlines())) <= columns
 
 
-def test_train_refuses_what_cannot_fit_before_anything_exists(
-    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_train_refuses_what_cannot_fit_before_anything_exists(rlforge, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     many = ["engine.max_loras=10000", "hardware=cpu"]
     for sweep in ([], ["-m"]):
@@ -309,9 +299,7 @@ def test_train_refuses_what_cannot_fit_before_anything_exists(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_lists_every_option_and_which_exist_here(
-    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_models_lists_every_option_and_which_exist_here(rlforge, monkeypatch, tmp_path):
     from rlforge.models.tiny.recipe import TINY
 
     monkeypatch.setenv("RLFORGE_CACHE", "cache")
@@ -325,7 +313,7 @@ def test_models_lists_every_option_and_which_exist_here(
     assert f"ready: cache/tiny-{TINY.digest()}" in rlforge("models").out
 
 
-def test_monitor_shows_a_finished_run_once(rlforge: Rlforge, run_dir: Path) -> None:
+def test_monitor_shows_a_finished_run_once(rlforge, run_dir):
     answer = rlforge("monitor", run_dir, "--once")
     assert answer.code == 0
     assert "2/2" in answer.out
@@ -333,15 +321,13 @@ def test_monitor_shows_a_finished_run_once(rlforge: Rlforge, run_dir: Path) -> N
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
-def test_report_prints_the_page_it_wrote(rlforge: Rlforge, run_dir: Path) -> None:
+def test_report_prints_the_page_it_wrote(rlforge, run_dir):
     answer = rlforge("report", run_dir)
     assert (answer.code, answer.out) == (0, f"{run_dir / 'report.html'}\n")
     assert "random_legal" in (run_dir / "report.html").read_text()
 
 
-def test_eval_prints_a_table_and_writes_json(
-    rlforge: Rlforge, run_dir: Path, tmp_path: Path
-) -> None:
+def test_eval_prints_a_table_and_writes_json(rlforge, run_dir, tmp_path):
     file = tmp_path / "results.json"
     answer = rlforge(
         *("eval", run_dir, "--checkpoint", "step-0", "--games", 4, "--json", file),
@@ -362,9 +348,7 @@ def test_eval_prints_a_table_and_writes_json(
         assert len(line.rstrip()) <= 80
 
 
-def test_eval_fails_when_no_game_against_an_opponent_finished(
-    rlforge: Rlforge, run_dir: Path
-) -> None:
+def test_eval_fails_when_no_game_against_an_opponent_finished(rlforge, run_dir):
     config = run_dir / "config.yaml"
     text = config.read_text().replace(
         "openai_base_url: null", "openai_base_url: http://127.0.0.1:9"
@@ -393,15 +377,13 @@ def test_eval_fails_when_no_game_against_an_opponent_finished(
         (["monitor", "nowhere", "--refresh", "0"], "greater than or equal to 0.1"),
     ],
 )
-def test_misused_options(rlforge: Rlforge, arguments: list[str], message: str) -> None:
+def test_misused_options(rlforge, arguments, message):
     answer = rlforge(*arguments)
     assert answer.code == 2
     assert message in answer.err
 
 
-def test_an_initial_adapter_of_another_kind_starts_nothing(
-    rlforge: Rlforge, tmp_path: Path, small_model: Path
-) -> None:
+def test_an_initial_adapter_of_another_kind_starts_nothing(rlforge, tmp_path, small_model):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
@@ -417,9 +399,7 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(
 
 
 @pytest.mark.parametrize("key", ["pool.fixed_opponents", "eval.opponents"])
-def test_an_opponent_that_cannot_be_played_starts_nothing(
-    rlforge: Rlforge, tmp_path: Path, small_model: Path, key: str
-) -> None:
+def test_an_opponent_that_cannot_be_played_starts_nothing(rlforge, tmp_path, small_model, key):
     adapter = tmp_path / "adapter"
     model = load_base_model(ModelConfig("hf", str(small_model)), torch.device("cpu"), torch.float32)
     attach_lora(model, LoraConfig(rank=2, target_modules=["q_proj"]), 0).save_pretrained(adapter)
@@ -472,8 +452,8 @@ def test_an_opponent_that_cannot_be_played_starts_nothing(
     ],
 )
 def test_wrong_input_ends_with_one_line_before_anything_exists(
-    rlforge: Rlforge, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+    rlforge, tmp_path, arguments, message
+):
     answer = rlforge(*arguments)
     assert answer.code == 2
     assert answer.err.startswith("rlforge: ")
@@ -490,7 +470,7 @@ def test_wrong_input_ends_with_one_line_before_anything_exists(
         ("deployments", "deployments/ holds no deployments yet; start a service: rlforge serve"),
     ],
 )
-def test_a_list_of_nothing_says_how_to_start(rlforge: Rlforge, command: str, start: str) -> None:
+def test_a_list_of_nothing_says_how_to_start(rlforge, command, start):
     answer = rlforge(command, "--json", "all.json")
     assert (answer.code, answer.err, answer.out.count("\n")) == (0, "", 1)
     assert answer.out.startswith(start)
@@ -509,38 +489,34 @@ def test_a_list_of_nothing_says_how_to_start(rlforge: Rlforge, command: str, sta
         (["--opponent", "random_leagl"], "did you mean random_legal"),
     ],
 )
-def test_eval_refuses_before_it_plays(
-    rlforge: Rlforge, run_dir: Path, arguments: list[str], message: str
-) -> None:
+def test_eval_refuses_before_it_plays(rlforge, run_dir, arguments, message):
     answer = rlforge("eval", run_dir, *arguments)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
 
 
-def test_the_error_of_a_missing_run_names_the_nearest(rlforge: Rlforge, run_dir: Path) -> None:
+def test_the_error_of_a_missing_run_names_the_nearest(rlforge, run_dir):
     wanted = Path("runs/tictactoe_mirror/2026-01-01_12-00-01")
     assert "did you mean runs/tictactoe_mirror/2026-01-01_12-00-00?" in rlforge("eval", wanted).err
     above = rlforge("eval", "runs/tictactoe_mirror")
     assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
 
 
-def test_the_replay_of_a_continuous_run_names_the_command_for_its_decisions(
-    rlforge: Rlforge, run_dir: Path
-) -> None:
+def test_the_replay_of_a_continuous_run_names_the_command_for_its_decisions(rlforge, run_dir):
     (run_dir / "windows.jsonl").write_text("")
     answer = rlforge("replay", run_dir)
     assert (answer.code, answer.out) == (2, "")
     assert f"rlforge windows decisions {run_dir} WINDOW" in " ".join(answer.err.split())
 
 
-def test_a_damaged_checkpoint_names_its_file(rlforge: Rlforge, run_dir: Path) -> None:
+def test_a_damaged_checkpoint_names_its_file(rlforge, run_dir):
     (run_dir / "checkpoints" / "step-2" / "adapter_model.safetensors").write_bytes(bytes(10))
     answer = rlforge("eval", run_dir)
     assert answer.code == 1
     assert "adapter_model.safetensors is truncated, 10 of 1,000 bytes" in answer.err
 
 
-def test_more_needs_a_run_to_make_longer_and_one_that_ends(rlforge: Rlforge, run_dir: Path) -> None:
+def test_more_needs_a_run_to_make_longer_and_one_that_ends(rlforge, run_dir):
     config = (run_dir / "config.yaml").read_text()
     answer = rlforge("train", "--more", "3")
     assert (answer.code, "--more makes a run longer that --resume names" in answer.err) == (2, True)
@@ -553,7 +529,7 @@ def test_more_needs_a_run_to_make_longer_and_one_that_ends(rlforge: Rlforge, run
     assert (run_dir / "config.yaml").read_text() == config
 
 
-def test_resume_checks_the_state_before_it_starts(rlforge: Rlforge, run_dir: Path) -> None:
+def test_resume_checks_the_state_before_it_starts(rlforge, run_dir):
     assert "already finished its 2 updates" in rlforge("train", "--resume", run_dir).err
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("total_updates: 2", "total_updates: 4"))
@@ -564,13 +540,13 @@ def test_resume_checks_the_state_before_it_starts(rlforge: Rlforge, run_dir: Pat
     assert f"delete {run_dir}/checkpoints/step-2 and resume again" in answer.err
 
 
-def test_resume_accepts_no_other_argument(rlforge: Rlforge, run_dir: Path) -> None:
+def test_resume_accepts_no_other_argument(rlforge, run_dir):
     answer = rlforge("train", "--resume", run_dir, "seed=2")
     assert answer.code == 2
     assert "--resume goes on with the run's own config" in answer.err
 
 
-def test_an_existing_run_directory_is_left_unchanged(rlforge: Rlforge, run_dir: Path) -> None:
+def test_an_existing_run_directory_is_left_unchanged(rlforge, run_dir):
     before = sorted(run_dir.rglob("*"))
     answer = rlforge("train", "+experiment=tictactoe_mirror", f"run_dir={run_dir}")
     assert answer.code == 2
@@ -578,7 +554,7 @@ def test_an_existing_run_directory_is_left_unchanged(rlforge: Rlforge, run_dir: 
     assert sorted(run_dir.rglob("*")) == before
 
 
-def test_damaged_files_of_a_run_are_named(rlforge: Rlforge, run_dir: Path) -> None:
+def test_damaged_files_of_a_run_are_named(rlforge, run_dir):
     (run_dir / "progress.json").write_text('{"run_na')
     answer = rlforge("monitor", run_dir, "--once")
     assert (answer.code, f"{run_dir}/progress.json is damaged" in answer.err) == (1, True)
@@ -591,7 +567,7 @@ def test_damaged_files_of_a_run_are_named(rlforge: Rlforge, run_dir: Path) -> No
     assert (answer.code, answer.err) == (1, f"rlforge: {run_dir}/config.yaml: Is a directory\n")
 
 
-def test_ctrl_c_is_no_stack_trace(rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_no_stack_trace(rlforge, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -619,7 +595,7 @@ STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of 
     ],
     ids=["to import the command line", "to look at an experiment", "to start the actors"],
 )
-def test_heavy_libraries_are_imported_only_where_needed(code: str, allowed: set[str]) -> None:
+def test_heavy_libraries_are_imported_only_where_needed(code, allowed):
     heavy = {"torch", "ray", "transformers", "peft", "duckdb", *STATISTICS}
     report = f"sys.exit(repr(sorted({heavy - allowed} & set(sys.modules))))"
     done = subprocess.run(
@@ -632,7 +608,7 @@ def test_heavy_libraries_are_imported_only_where_needed(code: str, allowed: set[
     assert done.stderr.strip() == "[]"
 
 
-def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge: Rlforge, tmp_path: Path) -> None:
+def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge, tmp_path):
     file = tmp_path / "plugins.json"
     out = rlforge("plugins", "--json", str(file)).out
     assert "pool.mode" in out

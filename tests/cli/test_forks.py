@@ -20,7 +20,7 @@ PERFECT = ("--seat", "0=minimax", "--seat", "1=minimax")
 
 
 @pytest.fixture
-def run_dir(small_model: Path, tmp_path: Path) -> Path:
+def run_dir(small_model, tmp_path):
     """A run with the game ``lost``: O plays 8 in turn 4 and lets X complete 0, 1, 2."""
     model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
     config = compose(["env=tictactoe", *model, "model.action_extraction=bracket"]).config
@@ -49,9 +49,7 @@ def rlforge(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return code
 
 
-def test_fork_shows_results_and_what_was_played(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fork_shows_results_and_what_was_played(run_dir, monkeypatch, capsys):
     file = run_dir / "fork.json"
     given = ("--turn", "4", "--samples", "6", *PERFECT, "--json", file)
     assert rlforge(monkeypatch, "fork", run_dir, "lost", *given) == 0
@@ -63,9 +61,7 @@ def test_fork_shows_results_and_what_was_played(
     assert list(found["by_action"]) == ["[2]"]
 
 
-def test_fork_takes_an_action(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fork_takes_an_action(run_dir, monkeypatch, capsys):
     given = ("--turn", "4", "--samples", "4", *PERFECT, "--action", "8")
     assert rlforge(monkeypatch, "fork", run_dir, "lost", *given) == 0
     out = capsys.readouterr().out
@@ -73,9 +69,7 @@ def test_fork_takes_an_action(
     assert "+1.00" in out
 
 
-def test_analyse_names_the_turn_and_the_report_draws_it(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_analyse_names_the_turn_and_the_report_draws_it(run_dir, monkeypatch, capsys):
     assert rlforge(monkeypatch, "analyse", run_dir, "lost", "--samples", "6", *PERFECT) == 0
     out, err = capsys.readouterr()
     assert max(map(len, out.splitlines())) <= 80
@@ -88,7 +82,7 @@ def test_analyse_names_the_turn_and_the_report_draws_it(
     assert "lost, for player 0 (minimax)" in page
 
 
-def test_the_same_from_python(run_dir: Path) -> None:
+def test_the_same_from_python(run_dir):
     run, seats = load_run(run_dir), {0: "minimax", 1: "minimax"}
     games = run.fork("lost", 4, action="[8]", seats=seats, samples=3)
     assert [game.rewards for game in games] == [{0: 1.0, 1: -1.0}] * 3
@@ -99,11 +93,6 @@ def test_the_same_from_python(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("seat", ["minimax", "x=minimax", "1="])
-def test_a_seat_needs_a_number(
-    run_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    seat: str,
-) -> None:
+def test_a_seat_needs_a_number(run_dir, monkeypatch, capsys, seat):
     assert rlforge(monkeypatch, "analyse", run_dir, "lost", "--seat", seat) == 2
     assert "write the number of a seat and a name" in capsys.readouterr().err

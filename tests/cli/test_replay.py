@@ -16,7 +16,7 @@ RUN = Path("run")
 
 
 @pytest.fixture
-def game_id() -> str:
+def game_id():
     """A run with one game on disk."""
     create_run(RUN).config.write_text("name: demo\n")
     record = rlforge.play_game("tictactoe", "minimax", "random_legal", seed=1)
@@ -33,7 +33,7 @@ def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_game_is_listed_shown_and_exported(game_id: str) -> None:
+def test_a_game_is_listed_shown_and_exported(game_id):
     assert game_id in replay("--opponent", "random_legal").stdout
     assert "plays [" in replay("latest", "--purpose", "eval").stdout
     written = replay(game_id, "--export", "game.svg")
@@ -50,9 +50,7 @@ def test_a_game_is_listed_shown_and_exported(game_id: str) -> None:
         (("latest", "--export", "game.gif"), "pictures are SVG"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_a_line(
-    game_id: str, arguments: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_shown_is_refused_in_a_line(game_id, arguments, message):
     answer = replay(*arguments)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert message in answer.stderr

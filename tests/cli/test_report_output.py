@@ -19,9 +19,7 @@ def report(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
     return ending.value.code
 
 
-def test_the_page_goes_to_the_file_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_goes_to_the_file_that_is_named(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     create_run(run).config.write_text("name: x\n")
     page = tmp_path / "page.html"
@@ -32,8 +30,8 @@ def test_the_page_goes_to_the_file_that_is_named(
 
 
 def test_an_output_in_a_folder_that_is_not_there_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     run = tmp_path / "run"
     create_run(run).config.write_text("name: x\n")
     assert report(monkeypatch, run, "--output", tmp_path / "none" / "page.html") == 2

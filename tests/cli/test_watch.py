@@ -17,7 +17,7 @@ Command = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(monkeypatch, capsys):
     """``rlforge ARGUMENTS``: exit code, output and errors, 80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -31,11 +31,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture(autouse=True)
-def sweep(own_folder: None) -> None:
+def sweep(own_folder):
     write_jobs(SWEEP)
 
 
-def test_a_sweep_is_compared_and_written_to_files(command: Command) -> None:
+def test_a_sweep_is_compared_and_written_to_files(command):
     code, out, _ = command("compare", SWEEP, "--json", "all.json", "--output", "all.csv")
     assert code == 0
     assert f"best: {SWEEP}/3 (objective 0.9)" in out.splitlines()
@@ -45,7 +45,7 @@ def test_a_sweep_is_compared_and_written_to_files(command: Command) -> None:
     assert len(Path("all.csv").read_text().splitlines()) == 5
 
 
-def test_runs_are_compared_by_name_and_as_latest(command: Command) -> None:
+def test_runs_are_compared_by_name_and_as_latest(command):
     code, out, _ = command("compare", SWEEP / "0", "latest", "-o", "all.md")
     assert code == 0
     assert "learner.learning_rate" in out
@@ -63,15 +63,13 @@ def test_runs_are_compared_by_name_and_as_latest(command: Command) -> None:
         (["report", SWEEP, "-o", "none/page.html"], "page.html: it must be a file in a folder"),
     ],
 )
-def test_wrong_arguments_are_one_line(
-    command: Command, arguments: list[str | Path], problem: str
-) -> None:
+def test_wrong_arguments_are_one_line(command, arguments, problem):
     code, _, err = command(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert problem in err
 
 
-def test_the_report_of_a_sweep_is_a_comparison(command: Command) -> None:
+def test_the_report_of_a_sweep_is_a_comparison(command):
     code, out, _ = command("report", SWEEP)
     assert (code, out) == (0, f"{SWEEP}/comparison.html\n")
     assert Path(out.strip()).is_file()
@@ -79,19 +77,19 @@ def test_the_report_of_a_sweep_is_a_comparison(command: Command) -> None:
     assert (code, out) == (0, "page.html\n")
 
 
-def test_watching_the_report_of_a_run_that_has_ended_writes_it(command: Command) -> None:
+def test_watching_the_report_of_a_run_that_has_ended_writes_it(command):
     code, out, _ = command("report", SWEEP / "0", "--watch")
     assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
 
 
-def test_monitor_shows_the_jobs_of_a_sweep(command: Command) -> None:
+def test_monitor_shows_the_jobs_of_a_sweep(command):
     code, out, _ = command("monitor", SWEEP, "--once")
     assert code == 0
     assert "4 jobs: 4 done" in out
     assert "runs  4 runs: 4 done" in command("monitor", "runs", "--once")[1]
 
 
-def test_runs_of_a_sweep_are_listed_together(command: Command) -> None:
+def test_runs_of_a_sweep_are_listed_together(command):
     code, out, _ = command("runs")
     assert code == 0
     assert out.splitlines()[:3] == [

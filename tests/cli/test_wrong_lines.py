@@ -39,7 +39,7 @@ CASES = _cases()
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def folder(monkeypatch, tmp_path):
     """A folder with what the lines name; nothing there can start actors."""
     _record(Path("game"), "tictactoe_mirror", RunConfig)
     _record(Path("market"), "market_continuous", ContinuousConfig)
@@ -68,12 +68,7 @@ def _record(root: Path, experiment: str, kind: type[PolicyConfig]) -> None:
 
 
 @pytest.mark.parametrize("heading", CASES)
-def test_wrong_lines_end_with_what_is_wrong_and_leave_nothing(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    heading: str,
-) -> None:
+def test_wrong_lines_end_with_what_is_wrong_and_leave_nothing(folder, monkeypatch, capsys, heading):
     before = sorted(folder.rglob("*"))
     wrong = {}
     for line, code, part in CASES[heading]:
@@ -98,7 +93,7 @@ def test_wrong_lines_end_with_what_is_wrong_and_leave_nothing(
     assert wrong == {}
 
 
-def test_there_are_two_hundred_wrong_lines_and_every_command_has_one() -> None:
+def test_there_are_two_hundred_wrong_lines_and_every_command_has_one():
     lines = [line for cases in CASES.values() for line, _, _ in cases]
     assert len(lines) == len(set(lines)) >= 200
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]

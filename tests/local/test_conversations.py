@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ GAMES = 6
 
 
 @pytest.fixture(scope="module")
-def config(small_model: Path):
+def config(small_model):
     return compose(
         [
             "env=tictactoe",
@@ -47,7 +46,7 @@ def config(small_model: Path):
 
 
 @pytest.fixture(scope="module")
-def records(config) -> list[GameRecord]:
+def records(config):
     """Games of the untrained model against itself, all at the same time."""
     [env] = train_envs(config)
     base = PolicyRef(uid="step-0", kind="checkpoint")
@@ -78,7 +77,7 @@ def seats_of(records):
                 yield [turn.completion for turn in turns]
 
 
-def test_every_prompt_continues_the_seats_last_prompt_and_answer(records) -> None:
+def test_every_prompt_continues_the_seats_last_prompt_and_answer(records):
     longer = 0
     for answers in seats_of(records):
         for before, after in pairwise(answers):
@@ -90,7 +89,7 @@ def test_every_prompt_continues_the_seats_last_prompt_and_answer(records) -> Non
 
 def test_recorded_logprobs_are_those_of_plain_transformers_on_the_whole_conversation(
     config, records
-) -> None:
+):
     model = load_base_model(config.model, torch.device("cpu"), torch.float32).eval()
     gaps = []
     for answers in seats_of(records):
@@ -109,7 +108,7 @@ def test_recorded_logprobs_are_those_of_plain_transformers_on_the_whole_conversa
 
 def test_the_learner_computes_each_token_of_a_conversation_once_and_agrees_with_the_engine(
     config, records
-) -> None:
+):
     pipeline = RewardPipeline(config.rewards)
     steps = [
         step for record in records for episode in pipeline.shape(record) for step in episode.steps
@@ -127,7 +126,7 @@ def test_the_learner_computes_each_token_of_a_conversation_once_and_agrees_with_
     assert 1 - metrics["reused_share"] <= whole / apart + 1e-9
 
 
-def test_a_history_that_is_written_anew_is_counted(records) -> None:
+def test_a_history_that_is_written_anew_is_counted(records):
     """An answer function that leaves out the first token stands for a template that forgets."""
     shares = []
     for forget in (False, True):

@@ -14,7 +14,7 @@ import torch
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
-from rlforge.config.schema import EvalEnvEntry, RunConfig
+from rlforge.config.schema import EvalEnvEntry
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
@@ -34,7 +34,7 @@ CORNER = "[0]"
 
 
 @pytest.fixture(scope="session")
-def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_model(tmp_path_factory):
     """A Llama of a few thousand random weights that answers with any of its tokens."""
     folder = tmp_path_factory.mktemp("models") / "random"
     folder.mkdir()
@@ -53,7 +53,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config(random_model: Path) -> RunConfig:
+def config(random_model):
     return compose(
         [
             "env=tictactoe",
@@ -101,7 +101,7 @@ def taught(env_id: str, prompt: Sequence[int], answer: Sequence[int]) -> Step:
 
 
 @pytest.fixture(scope="session")
-def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_idea(config, tmp_path_factory):
     """A run whose version 1 has learned to answer every board with the first corner."""
     run_dir = tmp_path_factory.mktemp("runs") / "one-idea"
     run_dir.mkdir()
@@ -127,7 +127,7 @@ def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def run_dir(one_idea: Path, tmp_path: Path) -> Path:
+def run_dir(one_idea, tmp_path):
     """A copy of the run, to be damaged."""
     return Path(shutil.copytree(one_idea, tmp_path / "run"))
 
@@ -142,7 +142,7 @@ def change(run_dir: Path, change: dict[str, object]) -> None:
     (run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(config, **sections)))
 
 
-async def test_the_newest_version_plays_with_its_adapter(one_idea: Path) -> None:
+async def test_the_newest_version_plays_with_its_adapter(one_idea):
     trained = await evaluate_run(one_idea, "latest", ["step-0"], 6)
     untrained = await evaluate_run(one_idea, "step-0", ["step-0"], 6)
     assert (trained.policy.uid, untrained.policy.path_or_name) == ("step-1", None)
@@ -154,7 +154,7 @@ async def test_the_newest_version_plays_with_its_adapter(one_idea: Path) -> None
     assert before.invalid_rate == 0.5
 
 
-async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir: Path) -> None:
+async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     """The untrained model says anything; there is room for a token of the four it may use."""
     with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
     config = from_yaml(run_dir / "config.yaml")
@@ -173,13 +173,13 @@ async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir: Path
     assert {record.cut_by for record in records} >= {0}
 
 
-async def test_an_evaluation_is_repeatable(one_idea: Path) -> None:
+async def test_an_evaluation_is_repeatable(one_idea):
     first = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
     again = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
     assert first.results == again.results
 
 
-async def test_opponents_and_games_default_to_those_of_the_run(one_idea: Path) -> None:
+async def test_opponents_and_games_default_to_those_of_the_run(one_idea):
     measured = await evaluate_run(one_idea, "latest", None, None)
     assert [result.opponent for result in measured.results] == ["base", "random_legal"]
     assert [result.games for result in measured.results] == [4, 4]
@@ -187,7 +187,7 @@ async def test_opponents_and_games_default_to_those_of_the_run(one_idea: Path) -
     assert measured.failures == ()
 
 
-async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea: Path) -> None:
+async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea):
     measured = await evaluate_run(one_idea, "step-1", ["step-1", "step-0", "step-0"], 4)
     assert [result.opponent for result in measured.results] == ["step-1", "step-0"]
     itself = measured.results[0]
@@ -195,15 +195,13 @@ async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea: Path
     assert (itself.wins, itself.losses, itself.invalid_rate) == (2, 2, 0.5)
 
 
-async def test_progress_messages_reach_the_caller(one_idea: Path) -> None:
+async def test_progress_messages_reach_the_caller(one_idea):
     messages: list[str] = []
     await evaluate_run(one_idea, "latest", ["minimax", "random_legal"], 2, messages.append)
     assert messages == ["step-1 plays 4 games"]
 
 
-async def test_results_so_far_are_said_and_kept(
-    one_idea: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_results_so_far_are_said_and_kept(one_idea, monkeypatch):
     monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
     messages: list[str] = []
     kept: list[int] = []
@@ -222,7 +220,7 @@ async def test_results_so_far_are_said_and_kept(
     assert measured.results[0].games == 6
 
 
-async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea: Path) -> None:
+async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea):
     messages: list[str] = []
     kept: list[int] = []
 
@@ -246,13 +244,13 @@ async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea: Path)
     assert messages[-1].startswith(f"{kept[0]} of 4000 games")
 
 
-async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir: Path) -> None:
+async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir):
     change(run_dir, {"hardware": {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}})
     measured = await evaluate_run(run_dir, "latest", ["random_legal"], 2)
     assert measured.complete
 
 
-async def test_failed_games_do_not_count_as_lost(one_idea: Path) -> None:
+async def test_failed_games_do_not_count_as_lost(one_idea):
     measured = await evaluate_run(one_idea, "latest", ["openai:absent", "random_legal"], 2)
     unreachable, reachable = measured.results
     assert (unreachable.games, unreachable.failed, unreachable.losses) == (0, 2, 0)
@@ -264,8 +262,8 @@ async def test_failed_games_do_not_count_as_lost(one_idea: Path) -> None:
 
 
 async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loaded(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run_dir, monkeypatch
+):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     change(run_dir, {"eval": {"opponents": ["openrouter:some/model"]}})
     messages: list[str] = []
@@ -282,12 +280,12 @@ async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loade
         ("win_blocks", "did you mean win_block"),
     ],
 )
-async def test_unknown_opponents_are_refused(one_idea: Path, opponent: str, message: str) -> None:
+async def test_unknown_opponents_are_refused(one_idea, opponent, message):
     with pytest.raises(ConfigError, match=message):
         await evaluate_run(one_idea, "latest", [opponent], 2)
 
 
-async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_dir: Path) -> None:
+async def test_an_opponent_that_cannot_be_played_is_refused(one_idea, run_dir):
     torn = run_dir / "checkpoints" / "step-1"
     weights = torn / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -295,7 +293,7 @@ async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_
         await evaluate_run(one_idea, "latest", [f"checkpoint:{torn}"], 2)
 
 
-async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> None:
+async def test_players_that_do_not_know_the_game_are_refused(run_dir):
     env = vars(from_yaml(run_dir / "config.yaml").env.train[0])
     other = EvalEnvEntry(**{**env, "id": "KuhnPoker-v0-short-train"})
     change(run_dir, {"env": {"eval": [other]}})
@@ -303,7 +301,7 @@ async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> N
         await evaluate_run(run_dir, "latest", ["minimax"], 2)
 
 
-async def test_each_environment_is_played_against_opponents_of_its_own(run_dir: Path) -> None:
+async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
     settings = vars(from_yaml(run_dir / "config.yaml").env.train[0])
     tictactoe = EvalEnvEntry(**settings, opponents=["minimax"])
     simpletak = EvalEnvEntry(**{**settings, "id": "SimpleTak-v0-train"})
@@ -325,26 +323,24 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir: 
 
 
 @pytest.mark.parametrize("games", [3, 1, 0, -2])
-async def test_games_that_cannot_be_played_from_both_seats_are_refused(
-    one_idea: Path, games: int
-) -> None:
+async def test_games_that_cannot_be_played_from_both_seats_are_refused(one_idea, games):
     with pytest.raises(ConfigError, match=f"--games {games}: must be even"):
         await evaluate_run(one_idea, "latest", ["random_legal"], games)
 
 
-def test_a_truncated_file_is_named(run_dir: Path) -> None:
+def test_a_truncated_file_is_named(run_dir):
     adapter = run_dir / "checkpoints" / "step-1" / "adapter_model.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors is truncated, 100 of"):
         find_policy(run_dir, "latest")
 
 
-def test_the_error_of_an_unknown_version_names_the_newest(one_idea: Path) -> None:
+def test_the_error_of_an_unknown_version_names_the_newest(one_idea):
     with pytest.raises(ConfigError, match=r"step-7: no such checkpoint; the newest are step-1"):
         find_policy(one_idea, "step-7")
 
 
-def test_a_run_without_versions_has_its_start(run_dir: Path, one_idea: Path) -> None:
+def test_a_run_without_versions_has_its_start(run_dir, one_idea):
     shutil.rmtree(run_dir / "checkpoints")
     with pytest.raises(ConfigError, match="holds no checkpoint yet; use step-0"):
         find_policy(run_dir, "latest")

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import yaml
-from tests.tracking.conftest import evaluation, game
+from tests.factories import completion, evaluation, game_record, game_spec, seat, turn
 from typer.testing import CliRunner
 
 import rlforge
@@ -85,21 +85,16 @@ def record_game(run_dir: Path, config: RunConfig) -> None:
     view, model = make_game(env, seed=0).view(), config.model
     prompter = Prompter(load_tokenizer(model))
     _, ids = prompter.encode(model.prompt_template, view, model.action_extraction)
-    played = game(observation=view.observation)
-    asked = dataclasses.replace(played.turns[0].completion, prompt_token_ids=ids)
-    turns = tuple(dataclasses.replace(turn, completion=asked) for turn in played.turns)
-    seats = tuple(
-        dataclasses.replace(seat, prompt_template=model.prompt_template)
-        for seat in played.spec.seats
-    )
-    spec = dataclasses.replace(played.spec, env=env, seats=seats)
+    asked = completion(prompt_token_ids=ids)
+    turns = [turn(player, observation=view.observation, completion=asked) for player in (0, 1)]
+    seats = [seat(player, prompt_template=model.prompt_template) for player in (0, 1)]
     games = GameWriter(run_dir)
-    games.add([dataclasses.replace(played, spec=spec, turns=turns)])
+    games.add([game_record(game_spec(env=env, seats=seats), turns)])
     games.close()
 
 
 @pytest.fixture(scope="session")
-def run_dir(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(small_model, tmp_path_factory):
     """A run with two versions, their evaluations, and one recorded game."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
     config = config_of(small_model)
@@ -156,13 +151,13 @@ def assert_same_policy(model: Any, run_dir: Path, version: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def merged(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged(run_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "my-model"
     assert rlforge.load_run(run_dir).export(folder, merge=True) == folder
     return folder
 
 
-def test_a_merged_export_has_the_log_probs_of_the_run(merged: Path, run_dir: Path) -> None:
+def test_a_merged_export_has_the_log_probs_of_the_run(merged, run_dir):
     assert_same_policy(load(merged), run_dir, "step-2")
     run = rlforge.load_run(run_dir)
     completion = answer(run, "step-0")
@@ -170,7 +165,7 @@ def test_a_merged_export_has_the_log_probs_of_the_run(merged: Path, run_dir: Pat
     assert completion.logprobs != pytest.approx(trained, abs=0.1)
 
 
-def test_a_merged_export_is_a_plain_hugging_face_folder(merged: Path, run_dir: Path) -> None:
+def test_a_merged_export_is_a_plain_hugging_face_folder(merged, run_dir):
     from transformers import AutoTokenizer, GenerationConfig
 
     names = {path.name for path in merged.iterdir()}
@@ -187,13 +182,13 @@ def test_a_merged_export_is_a_plain_hugging_face_folder(merged: Path, run_dir: P
         assert str(run_dir.parent.parent) not in file.read_text(), file
 
 
-def test_generation_cuts_the_distribution_as_the_engine_does(small_model: Path) -> None:
+def test_generation_cuts_the_distribution_as_the_engine_does(small_model):
     config = config_of(small_model, "engine.top_k=7", "engine.min_p=0.1")
     sampling = generation_config(config, load_tokenizer(config.model))
     assert (sampling.top_k, sampling.min_p, sampling.top_p) == (7, 0.1, 0.9)
 
 
-def test_training_takes_an_export_back(merged: Path, run_dir: Path, tmp_path: Path) -> None:
+def test_training_takes_an_export_back(merged, run_dir, tmp_path):
     config = rlforge.compose("tictactoe_mirror", *SETTINGS, f"model.name={merged}")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     ours, theirs = (
@@ -204,9 +199,7 @@ def test_training_takes_an_export_back(merged: Path, run_dir: Path, tmp_path: Pa
     assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-5)
 
 
-def test_an_adapter_is_loaded_by_peft_over_its_base(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_is_loaded_by_peft_over_its_base(run_dir, tmp_path, monkeypatch):
     from peft import AutoPeftModelForCausalLM
 
     folder = rlforge.load_run(run_dir).export(tmp_path / "adapter", version="step-1")
@@ -223,9 +216,7 @@ def test_an_adapter_is_loaded_by_peft_over_its_base(
         load_base_model(dataclasses.replace(config.model, name=str(folder)), CPU, torch.float32)
 
 
-def test_an_adapter_of_the_output_layer_unties_it_from_the_input(
-    small_model: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_of_the_output_layer_unties_it_from_the_input(small_model, tmp_path):
     config = config_of(small_model, "model.lora.target_modules=[q_proj,lm_head]")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     save_version(tmp_path / "checkpoints", config, 1)
@@ -233,7 +224,7 @@ def test_an_adapter_of_the_output_layer_unties_it_from_the_input(
     assert_same_policy(load(folder), tmp_path, "step-1")
 
 
-def test_trained_whole_weights_are_exported_as_they_are(small_model: Path, tmp_path: Path) -> None:
+def test_trained_whole_weights_are_exported_as_they_are(small_model, tmp_path):
     config = config_of(small_model, "learner.train=full")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     save_version(tmp_path / "checkpoints", config, 1, full=True)
@@ -241,7 +232,7 @@ def test_trained_whole_weights_are_exported_as_they_are(small_model: Path, tmp_p
     assert_same_policy(load(folder), tmp_path, "step-1")
 
 
-def test_the_base_model_and_another_data_type(run_dir: Path, tmp_path: Path) -> None:
+def test_the_base_model_and_another_data_type(run_dir, tmp_path):
     run = rlforge.load_run(run_dir)
     folder = run.export(tmp_path / "base", merge=True, version="step-0", dtype="bfloat16")
     model = load(folder)
@@ -250,7 +241,7 @@ def test_the_base_model_and_another_data_type(run_dir: Path, tmp_path: Path) -> 
     assert all(torch.equal(weight, ours[name]) for name, weight in model.state_dict().items())
 
 
-def test_a_deployed_version_of_a_continuous_run(small_model: Path, tmp_path: Path) -> None:
+def test_a_deployed_version_of_a_continuous_run(small_model, tmp_path):
     settings = ["+experiment=market_continuous", *SETTINGS, f"model.name={small_model}"]
     config = compose(settings, root=ContinuousConfig).config
     run = RunPaths(root=tmp_path)
@@ -268,7 +259,7 @@ def test_a_deployed_version_of_a_continuous_run(small_model: Path, tmp_path: Pat
 # ---------------------------------------------------------------- the card
 
 
-def test_the_card_has_metadata_results_and_training(merged: Path) -> None:
+def test_the_card_has_metadata_results_and_training(merged):
     card = (merged / CARD).read_text()
     data = yaml.safe_load(card.split("---")[1])
     assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
@@ -290,7 +281,7 @@ def test_the_card_has_metadata_results_and_training(merged: Path) -> None:
     ]
 
 
-def test_results_are_those_of_the_exported_version(run_dir: Path, tmp_path: Path) -> None:
+def test_results_are_those_of_the_exported_version(run_dir, tmp_path):
     folder = rlforge.load_run(run_dir).export(tmp_path / "best", merge=True, version="best")
     card = (folder / CARD).read_text()
     assert "# demo, step-1" in card
@@ -298,9 +289,7 @@ def test_results_are_those_of_the_exported_version(run_dir: Path, tmp_path: Path
     assert "60.0 / 20.0" not in card
 
 
-def test_of_several_policies_the_card_is_of_the_exported_one(
-    small_model: Path, tmp_path: Path
-) -> None:
+def test_of_several_policies_the_card_is_of_the_exported_one(small_model, tmp_path):
     rival = "{opponents: [main], learner: {learning_rate: 0.25}, prompt_template: default}"
     config = config_of(small_model, f"policies={{main: {{}}, rival: {rival}}}")
     run = RunPaths(root=tmp_path)
@@ -339,7 +328,7 @@ def output_of(code: str) -> str:
     return said.getvalue().strip()
 
 
-def test_the_code_of_the_card_runs(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_card_runs(merged, monkeypatch):
     monkeypatch.chdir(merged.parent)
     assert output_of(code_of(merged))
 
@@ -352,9 +341,7 @@ def command_of(folder: Path) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(
-    run_dir: Path, small_model: Path, tmp_path: Path
-) -> None:
+def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, small_model, tmp_path):
     system = 'You\'re to "win": $5 {{now}}.\n\\boxed{} [/INST]'
     prompts = {"squares": {"system": system, "user": "{grid}\n\n{request}"}}
     config = config_of(
@@ -377,7 +364,7 @@ def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(
     assert asked_as(again) == ("squares", "number")
 
 
-def test_a_chat_prompt_is_shown_as_messages(small_model: Path, tmp_path: Path) -> None:
+def test_a_chat_prompt_is_shown_as_messages(small_model, tmp_path):
     config = config_of(small_model, "model.prompt_template=chat")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     record_game(tmp_path, config)
@@ -389,9 +376,7 @@ def test_a_chat_prompt_is_shown_as_messages(small_model: Path, tmp_path: Path) -
     assert output_of(code)
 
 
-def test_the_card_of_a_supervised_run_names_what_it_imitates(
-    small_model: Path, tmp_path: Path
-) -> None:
+def test_the_card_of_a_supervised_run_names_what_it_imitates(small_model, tmp_path):
     settings = ["env=tictactoe", *SETTINGS, f"model.name={small_model}", "data=random_legal"]
     config = compose(settings, root=SftConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
@@ -401,7 +386,7 @@ def test_the_card_of_a_supervised_run_names_what_it_imitates(
     assert "| data | answers of `random_legal`; games kept:" in card
 
 
-def test_the_curves_are_one_picture(merged: Path) -> None:
+def test_the_curves_are_one_picture(merged):
     picture = ElementTree.parse(merged / "curves.svg").getroot()
     texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {"SimpleTak-v0-train vs random_legal", "reward"} <= texts
@@ -427,12 +412,8 @@ def test_the_curves_are_one_picture(merged: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_computed(
-    arguments: dict[str, Any],
-    message: str,
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    arguments, message, run_dir, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with pytest.raises((ConfigError, CheckpointError), match=message):
@@ -440,14 +421,14 @@ def test_what_cannot_work_is_refused_before_anything_is_computed(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_of_a_made_model_alone_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_made_model_alone_is_refused(run_dir, tmp_path):
     made = Path(shutil.copytree(run_dir, tmp_path / "made"))
     (made / "config.yaml").write_text(to_yaml(compose(["env=tictactoe", "model=tiny"]).config))
     with pytest.raises(ConfigError, match=r"model\.kind=tiny is made on this machine.*--merge"):
         rlforge.load_run(made).export(tmp_path / "alone")
 
 
-def test_files_of_the_user_are_not_replaced(run_dir: Path, tmp_path: Path) -> None:
+def test_files_of_the_user_are_not_replaced(run_dir, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("keep")
@@ -466,9 +447,7 @@ def converter(folder: Path, script: str) -> None:
     tool.chmod(0o755)
 
 
-def test_the_converter_gets_the_complete_model(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_converter_gets_the_complete_model(run_dir, tmp_path, monkeypatch):
     converter(tmp_path / "bin", 'cat "$1/config.json" "$1/tokenizer.json" > "$3" && echo "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     result = CliRunner().invoke(app, ["export", str(run_dir), "out", "--merge", "--gguf"])
@@ -477,9 +456,7 @@ def test_the_converter_gets_the_complete_model(
     assert (Path("out") / "out.gguf").stat().st_size > 1000
 
 
-def test_a_failing_export_leaves_nothing_behind(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_export_leaves_nothing_behind(run_dir, tmp_path, monkeypatch):
     converter(tmp_path / "bin", "echo this tokenizer is unknown >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     with pytest.raises(RlforgeError, match="failed: this tokenizer is unknown; without --gguf"):

@@ -22,7 +22,7 @@ LEDUC = EnvSpec(id="leduc_poker", source="openspiel", max_turns=30)
 
 
 @pytest.fixture(scope="session")
-def run_dir(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(small_model, tmp_path_factory):
     """What a run is read from: its configuration."""
     folder = tmp_path_factory.mktemp("run")
     model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
@@ -59,7 +59,7 @@ def forked(run_dir: Path, record: GameRecord, start: Start, name: str) -> GameRe
     return asyncio.run(fork_game(run_dir, record, start, dict.fromkeys((0, 1), name)))
 
 
-def test_values_of_random_play_are_those_of_the_whole_tree(run_dir: Path) -> None:
+def test_values_of_random_play_are_those_of_the_whole_tree(run_dir):
     record = game_of(0, 4, 1, 8, 5)
     seats = dict.fromkeys((0, 1), "random_legal")
     found = asyncio.run(analyse_game(run_dir, record, seats=seats, samples=400))
@@ -72,7 +72,7 @@ def test_values_of_random_play_are_those_of_the_whole_tree(run_dir: Path) -> Non
     assert [one.after for one in found.moments[:-1]] == [one.before for one in found.moments[1:]]
 
 
-def test_an_analysis_names_the_mistake_and_its_mend(run_dir: Path) -> None:
+def test_an_analysis_names_the_mistake_and_its_mend(run_dir):
     # X has 0 and 1 and threatens 2; O plays 8 instead, and loses.
     record = game_of(0, 4, 1, 8, 2)
     assert record.rewards[0] == 1
@@ -87,7 +87,7 @@ def test_an_analysis_names_the_mistake_and_its_mend(run_dir: Path) -> None:
     assert (mistake.before.mean, mistake.after.mean) == (0, 1)  # of X
 
 
-def test_an_action_is_taken_and_the_game_goes_on_from_there(run_dir: Path) -> None:
+def test_an_action_is_taken_and_the_game_goes_on_from_there(run_dir):
     record = game_of(0, 4, 1, 8, 2)
     found = forked(run_dir, record, Start(turn=4, games=6, action="2"), "random_legal")
     assert found.start.action == "[2]"
@@ -98,7 +98,7 @@ def test_an_action_is_taken_and_the_game_goes_on_from_there(run_dir: Path) -> No
     assert len({tuple(turn.action for turn in one.turns) for one in found.records}) > 1
 
 
-def test_the_policy_of_the_run_plays_on(run_dir: Path) -> None:
+def test_the_policy_of_the_run_plays_on(run_dir):
     record = game_of(0, 4, 1)
     seats = {0: "random_legal", 1: "base"}
     found = asyncio.run(fork_game(run_dir, record, Start(turn=2, games=8), seats))
@@ -106,7 +106,7 @@ def test_the_policy_of_the_run_plays_on(run_dir: Path) -> None:
     assert sum(each.games for each in found.by_action(1).values()) == len(found.played)
 
 
-def test_hidden_cards_stay_and_chance_to_come_is_drawn_anew(run_dir: Path) -> None:
+def test_hidden_cards_stay_and_chance_to_come_is_drawn_anew(run_dir):
     record = play_game(LEDUC, "random_legal", seed=3)
     found = forked(run_dir, record, Start(turn=1, games=40), "random_legal")
     first = {one.turns[0].observation for one in found.records}
@@ -121,7 +121,7 @@ def test_hidden_cards_stay_and_chance_to_come_is_drawn_anew(run_dir: Path) -> No
     assert len(public) > 1
 
 
-def test_a_continuation_is_played_again_with_the_chance_that_it_had(run_dir: Path) -> None:
+def test_a_continuation_is_played_again_with_the_chance_that_it_had(run_dir):
     """Its public card is not that of the game from which it went on."""
     record = play_game(LEDUC, "random_legal", seed=3)
     for one in forked(run_dir, record, Start(turn=2, games=20), "random_legal").records:
@@ -129,7 +129,7 @@ def test_a_continuation_is_played_again_with_the_chance_that_it_had(run_dir: Pat
         assert seen == [turn.observation for turn in one.turns]
 
 
-def test_two_forks_are_the_same_games(run_dir: Path) -> None:
+def test_two_forks_are_the_same_games(run_dir):
     record, start = game_of(0, 4, 1), Start(turn=2, games=5)
     one, two = (forked(run_dir, record, start, "random_legal") for _ in range(2))
     actions = [[[turn.action for turn in r.turns] for r in f.records] for f in (one, two)]
@@ -144,12 +144,12 @@ def test_two_forks_are_the_same_games(run_dir: Path) -> None:
         (Start(turn=2, games=1, action="[0]"), r"action '\[0\]' is not legal at turn 2"),
     ],
 )
-def test_turns_and_actions_that_cannot_be(run_dir: Path, start: Start, message: str) -> None:
+def test_turns_and_actions_that_cannot_be(run_dir, start, message):
     with pytest.raises(ConfigError, match=message):
         forked(run_dir, game_of(0, 4, 1), start, "random_legal")
 
 
-def test_seats_that_cannot_be(run_dir: Path) -> None:
+def test_seats_that_cannot_be(run_dir):
     record, start = game_of(0, 4, 1), Start(turn=2, games=1)
     with pytest.raises(ConfigError, match="seat 5: the game has seats 0 to 1"):
         asyncio.run(fork_game(run_dir, record, start, {5: "minimax"}))
@@ -159,7 +159,7 @@ def test_seats_that_cannot_be(run_dir: Path) -> None:
         asyncio.run(analyse_game(run_dir, record, player=7))
 
 
-def test_a_game_that_no_longer_repeats_itself_says_where(run_dir: Path) -> None:
+def test_a_game_that_no_longer_repeats_itself_says_where(run_dir):
     import dataclasses
 
     record = game_of(0, 4, 1)
@@ -170,7 +170,7 @@ def test_a_game_that_no_longer_repeats_itself_says_where(run_dir: Path) -> None:
         forked(run_dir, changed, Start(turn=3, games=2), "random_legal")
 
 
-def test_seconds_bound_an_analysis(run_dir: Path) -> None:
+def test_seconds_bound_an_analysis(run_dir):
     record = game_of(0, 4, 1, 8, 2)
     seats = dict.fromkeys((0, 1), "random_legal")
     found = asyncio.run(analyse_game(run_dir, record, seats=seats, samples=10**6, seconds=1.0))

@@ -19,7 +19,7 @@ from rlforge.tracking.ladder_view import show_ladder
 
 
 @pytest.fixture
-def run(small_model: Path, tmp_path: Path) -> Path:
+def run(small_model, tmp_path):
     """A run of TicTacToe that has saved no version."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -30,7 +30,7 @@ def run(small_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def other(run: Path, tmp_path: Path) -> Path:
+def other(run, tmp_path):
     """The same run with answers of another temperature, which need an engine of their own."""
     folder = tmp_path / "other"
     folder.mkdir()
@@ -51,7 +51,7 @@ def play(run: Path, folder: Path, games: int = 20) -> list[str]:
     return said
 
 
-def test_a_ladder_writes_a_card_that_its_games_confirm(run: Path, tmp_path: Path) -> None:
+def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):
     folder = tmp_path / "ladder"
     play(run, folder)
 
@@ -77,7 +77,7 @@ def test_a_ladder_writes_a_card_that_its_games_confirm(run: Path, tmp_path: Path
     assert card.members[2].files[0].sha256 in page
 
 
-def test_verification_names_what_was_changed(run: Path, tmp_path: Path) -> None:
+def test_verification_names_what_was_changed(run, tmp_path):
     folder = tmp_path / "ladder"
     play(run, folder, games=2)
     card = read_card(folder / CARD)
@@ -97,9 +97,7 @@ def test_verification_names_what_was_changed(run: Path, tmp_path: Path) -> None:
         verify_ladder(folder / CARD)
 
 
-def test_an_interrupted_ladder_keeps_what_was_played(
-    run: Path, other: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_ladder_keeps_what_was_played(run, other, tmp_path):
     folder = tmp_path / "ladder"
     equal = [Ranked(path=path, version="step-0") for path in (run, other)]
     plan = plan_ladder(equal, games=2000, precision=0.001)
@@ -118,9 +116,7 @@ def test_an_interrupted_ladder_keeps_what_was_played(
     assert card.games == 20
 
 
-def test_versions_of_several_runs_carry_the_names_of_their_runs(
-    run: Path, other: Path, tmp_path: Path
-) -> None:
+def test_versions_of_several_runs_carry_the_names_of_their_runs(run, other, tmp_path):
     runs = [Ranked(path=path, version="step-0") for path in (run, other)]
 
     plan = plan_ladder(runs)
@@ -140,7 +136,7 @@ def test_versions_of_several_runs_carry_the_names_of_their_runs(
     assert card.games == 2
 
 
-def test_runs_without_a_common_game_of_two_are_refused(run: Path, other: Path) -> None:
+def test_runs_without_a_common_game_of_two_are_refused(run, other):
     config = (run / "config.yaml").read_text()
     (other / "config.yaml").write_text(config.replace("TicTacToe-v0-train", "SimpleTak-v0-train"))
     both = [Ranked(path=path, version="step-0") for path in (run, other)]

@@ -14,16 +14,7 @@ from rlforge.errors import ConfigError
 from rlforge.games.base import View
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
-from rlforge.local.play import (
-    PERSON,
-    Leave,
-    Person,
-    find_env,
-    play,
-    prepare,
-    seats_of,
-    verdict,
-)
+from rlforge.local.play import PERSON, Leave, Person, find_env, play, prepare, seats_of, verdict
 from rlforge.types import GameRecord
 
 MINIMAX = parse_opponent("minimax")
@@ -52,7 +43,7 @@ async def game(
     return await play(config, spec, policies, seed, person, lambda text: None)
 
 
-async def test_a_person_who_plays_at_random_does_not_beat_minimax() -> None:
+async def test_a_person_who_plays_at_random_does_not_beat_minimax():
     cells = [f"[{cell}]" for cell in range(9)]
     person = Person(typing(*cells * 5), lambda text: None)
     record = await game(person)
@@ -63,7 +54,7 @@ async def test_a_person_who_plays_at_random_does_not_beat_minimax() -> None:
     assert verdict(record).startswith(f"{expected} (finished): player 0 (you)")
 
 
-async def test_the_last_position_is_drawn_after_the_game() -> None:
+async def test_the_last_position_is_drawn_after_the_game():
     said: list[str] = []
     config = compose(["env=tictactoe"]).config
     spec = find_env(config, None)
@@ -82,14 +73,14 @@ async def test_the_last_position_is_drawn_after_the_game() -> None:
         assert {place for place, cell in enumerate(cells) if cell == mark} == played_cells
 
 
-def test_moves_that_the_observation_lists_are_not_listed_again() -> None:
+def test_moves_that_the_observation_lists_are_not_listed_again():
     said: list[str] = []
     view = View(player_id=0, observation="You may [a] or [b].", legal_actions=("[a]", "[b]"))
     Person(typing("a"), said.append).act(view)
     assert said == ["You may [a] or [b]."]
 
 
-async def test_a_person_trades_with_words_and_with_json() -> None:
+async def test_a_person_trades_with_words_and_with_json():
     bought = '{"type": "BUY_SHARES", "marketId": "market-1", "outcome": "NO", "amount": 7}'
     person = Person(typing(bought, "yes9", *["hold"] * 23), lambda text: None)
     record = await game(person, env="market")
@@ -99,14 +90,14 @@ async def test_a_person_trades_with_words_and_with_json() -> None:
     assert all(turn.legal for turn in mine)
 
 
-async def test_a_person_may_take_the_second_seat() -> None:
+async def test_a_person_may_take_the_second_seat():
     person = Person(typing(*[f"[{cell}]" for cell in range(9)] * 5), lambda text: None)
     record = await game(person, seat=1)
     assert [turn.player_id for turn in record.turns[:2]] == [0, 1]
     assert record.turns[1].completion.policy_uid == PERSON.uid
 
 
-def test_a_move_may_be_typed_without_brackets_and_an_illegal_one_is_asked_for_again() -> None:
+def test_a_move_may_be_typed_without_brackets_and_an_illegal_one_is_asked_for_again():
     config = compose(["env=tictactoe"]).config
     view = make_game(find_env(config, None), seed=0).view()
     said: list[str] = []
@@ -114,7 +105,7 @@ def test_a_move_may_be_typed_without_brackets_and_an_illegal_one_is_asked_for_ag
     assert sum("no legal move" in text for text in said) == 2
 
 
-def test_text_of_earlier_observations_is_not_shown_again() -> None:
+def test_text_of_earlier_observations_is_not_shown_again():
     said: list[str] = []
     person = Person(typing("a", "b"), said.append)
     person.act(View(player_id=0, observation="the rules\nboard one"))
@@ -122,7 +113,7 @@ def test_text_of_earlier_observations_is_not_shown_again() -> None:
     assert said == ["the rules\nboard one", "board two"]
 
 
-def test_paragraphs_of_the_last_observation_are_not_shown_again() -> None:
+def test_paragraphs_of_the_last_observation_are_not_shown_again():
     said: list[str] = []
     person = Person(typing("a", "b"), said.append)
     person.act(View(player_id=0, observation="the rules\n\nBoard:\n0 1\n2 3\n"))
@@ -131,12 +122,12 @@ def test_paragraphs_of_the_last_observation_are_not_shown_again() -> None:
 
 
 @pytest.mark.parametrize("lines", [("quit",), ()])
-async def test_quit_and_the_end_of_input_leave_the_game(lines: tuple[str, ...]) -> None:
+async def test_quit_and_the_end_of_input_leave_the_game(lines):
     with pytest.raises(Leave):
         await game(Person(typing(*lines), lambda text: None))
 
 
-async def test_the_untrained_model_answers_from_its_engine(small_model: object) -> None:
+async def test_the_untrained_model_answers_from_its_engine(small_model):
     config = compose(
         [
             "env=tictactoe",
@@ -155,12 +146,12 @@ async def test_the_untrained_model_answers_from_its_engine(small_model: object) 
     assert record.turns[1].completion.token_ids
 
 
-def test_a_game_without_opponents_is_refused() -> None:
+def test_a_game_without_opponents_is_refused():
     with pytest.raises(ConfigError, match="no opponent"):
         prepare(["env=tictactoe"], None, None, "latest", [])
 
 
-def test_seats_and_opponents_that_are_not_there_are_refused() -> None:
+def test_seats_and_opponents_that_are_not_there_are_refused():
     spec = find_env(compose(["env=tictactoe"]).config, None)
     with pytest.raises(ConfigError, match=r"--seat 2: .* seats 0 to 1"):
         seats_of(spec, 2, [MINIMAX])
@@ -168,19 +159,19 @@ def test_seats_and_opponents_that_are_not_there_are_refused() -> None:
         seats_of(spec, 0, [MINIMAX, MINIMAX])
 
 
-def test_an_environment_of_another_name_is_refused_with_the_nearest() -> None:
+def test_an_environment_of_another_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean TicTacToe"):
         find_env(compose(["env=tictactoe"]).config, "TicTacTo")
 
 
-async def test_an_opponent_that_does_not_know_the_game_is_refused() -> None:
+async def test_an_opponent_that_does_not_know_the_game_is_refused():
     config = compose(["env=kuhn"]).config
     spec = find_env(config, None)
     with pytest.raises(ConfigError, match="minimax"):
         await play(config, spec, seats_of(spec, 0, [MINIMAX]), 0, Person(typing(), print), print)
 
 
-def test_ctrl_c_leaves_the_game_at_once() -> None:
+def test_ctrl_c_leaves_the_game_at_once():
     command = [sys.executable, "-c", "from rlforge.cli import main; main()"]
     command += ["play", "env=tictactoe", "--opponent", "random_legal"]
     with subprocess.Popen(

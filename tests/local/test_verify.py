@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def copy(strict_run: Path) -> Path:
+def copy(golden_run):
     """A run to change, in another place than where it was made."""
-    shutil.copytree(strict_run, "copy")
+    shutil.copytree(golden_run, "copy")
     return Path("copy").absolute()
 
 
@@ -78,9 +78,7 @@ def change_weight(run_dir: Path, *, manifest: bool) -> None:
         (folder / MANIFEST).write_text(json.dumps(data))
 
 
-def test_a_run_that_was_not_changed_is_what_it_says(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_not_changed_is_what_it_says(copy, capsys):
     assert rlforge_here("verify", "copy") == 0
     shown = capsys.readouterr().out
     assert "verified a part (--all checks everything)" in shown
@@ -95,19 +93,19 @@ def test_a_run_that_was_not_changed_is_what_it_says(
     assert all(check["checked"] == check["total"] > 0 for check in found["checks"])
 
 
-def test_a_fast_run_is_compared_up_to_rounding(copy: Path) -> None:
+def test_a_fast_run_is_compared_up_to_rounding(copy):
     as_fast(copy)
     assert not problems(copy)
 
 
-def test_one_reward_of_a_batch(copy: Path) -> None:
+def test_one_reward_of_a_batch(copy):
     change_batch(copy, lambda step: dataclasses.replace(step, reward=step.reward + 0.5))
     found = problems(copy)
     assert "batch-000003.parquet is not the batch that was drawn" in found["batches"][0]
     assert found["updates"][0].startswith("update 3: it gives weights that are not what was noted")
 
 
-def test_one_token_of_a_batch(copy: Path) -> None:
+def test_one_token_of_a_batch(copy):
     def change(step: Step) -> Step:
         return dataclasses.replace(step, token_ids=(step.token_ids[0] + 1, *step.token_ids[1:]))
 
@@ -118,7 +116,7 @@ def test_one_token_of_a_batch(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_the_reward_of_a_game(copy: Path, fast: bool) -> None:
+def test_the_reward_of_a_game(copy, fast):
     def change(row: dict[str, Any]) -> None:
         row["rewards"] = [(player, -reward + 0.5) for player, reward in row["rewards"]]
 
@@ -131,7 +129,7 @@ def test_the_reward_of_a_game(copy: Path, fast: bool) -> None:
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_the_text_of_an_answer(copy: Path, fast: bool) -> None:
+def test_the_text_of_an_answer(copy, fast):
     def change(row: dict[str, Any]) -> None:
         row["turns"][0]["completion"]["text"] = "[nothing]"
 
@@ -142,7 +140,7 @@ def test_the_text_of_an_answer(copy: Path, fast: bool) -> None:
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_log_prob_of_an_answer(copy: Path, fast: bool) -> None:
+def test_a_log_prob_of_an_answer(copy, fast):
     def change(row: dict[str, Any]) -> None:
         row["turns"][0]["completion"]["logprobs"][0] += 1e-3
 
@@ -152,7 +150,7 @@ def test_a_log_prob_of_an_answer(copy: Path, fast: bool) -> None:
     assert "the log-probs of the answer differ by 0.001" in problems(copy)["log-probs"][0]
 
 
-def test_answers_of_a_version_that_was_made_again_after_a_resume_are_left_out(copy: Path) -> None:
+def test_answers_of_a_version_that_was_made_again_after_a_resume_are_left_out(copy):
     """The weights that gave them are gone; the games stay."""
     as_fast(copy)
     lines = read_jsonl(copy / FILE)
@@ -176,13 +174,13 @@ def test_answers_of_a_version_that_was_made_again_after_a_resume_are_left_out(co
     assert "answers are of versions that the run, resumed, made again" in notes[-1]
 
 
-def test_one_weight(copy: Path) -> None:
+def test_one_weight(copy):
     change_weight(copy, manifest=False)
     (found,) = problems(copy, whole=False)["checkpoints"]
     assert "step-2: adapter_model.safetensors is longer than written" in found
 
 
-def test_one_weight_with_a_manifest_to_fit(copy: Path) -> None:
+def test_one_weight_with_a_manifest_to_fit(copy):
     change_weight(copy, manifest=True)
     found = problems(copy)
     assert found["updates"][0] == (
@@ -191,7 +189,7 @@ def test_one_weight_with_a_manifest_to_fit(copy: Path) -> None:
     assert "under step-2 the log-probs of the answer differ" in found["log-probs"][0]
 
 
-def test_a_line_of_digests(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_digests(copy, capsys):
     lines = (copy / FILE).read_text().splitlines()
     row = json.loads(lines[2])
     row["samples"] += 1
@@ -206,7 +204,7 @@ def test_a_line_of_digests(copy: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_what_is_missing_is_named_and_the_rest_is_verified(copy: Path) -> None:
+def test_what_is_missing_is_named_and_the_rest_is_verified(copy):
     (copy / "batches" / "batch-000002.parquet").unlink()
     found = verify(copy, whole=True)
     assert found.problems == [("batches", "batch-000002.parquet is missing")]
@@ -218,9 +216,7 @@ def test_what_is_missing_is_named_and_the_rest_is_verified(copy: Path) -> None:
     assert any("of a batch is missing" in problem for _, problem in found.problems)
 
 
-def test_what_computes_here_and_did_not_there_is_said_first(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_computes_here_and_did_not_there_is_said_first(copy, capsys):
     lines = (copy / FILE).read_text().splitlines()
     first = json.loads(lines[0])
     first["computed"] |= {"torch": "1.0", "processor": "abacus"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.tracking.conftest import SHARES, evaluation, update
+from tests.factories import SHARES, evaluation, update
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.sweeps import write_sweep

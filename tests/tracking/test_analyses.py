@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +45,7 @@ def analysis(game_id: str) -> Analysis:
 
 
 @pytest.mark.parametrize("won", [0.02, 0.3, 0.5, 0.9, 0.99])
-def test_intervals_hold_the_mean_as_often_as_they_say(won: float) -> None:
+def test_intervals_hold_the_mean_as_often_as_they_say(won):
     draw, trials, held = random.Random(0), 2000, 0
     for _ in range(trials):
         rewards = [1.0 if draw.random() < won else -1.0 for _ in range(64)]
@@ -55,12 +54,12 @@ def test_intervals_hold_the_mean_as_often_as_they_say(won: float) -> None:
     assert held / trials > 0.92
 
 
-def test_one_game_says_little() -> None:
+def test_one_game_says_little():
     found = estimate([3.0], (-2.0, 3.0))
     assert found.low < 0
 
 
-def test_what_is_written_is_read_back_and_replaced(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_and_replaced(tmp_path):
     first = analysis("eval-80-step-80-000012")
     file = write_analysis(tmp_path, first)
     assert file.name == "eval-80-step-80-000012.json"
@@ -74,7 +73,7 @@ def test_what_is_written_is_read_back_and_replaced(tmp_path: Path) -> None:
     assert found[0].moments[0].change == 0.75
 
 
-def test_a_damaged_analysis_is_named(tmp_path: Path) -> None:
+def test_a_damaged_analysis_is_named(tmp_path):
     write_analysis(tmp_path, analysis("a")).write_text("{")
     with pytest.raises(RlforgeError, match=r"a\.json is damaged"):
         read_analyses(tmp_path)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlforge import play_game
 from rlforge.buffer.batches import read_batch, write_batch
-from rlforge.tracking.digests import (
-    FILE,
-    DigestChain,
-    broken_at,
-    digest_of_batch,
-    digest_of_games,
-)
+from rlforge.tracking.digests import FILE, DigestChain, broken_at, digest_of_batch, digest_of_games
 from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import PolicyRef, Step, TrainBatch
@@ -48,7 +41,7 @@ def batch(step: Step = STEP) -> TrainBatch:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_a_batch_has_its_digest_when_it_is_read_again(tmp_path: Path, suffix: str) -> None:
+def test_a_batch_has_its_digest_when_it_is_read_again(tmp_path, suffix):
     # A transform of a user may leave numbers of numpy.
     step = dataclasses.replace(STEP, reward=np.float32(0.1), info={"turns": np.int64(3)})
     write_batch(tmp_path / f"batch-1.{suffix}", batch(step))
@@ -56,7 +49,7 @@ def test_a_batch_has_its_digest_when_it_is_read_again(tmp_path: Path, suffix: st
     assert digest_of_batch(again) == digest_of_batch(batch(step))
 
 
-def test_each_field_counts() -> None:
+def test_each_field_counts():
     others = {
         "game_id": "g2",
         "player_id": 1,
@@ -76,7 +69,7 @@ def test_each_field_counts() -> None:
     assert len(set(every)) == len(every)
 
 
-def test_a_game_has_its_digest_wherever_and_however_fast_it_was_played(tmp_path: Path) -> None:
+def test_a_game_has_its_digest_wherever_and_however_fast_it_was_played(tmp_path):
     record = play_game("tictactoe", "random_legal", seed=1)
 
     def played_in(folder: str, duration_s: float) -> str:
@@ -93,7 +86,7 @@ def test_a_game_has_its_digest_wherever_and_however_fast_it_was_played(tmp_path:
     assert digest_of_games([record, record]) != digest_of_games([record])
 
 
-def test_a_chain_goes_on_and_shows_where_it_was_changed(tmp_path: Path) -> None:
+def test_a_chain_goes_on_and_shows_where_it_was_changed(tmp_path):
     chain = DigestChain(tmp_path)
     for step in range(4):
         chain.append(step, {"batch": f"{step}"})

@@ -6,18 +6,23 @@ import dataclasses
 import io
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.factories import SHARES, equal_turns, evaluation, update
+from tests.tracking.conftest import progress_of, running
 
-from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
-from rlforge.tracking.display import NOTES, Display, DisplayMode, collection_line, monitor
-from rlforge.tracking.files import RunPaths, create_run
-from rlforge.tracking.progress import EngineRow, Progress
-from rlforge.tracking.status import read_progress
+from rlforge.tracking.display import (
+    NOTES,
+    Display,
+    collection_line,
+    exact_line,
+    monitor,
+)
+from rlforge.tracking.files import create_run
+from rlforge.tracking.progress import EngineRow, ExactRow
 
 
 def console(**options: Any) -> Console:
@@ -33,7 +38,14 @@ class Utf8(io.StringIO):
     encoding = "utf-8"
 
 
-def test_auto_is_plain_without_a_terminal_and_rich_on_one() -> None:
+@pytest.fixture
+def now(clock, monkeypatch):
+    """The clock of the display, which is that of the tracker."""
+    monkeypatch.setattr(display_module.time, "monotonic", clock)
+    return clock
+
+
+def test_auto_is_plain_without_a_terminal_and_rich_on_one():
     assert Display("demo", console=console()).mode == "plain"
     terminal = Console(file=Utf8(), force_terminal=True, width=80)
     assert Display("demo", console=terminal).mode == "rich"
@@ -41,37 +53,27 @@ def test_auto_is_plain_without_a_terminal_and_rich_on_one() -> None:
     assert Display("demo", console=dumb).mode == "plain"
 
 
-def test_lines_of_a_run_without_games_are_about_samples() -> None:
+def test_lines_of_a_run_without_games_are_about_samples():
     out = console()
     learner = {"loss": 1.5, "validation_loss": 1.25, "grad_norm": 0.5, "epoch": 1.5}
     learner["tokens_per_s"] = 400.0
-    running = Progress(
-        run_name="sft",
-        status="running",
-        updated_at=0.0,
-        elapsed_s=9.0,
-        update=3,
-        total_updates=4,
-        samples=192,
-        learner=learner,
-    )
+    sft = running(elapsed_s=9.0, update=3, total_updates=4, samples=192, learner=learner)
     with Display("sft", "plain", out, plain_every_s=0.0) as shown:
-        shown.show(running)
-        shown.show(dataclasses.replace(running, update=4, status="done"))
+        shown.show(sft)
+        shown.show(dataclasses.replace(sft, update=4, status="done"))
     assert written(out).splitlines() == [
         "[0:09] update 3/4  loss 1.5  held-out 1.25  grad 0.5  samples 192  400 tok/s",
         "[0:09] update 4/4  loss 1.5  held-out 1.25  grad 0.5  samples 192  400 tok/s",
         "[0:09] done at update 4/4",
     ]
-    measuring = dataclasses.replace(running, activity="measuring 30 held-out samples", learner={})
-    assert collection_line(running) == "[0:09] learning, update 4/4"
+    measuring = dataclasses.replace(sft, activity="measuring 30 held-out samples", learner={})
+    assert collection_line(sft) == "[0:09] learning, update 4/4"
     assert collection_line(measuring) == "[0:09] measuring 30 held-out samples, update 4/4"
 
 
-def test_a_resumed_run_says_where_it_goes_on_and_repeats_nothing(full_run: Path) -> None:
+def test_a_resumed_run_says_where_it_goes_on_and_repeats_nothing(full_run):
     out = console(soft_wrap=True)
-    ended = Progress.from_json(read_progress(RunPaths(root=full_run)) or {})
-    again = dataclasses.replace(ended, status="running", update=2, total_updates=9, learner={})
+    again = progress_of(full_run, status="running", update=2, total_updates=9, learner={})
     with Display("demo", "plain", out, plain_every_s=0.0) as shown:
         shown.show(again)
         shown.show(dataclasses.replace(again, update=3, learner={"loss": 1.0}))
@@ -80,17 +82,9 @@ def test_a_resumed_run_says_where_it_goes_on_and_repeats_nothing(full_run: Path)
     assert "update 3/9  loss 1" in update
 
 
-def test_every_line_of_a_job_of_a_sweep_says_which_it_is() -> None:
+def test_every_line_of_a_job_of_a_sweep_says_which_it_is():
     out = console()
-    done = Progress(
-        run_name="kuhn",
-        status="done",
-        updated_at=0.0,
-        elapsed_s=5.0,
-        update=2,
-        total_updates=2,
-        games=64,
-    )
+    done = running(status="done", elapsed_s=5.0, update=2, total_updates=2, games=64)
     with Display("kuhn", "plain", out, job="2/6 seed=1") as shown:
         shown.note("starting the actors")
         shown.show(done)
@@ -102,28 +96,25 @@ def test_every_line_of_a_job_of_a_sweep_says_which_it_is() -> None:
 
 
 @pytest.mark.parametrize("mode", ["rich", "plain", "off"])
-def test_a_chosen_mode_is_used_on_any_terminal(mode: DisplayMode) -> None:
+def test_a_chosen_mode_is_used_on_any_terminal(mode):
     assert Display("demo", mode, console()).mode == mode
 
 
-def test_plain_lines_report_updates_evaluations_and_the_end(
-    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_plain_lines_report_updates_evaluations_and_the_end(tracker, clock):
     out = console()
     with Display("demo", "plain", out, plain_every_s=0.0) as shown:
         shown.note("starting the actors")
         shown.show(tracker.progress())
-        tracker.add_eval(make.evaluation(0, 33))
+        tracker.add_eval(evaluation(0, 33))
         shown.show(tracker.progress())
         clock.now += 10
-        tracker.add_games([make.game() for _ in range(20)])
-        tracker.log_learner(make.update(1), make.shares)
+        tracker.add_games([equal_turns() for _ in range(20)])
+        tracker.log_learner(update(1), SHARES)
         shown.show(tracker.progress())
         shown.show(tracker.progress())
-        tracker.add_games([make.game(error="broke")])
-        tracker.log_learner(make.update(2), make.shares)
-        tracker.add_eval(make.evaluation(2, 70))
+        tracker.add_games([equal_turns(error="broke")])
+        tracker.log_learner(update(2), SHARES)
+        tracker.add_eval(evaluation(2, 70))
         tracker.close({"status": "done"})
         shown.show(tracker.progress())
         shown.show(tracker.progress())
@@ -140,34 +131,30 @@ def test_plain_lines_report_updates_evaluations_and_the_end(
     assert written(out).isascii()
 
 
-def test_plain_updates_are_spaced_out(
-    tmp_path: Path, make: Any, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tracker, out = new_tracker(tmp_path), console()
-    now = 50.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
+def test_plain_updates_are_spaced_out(tracker, now):
+    out = console()
     with Display("demo", "plain", out, plain_every_s=2.0) as shown:
         for step, pause in ((1, 0.5), (2, 0.5), (3, 1.5), (4, 0.5)):
-            tracker.log_learner(make.update(step), {})
+            tracker.log_learner(update(step), {})
             shown.show(tracker.progress())
-            now += pause
+            now.now += pause
     steps = [line.split("update ")[1].split("/")[0] for line in written(out).splitlines()]
     assert steps == ["1", "4"]
 
 
-def test_off_shows_nothing(full_run: Path) -> None:
+def test_off_shows_nothing(full_run):
     out = console()
     with Display("demo", "off", out) as shown:
         shown.note("hello")
-        shown.show(_progress(full_run))
+        shown.show(progress_of(full_run))
     assert written(out) == ""
 
 
-def test_rich_draws_the_frame_and_notes_above_it(full_run: Path) -> None:
+def test_rich_draws_the_frame_and_notes_above_it(full_run):
     out = Console(file=Utf8(), force_terminal=True, width=100, height=50)
     with Display("demo", "rich", out) as shown:
         shown.note("starting the actors")
-        shown.show(_progress(full_run))
+        shown.show(progress_of(full_run))
     text = written(out)
     assert "demo: starting the actors" in text
     assert "Win rate" in text
@@ -194,20 +181,20 @@ class Cell:
 
 
 @pytest.fixture
-def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+def cell(monkeypatch):
     cell = Cell()
     monkeypatch.setattr("IPython.display.display", cell.display)
     return cell
 
 
-def test_auto_is_one_frame_in_a_notebook(cell: Cell, full_run: Path) -> None:
+def test_auto_is_one_frame_in_a_notebook(cell, full_run):
     out = console(force_jupyter=True)
     with Display("demo", console=out) as shown:
         assert shown.mode == "notebook"
         shown.note("starting the actors")
-        shown.show(_progress(full_run))
+        shown.show(progress_of(full_run))
         shown.note("<b>stopping</b>")
-        progress = dataclasses.replace(_progress(full_run), games=4711)
+        progress = dataclasses.replace(progress_of(full_run), games=4711)
         thread = threading.Thread(target=shown.show, args=(progress,))
         thread.start()
         thread.join()
@@ -223,10 +210,10 @@ def test_auto_is_one_frame_in_a_notebook(cell: Cell, full_run: Path) -> None:
     assert written(out) == ""
 
 
-def test_a_frame_that_is_the_same_is_not_sent_again(cell: Cell, full_run: Path) -> None:
+def test_a_frame_that_is_the_same_is_not_sent_again(cell, full_run):
     with Display("demo", console=console(force_jupyter=True)) as shown:
-        shown.show(_progress(full_run))
-        shown.show(_progress(full_run))
+        shown.show(progress_of(full_run))
+        shown.show(progress_of(full_run))
         assert cell.drawn == 0
         for number in range(NOTES + 2):
             shown.note(f"note {number}")
@@ -235,35 +222,19 @@ def test_a_frame_that_is_the_same_is_not_sent_again(cell: Cell, full_run: Path) 
     assert f"note {NOTES + 1}\n" in output["text/plain"]
 
 
-def _progress(run: Path) -> Any:
-    from rlforge.tracking.files import read_json
-    from rlforge.tracking.progress import Progress
-
-    return Progress.from_json(read_json(run / "progress.json"))
-
-
-def test_monitor_once_shows_a_finished_run(full_run: Path) -> None:
-    out = console()
-    monitor(full_run, once=True, console=out)
-    assert "random_legal" in written(out)
-    assert "6/10" in written(out)
-
-
-def test_monitor_ends_with_the_run(full_run: Path) -> None:
+def test_monitor_ends_with_the_run(full_run):
     out = console()
     monitor(full_run, refresh_s=60.0, console=out)  # would time out if it waited
     assert written(out).splitlines()[-1].endswith("done at update 6/10, 30 games")
 
 
-def test_monitor_follows_a_running_run_until_it_ends(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker, out = new_tracker(tmp_path), console()
+def test_monitor_follows_a_running_run_until_it_ends(tmp_path, tracker):
+    out = console()
     watcher = threading.Thread(
         target=monitor, args=(tmp_path,), kwargs={"refresh_s": 0.01, "console": out}
     )
     watcher.start()
-    tracker.log_learner(make.update(1), {})
+    tracker.log_learner(update(1), {})
     deadline = time.monotonic() + 10
     while "update 1/10" not in written(out) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -274,17 +245,14 @@ def test_monitor_follows_a_running_run_until_it_ends(
     assert "interrupted at update 1/10" in written(out)
 
 
-def test_monitor_of_a_run_without_a_report_yet(tmp_path: Path) -> None:
+def test_monitor_of_a_run_without_a_report_yet(tmp_path):
     create_run(tmp_path).config.write_text("name: x\n")
     out = console()
     monitor(tmp_path, once=True, console=out)
     assert "has not reported anything yet" in written(out)
 
 
-def test_ctrl_c_ends_the_monitor_quietly(
-    tmp_path: Path, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new_tracker(tmp_path)
+def test_ctrl_c_ends_the_monitor_quietly(tmp_path, tracker, monkeypatch):
 
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
@@ -293,13 +261,16 @@ def test_ctrl_c_ends_the_monitor_quietly(
     monitor(tmp_path, console=console())
 
 
-def test_monitor_of_a_missing_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RlforgeError, match="no run directory"):
-        monitor(tmp_path / "none")
+def test_an_exact_measure_is_a_line():
+    row = {"env_id": "kuhn_poker", "start_step": 0, "start": 0.75, "history": ()}
+    start, later = ExactRow(step=0, nash_conv=0.75, **row), ExactRow(step=4, nash_conv=0.25, **row)
+    assert exact_line(running(), start) == "[0:01] exact at 0: kuhn_poker: NashConv 0.7500"
+    line = "[0:01] exact at 4: kuhn_poker: NashConv 0.2500, start 0.7500"
+    assert exact_line(running(), later) == line
 
 
-def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run: Path) -> None:
-    progress, out = _progress(full_run), console()
+def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run):
+    progress, out = progress_of(full_run), console()
     first = dataclasses.replace(progress, status="running")
     row = dataclasses.replace(first.win_rates[0], step=9)
     with Display("demo", "plain", out) as shown:
@@ -309,49 +280,33 @@ def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run: Path) -> 
     assert written(out).count("eval at") == 3
 
 
-def test_plain_shows_what_is_played_long_before_the_first_update(
-    tmp_path: Path, make: Any, new_tracker: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 50.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
-    tracker, out = new_tracker(tmp_path), console()
+def test_plain_shows_what_is_played_long_before_the_first_update(tracker, now):
+    out = console()
     with Display("demo", "plain", out) as shown:
         for second in range(1, 61):
-            now, clock.now = now + 1.0, clock.now + 1.0
+            now.now += 1.0
             load = {"queued": 0, "running": 8, "tok_s": 30.0, "tokens": 30.0 * second}
             tracker.log_inference("engine-0", load)
             if second == 25:
-                tracker.add_games([make.game(), make.game(error="broke")])
+                tracker.add_games([equal_turns(), equal_turns(error="broke")])
             if second == 50:
-                tracker.log_learner(make.update(1), {})
+                tracker.log_learner(update(1), {})
             shown.show(tracker.progress())
     lines = written(out).splitlines()
-    played = (
-        "games 0 (0.0/s)  300 tokens",
-        "games 0 (0.0/s)  600 tokens",
-        "games 1 (0.0/s)  900 tokens",
-    )
+    played = [(0, 300, ""), (0, 600, ""), (1, 900, "  failed 1")]
     assert lines[:3] == [
-        f"[0:{10 * index}] collecting for update 1/10  {so_far} (30 tok/s)  8 requests running{end}"
-        for index, (so_far, end) in enumerate(zip(played, ("", "", "  failed 1"), strict=True), 1)
+        f"[0:{tokens // 30}] collecting for update 1/10  games {games} (0.0/s)  {tokens} tokens"
+        f" (30 tok/s)  8 requests running{end}"
+        for games, tokens, end in played
     ]
-    assert [line[:6] for line in lines] == [
-        "[0:10]",
-        "[0:20]",
-        "[0:30]",
-        "[0:40]",
-        "[0:50]",
-        "[1:00]",
-    ]
+    assert " ".join(line[:6] for line in lines) == "[0:10] [0:20] [0:30] [0:40] [0:50] [1:00]"
     assert "update 1/10  loss" in lines[4]
     assert "collecting for update 2/10" in lines[5]
     assert written(out).isascii()
 
 
-def test_a_line_without_a_terminal_says_collecting_only_while_engines_work(
-    new_tracker: Any, tmp_path: Path
-) -> None:
-    progress = new_tracker(tmp_path).progress()
+def test_a_line_without_a_terminal_says_collecting_only_while_engines_work(tracker):
+    progress = tracker.progress()
     works = EngineRow(name="engine-0", queued=0, running=8, tok_s=30.0, tokens=900)
     rests = dataclasses.replace(works, tok_s=0.0, running=0)
     for engines, expected in (
@@ -362,18 +317,14 @@ def test_a_line_without_a_terminal_says_collecting_only_while_engines_work(
         assert f"] {expected}  " in line
 
 
-def test_plain_of_fast_updates_has_no_further_lines(
-    tmp_path: Path, make: Any, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 50.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
-    tracker, out = new_tracker(tmp_path), console()
+def test_plain_of_fast_updates_has_no_further_lines(tracker, now):
+    out = console()
     with Display("demo", "plain", out) as shown:
         for step in range(1, 11):
-            now += 4.0
-            tracker.log_learner(make.update(step), {})
+            now.now += 4.0
+            tracker.log_learner(update(step), {})
             shown.show(tracker.progress())
-        now += 20.0
+        now.now += 20.0
         shown.show(tracker.progress())
     *updates, last = written(out).splitlines()
     assert len(updates) == 10
@@ -381,14 +332,10 @@ def test_plain_of_fast_updates_has_no_further_lines(
     assert "evaluating after update 10/10" in last
 
 
-def test_plain_is_silent_about_a_run_that_no_longer_reports(
-    tmp_path: Path, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 50.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
-    progress, out = new_tracker(tmp_path).progress(), console()
+def test_plain_is_silent_about_a_run_that_no_longer_reports(tracker, now):
+    progress, out = tracker.progress(), console()
     with Display("demo", "plain", out) as shown:
         for _ in range(60):
-            now += 1.0
+            now.now += 1.0
             shown.show(progress)
     assert written(out).count("collecting") == 1

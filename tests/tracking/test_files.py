@@ -29,7 +29,7 @@ def a_run(path: Path) -> Path:
     return path
 
 
-def test_create_run_makes_the_folders_of_the_contract(tmp_path: Path) -> None:
+def test_create_run_makes_the_folders_of_the_contract(tmp_path):
     paths = create_run(tmp_path / "runs" / "exp" / "now")
     assert paths.games.is_dir()
     assert paths.checkpoints.is_dir()
@@ -42,20 +42,18 @@ def test_create_run_makes_the_folders_of_the_contract(tmp_path: Path) -> None:
     assert paths.graph.name == "graph.json"
 
 
-def test_create_run_keeps_what_is_there(tmp_path: Path) -> None:
+def test_create_run_keeps_what_is_there(tmp_path):
     run = a_run(tmp_path / "run")
     create_run(run)
     assert (run / "config.yaml").read_text() == "name: x\n"
 
 
-def test_open_run_accepts_a_run_that_has_just_begun(tmp_path: Path) -> None:
+def test_open_run_accepts_a_run_that_has_just_begun(tmp_path):
     run = a_run(tmp_path / "run")
     assert open_run(str(run)).root == run
 
 
-def test_the_error_of_a_missing_run_names_the_nearest_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_missing_run_names_the_nearest_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a_run(Path("runs/simpletak_mirror/2026-01-01_12-00-00"))
     with pytest.raises(RlforgeError) as caught:
@@ -64,30 +62,26 @@ def test_the_error_of_a_missing_run_names_the_nearest_runs(
     assert "did you mean runs/simpletak_mirror/2026-01-01_12-00-00" in str(caught.value)
 
 
-def test_the_error_of_a_name_unlike_any_run_names_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_name_unlike_any_run_names_the_newest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a_run(Path("runs/tictactoe/monday"))
     with pytest.raises(RlforgeError, match="the newest runs are runs/tictactoe/monday"):
         open_run("zzzz")
 
 
-def test_without_any_run_the_message_only_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_any_run_the_message_only_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RlforgeError, match=r"^no run directory nothing$"):
         open_run("nothing")
 
 
-def test_an_experiment_folder_points_to_its_newest_run(tmp_path: Path) -> None:
+def test_an_experiment_folder_points_to_its_newest_run(tmp_path):
     a_run(tmp_path / "exp" / "one")
     with pytest.raises(RlforgeError, match=r"holds 1 runs but is not one; the newest is .*one"):
         open_run(tmp_path / "exp")
 
 
-def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RlforgeError, match="is not a run directory: it has no config"):
         open_run(tmp_path / "empty")
@@ -96,7 +90,7 @@ def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path: Path
         open_run(tmp_path / "file")
 
 
-def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_path: Path) -> None:
+def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_path):
     root, log = logging.getLogger("rlforge"), logging.getLogger("rlforge.training")
     before = (list(root.handlers), root.level, root.propagate, faulthandler.is_enabled())
     for name in ("first", "second"):
@@ -110,7 +104,7 @@ def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_pat
         assert other not in text
 
 
-def test_write_json_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
+def test_write_json_replaces_the_whole_file_and_leaves_no_other(tmp_path):
     path = tmp_path / "pool.json"
     write_json(path, {"a": [1, 2, 3]})
     write_json(path, {"b": math.nan, "c": np.float32(0.5), "d": (Path("x"),)})
@@ -118,7 +112,7 @@ def test_write_json_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["pool.json"]
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "pool.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError, match="cannot write a object as JSON"):
@@ -127,7 +121,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["pool.json"]
 
 
-def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path):
     assert read_json(tmp_path / "none.json") == {}
     assert read_jsonl(tmp_path / "none.jsonl") == []
     for text in ("{", "[1]"):
@@ -139,9 +133,7 @@ def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "why"), [(b"{oops", "Expecting"), (b"3", "no object"), (b'{"a\xff', "not UTF-8")]
 )
-def test_a_damaged_line_is_named_and_the_others_are_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, why: str
-) -> None:
+def test_a_damaged_line_is_named_and_the_others_are_read(tmp_path, caplog, line, why):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
     assert read_jsonl(path) == [{"a": 1}, {"a": 3}]
@@ -152,7 +144,7 @@ def test_a_damaged_line_is_named_and_the_others_are_read(
     assert str(read_intact(path)[1]).endswith("and left out, as 2 further lines")
 
 
-def test_a_damaged_file_is_kept_beside_the_mended_one(tmp_path: Path) -> None:
+def test_a_damaged_file_is_kept_beside_the_mended_one(tmp_path):
     path, damaged = tmp_path / "m.jsonl", b'{"step": 1}\n\xff\n{"step": 3}\n{"st'
     for aside in ("m.jsonl.damaged", "m.jsonl.damaged.1"):
         path.write_bytes(damaged)
@@ -165,9 +157,7 @@ def test_a_damaged_file_is_kept_beside_the_mended_one(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_log_that_cannot_be_written_says_so_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_cannot_be_written_says_so_once(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "run.log").symlink_to("/dev/full")
     with open_log("run", str(tmp_path)):
@@ -177,7 +167,7 @@ def test_a_log_that_cannot_be_written_says_so_once(
     ]
 
 
-def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
     file = JsonlFile(tmp_path / "m.jsonl")
     file.append({"step": 1, "loss": math.nan})
     assert read_jsonl(file.path) == [{"step": 1, "loss": None}]
@@ -185,7 +175,7 @@ def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_line_cut_short_is_not_read_and_is_removed_before_the_next(tmp_path: Path) -> None:
+def test_a_line_cut_short_is_not_read_and_is_removed_before_the_next(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     assert read_jsonl(path) == [{"step": 1}]
@@ -195,7 +185,7 @@ def test_a_line_cut_short_is_not_read_and_is_removed_before_the_next(tmp_path: P
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_rewind_drops_later_lines_and_appending_continues(tmp_path: Path) -> None:
+def test_rewind_drops_later_lines_and_appending_continues(tmp_path):
     path = tmp_path / "m.jsonl"
     file = JsonlFile(path)
     for step in range(5):

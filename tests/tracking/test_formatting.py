@@ -13,7 +13,7 @@ from rlforge.tracking import formatting as f
     ("seconds", "text"),
     [(None, "–"), (0, "0:00"), (65.4, "1:05"), (3845, "1:04:05"), (90061, "1 d 01:01")],
 )
-def test_duration(seconds: float | None, text: str) -> None:
+def test_duration(seconds, text):
     assert f.duration(seconds) == text
 
 
@@ -31,11 +31,11 @@ def test_duration(seconds: float | None, text: str) -> None:
         (math.nan, "nan"),
     ],
 )
-def test_number(amount: float | None, text: str) -> None:
+def test_number(amount, text):
     assert f.number(amount) == text
 
 
-def test_digits_shares_and_counts() -> None:
+def test_digits_shares_and_counts():
     assert f.number(0.592171, 2) == "0.59"
     assert f.percent(0.6789) == "68%"
     assert f.percent(0.6789, 1) == "67.9%"
@@ -47,7 +47,7 @@ def test_digits_shares_and_counts() -> None:
     assert f.per_second(4213.4) == "4,213/s"
 
 
-def test_sparkline_uses_all_blocks() -> None:
+def test_sparkline_uses_all_blocks():
     assert f.sparkline((0.0, 0.5, 1.0, 1.2)) == "▁▅██"
 
 
@@ -61,7 +61,5 @@ def test_sparkline_uses_all_blocks() -> None:
         ((-0.1, 0.1), (0.0, 0.0), False),
     ],
 )
-def test_intervals_differ_where_they_do_not_touch(
-    first: tuple[float, float], second: tuple[float, float], differ: bool
-) -> None:
+def test_intervals_differ_where_they_do_not_touch(first, second, differ):
     assert f.significant(first, second) == differ

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
+from tests.factories import equal_turns
+from tests.tracking.conftest import write_games
 
 from rlforge.errors import RlforgeError
 from rlforge.tracking import game_files
 from rlforge.tracking.game_files import GameWriter, index_games, read_games
 
 
-def test_games_come_back_equal_and_in_order(tmp_path: Path, make: Any) -> None:
-    games = [make.game(f"g{index}", turns=index) for index in range(7)]
-    games.append(make.game("bad", error="GameError: broke \ud800", turns=1))
+def test_games_come_back_equal_and_in_order(tmp_path):
+    games = [equal_turns(f"g{index}", turns=index) for index in range(7)]
+    games.append(equal_turns("bad", error="GameError: broke \ud800"))
     writer = GameWriter(tmp_path, chunk_games=3)
     writer.add(games)
     writer.close()
@@ -24,22 +23,18 @@ def test_games_come_back_equal_and_in_order(tmp_path: Path, make: Any) -> None:
     assert len(list((tmp_path / "games").glob("*.parquet"))) == 3
 
 
-def test_a_full_chunk_is_on_disk_before_close_and_the_rest_is_not(
-    tmp_path: Path, make: Any
-) -> None:
+def test_a_full_chunk_is_on_disk_before_close_and_the_rest_is_not(tmp_path):
     writer = GameWriter(tmp_path, chunk_games=2, chunk_seconds=1000)
-    writer.add([make.game("a"), make.game("b"), make.game("c")])
+    writer.add([equal_turns("a"), equal_turns("b"), equal_turns("c")])
     assert [game.spec.game_id for game in read_games(tmp_path)] == ["a", "b"]
     writer.close()
     assert [game.spec.game_id for game in read_games(tmp_path)] == ["a", "b", "c"]
 
 
-def test_an_old_chunk_is_written_though_it_is_not_full(
-    tmp_path: Path, make: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_chunk_is_written_though_it_is_not_full(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(game_files.time, "monotonic", clock)
     writer = GameWriter(tmp_path, chunk_seconds=20)
-    writer.add([make.game("a")])
+    writer.add([equal_turns("a")])
     clock.now += 19
     writer.tick()
     assert not list(read_games(tmp_path))
@@ -48,10 +43,10 @@ def test_an_old_chunk_is_written_though_it_is_not_full(
     assert len(list(read_games(tmp_path))) == 1
 
 
-def test_writers_do_not_collide_and_numbering_continues(tmp_path: Path, make: Any) -> None:
+def test_writers_do_not_collide_and_numbering_continues(tmp_path):
     for name, game_id in (("collector-0", "a"), ("collector-1", "b"), ("collector-0", "c")):
         writer = GameWriter(tmp_path, name)
-        writer.add([make.game(game_id)])
+        writer.add([equal_turns(game_id)])
         writer.close()
     names = sorted(path.name for path in (tmp_path / "games").iterdir())
     assert names == [
@@ -62,10 +57,10 @@ def test_writers_do_not_collide_and_numbering_continues(tmp_path: Path, make: An
     assert [game.spec.game_id for game in read_games(tmp_path)] == ["a", "b", "c"]
 
 
-def test_games_are_found_by_id_and_by_purpose(tmp_path: Path, make: Any) -> None:
+def test_games_are_found_by_id_and_by_purpose(tmp_path):
     writer = GameWriter(tmp_path, chunk_games=2)
-    writer.add([make.game(f"g{index}") for index in range(5)])
-    writer.add([make.game("e", purpose="eval", focus=1)])
+    writer.add([equal_turns(f"g{index}") for index in range(5)])
+    writer.add([equal_turns("e", purpose="eval", focus=1)])
     writer.close()
     assert [game.spec.game_id for game in read_games(tmp_path, ["g3", "g1"])] == ["g1", "g3"]
     assert [game.spec.game_id for game in read_games(tmp_path, purpose="eval")] == ["e"]
@@ -73,28 +68,24 @@ def test_games_are_found_by_id_and_by_purpose(tmp_path: Path, make: Any) -> None
     assert list(read_games(tmp_path, ["e"], purpose="train")) == []
 
 
-def test_the_index_holds_everything_but_the_turns(tmp_path: Path, make: Any) -> None:
-    record = make.game("e", purpose="eval", focus=1, turns=4, invalid_by=0)
-    writer = GameWriter(tmp_path)
-    writer.add([record])
-    writer.close()
+def test_the_index_holds_everything_but_the_turns(tmp_path):
+    record = equal_turns("e", purpose="eval", focus=1, turns=4, invalid_by=0)
+    write_games(tmp_path, record)
     (entry,) = index_games(tmp_path)
     assert (entry.spec, entry.rewards, entry.invalid_by) == (record.spec, record.rewards, 0)
     assert (entry.num_turns, entry.end_reason, entry.error) == (4, "invalid_move", None)
     assert entry.written_at > 0
 
 
-def test_a_run_without_games_has_none(tmp_path: Path) -> None:
+def test_a_run_without_games_has_none(tmp_path):
     assert list(read_games(tmp_path)) == []
     assert index_games(tmp_path) == []
     GameWriter(tmp_path).close()
     assert list((tmp_path / "games").iterdir()) == []
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, make: Any) -> None:
-    writer = GameWriter(tmp_path)
-    writer.add([make.game()])
-    writer.close()
+def test_a_damaged_file_is_named(tmp_path):
+    write_games(tmp_path, equal_turns())
     (chunk,) = (tmp_path / "games").iterdir()
     chunk.write_bytes(chunk.read_bytes()[:100])
     with pytest.raises(RlforgeError, match=r"games-000001\.parquet is damaged"):
@@ -103,10 +94,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, make: Any) -> None:
         index_games(tmp_path)
 
 
-def test_a_chunk_that_cannot_be_written_leaves_no_half_file(tmp_path: Path, make: Any) -> None:
+def test_a_chunk_that_cannot_be_written_leaves_no_half_file(tmp_path):
     writer = GameWriter(tmp_path)
     (tmp_path / "games" / "games-000001.parquet").mkdir()  # os.replace onto a folder fails
-    writer.add([make.game()])
+    writer.add([equal_turns()])
     with pytest.raises(IsADirectoryError):
         writer.flush()
     assert [path.name for path in (tmp_path / "games").iterdir()] == ["games-000001.parquet"]

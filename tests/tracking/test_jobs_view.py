@@ -21,7 +21,7 @@ def once(folder: Path, width: int = 80) -> str:
     return console.export_text()
 
 
-def test_jobs_that_wait_are_shown_beside_those_that_are_done(tmp_path: Path) -> None:
+def test_jobs_that_wait_are_shown_beside_those_that_are_done(tmp_path):
     sweep = write_jobs(tmp_path / "sweep_1", (0, 1))
     write_job(sweep, 2, done=False)
     text = once(sweep)
@@ -31,25 +31,25 @@ def test_jobs_that_wait_are_shown_beside_those_that_are_done(tmp_path: Path) -> 
     assert "2/2" in text
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_frame_is_as_wide_as_the_terminal(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_frame_is_as_wide_as_the_terminal(tmp_path, width):
     lines = once(write_jobs(tmp_path / "sweep_1"), width).splitlines()
     assert {len(line) for line in lines} == {width}
 
 
-def test_the_number_of_jobs_is_open_where_a_sweeper_chooses_them(tmp_path: Path) -> None:
+def test_the_number_of_jobs_is_open_where_a_sweeper_chooses_them(tmp_path):
     sweep = write_jobs(tmp_path / "sweep_1", (0,))
     write_sweep(sweep, (), None)
     assert "1 job so far: 1 done" in once(sweep)
 
 
-def test_runs_of_a_folder_are_shown_without_a_sweep(tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_shown_without_a_sweep(tmp_path):
     for number in (0, 1):
         write_job(tmp_path / "kept", number)
     assert "kept  2 runs: 2 done" in once(tmp_path / "kept")
 
 
-def test_watching_ends_with_the_sweep_and_tells_each_change_once(tmp_path: Path) -> None:
+def test_watching_ends_with_the_sweep_and_tells_each_change_once(tmp_path):
     sweep = write_jobs(tmp_path / "sweep_1", (0,))
     console = Console(file=io.StringIO(), width=80, record=True)
     show = threading.Thread(

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from rlforge.tracking.metrics import Metrics, wilson_interval
 
 
-def test_a_key_outside_the_namespaces_is_refused() -> None:
+def test_a_key_outside_the_namespaces_is_refused():
     metrics = Metrics(4)
     for key in ("loss", "learn/loss", "learner/", "collection/x"):
         with pytest.raises(ValueError, match="in none of the namespaces"):
             metrics.put(key, 1.0)
 
 
-def test_the_window_forgets_the_oldest() -> None:
+def test_the_window_forgets_the_oldest():
     metrics = Metrics(3)
     for number in (100.0, 1.0, 2.0, 3.0):
         metrics.put("collection-Tak/reward", number)
@@ -27,7 +27,7 @@ def test_the_window_forgets_the_oldest() -> None:
     assert metrics.means() == {"collection-Tak/reward": 2.0}
 
 
-def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest() -> None:
+def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest():
     metrics = Metrics(8)
     metrics.put("collection-Tak/reward", 1.0)
     metrics.put("inference/engine-0/tok_s", 4.0)
@@ -40,7 +40,7 @@ def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest() -> None:
     assert metrics.means() == {"collection-Tak/reward": 0.5}
 
 
-def test_a_gauge_has_its_last_value_and_no_mean() -> None:
+def test_a_gauge_has_its_last_value_and_no_mean():
     metrics = Metrics(8)
     for queued in (9, 5, 7):
         metrics.set("inference/engine-0/queued", queued)
@@ -50,7 +50,7 @@ def test_a_gauge_has_its_last_value_and_no_mean() -> None:
         metrics.set("queued", 1.0)
 
 
-def test_wilson_interval_agrees_with_a_published_value() -> None:
+def test_wilson_interval_agrees_with_a_published_value():
     # 81 of 263: Newcombe (1998), Statistics in Medicine 17, table I, method 3.
     low, high = wilson_interval(81, 263)
     assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
@@ -59,9 +59,7 @@ def test_wilson_interval_agrees_with_a_published_value() -> None:
 
 
 @given(st.integers(1, 500), st.data())
-def test_wilson_interval_solves_its_equation_and_holds_the_rate(
-    trials: int, data: st.DataObject
-) -> None:
+def test_wilson_interval_solves_its_equation_and_holds_the_rate(trials, data):
     wins = data.draw(st.integers(0, trials))
     low, high = wilson_interval(wins, trials)
     rate, z = wins / trials, 1.959963984540054
@@ -73,5 +71,5 @@ def test_wilson_interval_solves_its_equation_and_holds_the_rate(
         )
 
 
-def test_without_trials_the_interval_is_zero_to_one() -> None:
+def test_without_trials_the_interval_is_zero_to_one():
     assert wilson_interval(0, 0) == (0.0, 1.0)

@@ -7,7 +7,7 @@ import pytest
 from rlforge.tracking.progress import Pace
 
 
-def test_rates_cover_the_last_minute_only() -> None:
+def test_rates_cover_the_last_minute_only():
     pace = Pace(0.0, {"games": 0})
     assert pace.rates(0.0, {"games": 0}) == {"games": 0.0}
     assert pace.rates(50.0, {"games": 500}) == {"games": 10.0}
@@ -16,13 +16,13 @@ def test_rates_cover_the_last_minute_only() -> None:
     assert pace.rates(200.0, {"games": 650})["games"] == pytest.approx(1.0)
 
 
-def test_growth_is_measured_between_updates() -> None:
+def test_growth_is_measured_between_updates():
     pace = Pace(10.0, {"games": 100, "tokens": 0})
     assert pace.update(20.0, {"games": 150, "tokens": 40}) == {"games": 5.0, "tokens": 4.0}
     assert pace.update(22.0, {"games": 152, "tokens": 40}) == {"games": 1.0, "tokens": 0.0}
 
 
-def test_time_left_follows_the_updates_and_leaves_the_start_up_out() -> None:
+def test_time_left_follows_the_updates_and_leaves_the_start_up_out():
     pace = Pace(0.0, {})
     assert pace.seconds_for(5, 3.0) is None
     pace.update(100.0, {})
@@ -35,7 +35,7 @@ def test_time_left_follows_the_updates_and_leaves_the_start_up_out() -> None:
     assert pace.seconds_for(0, 200.0) == 0.0
 
 
-def test_time_left_follows_a_run_that_becomes_slower() -> None:
+def test_time_left_follows_a_run_that_becomes_slower():
     pace, now = Pace(0.0, {}), 0.0
     for seconds in [1.0] * 200 + [5.0] * 50:
         now += seconds
@@ -65,8 +65,8 @@ def series(
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize(("each", "evaluation"), [(3.0, 20.0), (6.0, 20.0), (1.5, 4.0), (60, 300)])
 def test_after_the_third_update_the_time_left_is_right_within_a_factor_of_one_and_a_half(
-    each: float, evaluation: float, beside: bool
-) -> None:
+    each, evaluation, beside
+):
     ends, end = series(each, evaluation, beside=beside)
     pace = Pace(0.0, {})
     for number, now in enumerate(ends, start=1):
@@ -89,9 +89,7 @@ def test_after_the_third_update_the_time_left_is_right_within_a_factor_of_one_an
     ],
     ids=["evaluation-first", "evaluation-beside", "burst"],
 )
-def test_the_time_left_of_measured_runs_is_soon_right(
-    ends: list[float], updates: int, end: float, since: int
-) -> None:
+def test_the_time_left_of_measured_runs_is_soon_right(ends, updates, end, since):
     pace = Pace(0.0, {})
     for number, now in enumerate(ends, start=1):
         pace.update(now, {})

@@ -10,7 +10,7 @@ from rlforge import log_scalar
 from rlforge.tracking.scalars import means, taken
 
 
-def test_reports_are_summed_until_they_are_taken() -> None:
+def test_reports_are_summed_until_they_are_taken():
     taken()
     with ThreadPoolExecutor(4) as threads:
         for value in range(1000):
@@ -20,7 +20,7 @@ def test_reports_are_summed_until_they_are_taken() -> None:
     assert taken() == {}
 
 
-def test_means_are_over_all_values_of_all_processes() -> None:
+def test_means_are_over_all_values_of_all_processes():
     assert means([{"a": (3.0, 3)}, {}, {"a": (5.0, 1), "b": (2.0, 4)}]) == {
         "custom/a": 2.0,
         "custom/b": 0.5,
@@ -28,7 +28,7 @@ def test_means_are_over_all_values_of_all_processes() -> None:
     assert means([]) == {}
 
 
-def test_what_is_no_number_or_has_no_name_is_refused() -> None:
+def test_what_is_no_number_or_has_no_name_is_refused():
     with pytest.raises(ValueError, match="needs a name"):
         log_scalar(" ", 1.0)
     with pytest.raises(TypeError):

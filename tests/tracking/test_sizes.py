@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rlforge.errors import RlforgeError
 from rlforge.tracking.sizes import run_size
 
 
-def test_parts_are_measured_with_the_keys_that_limit_them(tmp_path: Path) -> None:
+def test_parts_are_measured_with_the_keys_that_limit_them(tmp_path):
     (tmp_path / "config.yaml").write_text("x" * 10)
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-1" / "weights").write_bytes(bytes(3000))
@@ -28,6 +26,6 @@ def test_parts_are_measured_with_the_keys_that_limit_them(tmp_path: Path) -> Non
     assert found.free > 0
 
 
-def test_another_folder_is_refused(tmp_path: Path) -> None:
+def test_another_folder_is_refused(tmp_path):
     with pytest.raises(RlforgeError, match="no run directory"):
         run_size(tmp_path / "none")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import create_run, read_json
 from rlforge.tracking.progress import Progress
@@ -16,7 +14,7 @@ from rlforge.tracking.status import (
 )
 
 
-def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
+def test_a_run_is_running_while_a_process_holds_it(tmp_path):
     run = create_run(tmp_path)
     with RunLock(tmp_path):
         write_start(run, "demo", 8)
@@ -40,7 +38,7 @@ def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
         assert "error" not in read_summary(run)
 
 
-def test_without_a_lock_file_a_run_counts_as_running(tmp_path: Path) -> None:
+def test_without_a_lock_file_a_run_counts_as_running(tmp_path):
     run = create_run(tmp_path)
     write_start(run, "demo", 8)
     assert read_summary(run)["status"] == "running"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.tracking.sweep_runs import GRID, SHARED, write_jobs
 
 from rlforge.system.locks import RunLock
@@ -20,19 +18,19 @@ from rlforge.tracking.sweeps import (
 )
 
 
-def test_a_job_knows_its_number_and_what_only_it_has(tmp_path: Path) -> None:
+def test_a_job_knows_its_number_and_what_only_it_has(tmp_path):
     sweep = write_jobs(tmp_path / "sweep", ())
     overrides = ("seed=1", "learner.learning_rate=0.001")
     assert job_of(sweep / "2") == Job(number=2, total=4, overrides=overrides)
     assert job_label(sweep / "2") == "3/4 seed=1 learning_rate=0.001"
 
 
-def test_a_run_of_its_own_is_no_job(tmp_path: Path) -> None:
+def test_a_run_of_its_own_is_no_job(tmp_path):
     create_run(tmp_path / "0")
     assert (job_of(tmp_path / "0"), job_label(tmp_path / "0")) == (None, "")
 
 
-def test_jobs_that_a_sweeper_chooses_have_no_total(tmp_path: Path) -> None:
+def test_jobs_that_a_sweeper_chooses_have_no_total(tmp_path):
     write_sweep(tmp_path, SHARED, None)
     assert job_of(tmp_path / "7", GRID[3]) == Job(
         number=7, total=None, overrides=("seed=1", "learner.learning_rate=0.01")
@@ -42,13 +40,13 @@ def test_jobs_that_a_sweeper_chooses_have_no_total(tmp_path: Path) -> None:
     assert job_label(run.root) == "8 name=a b x=y"
 
 
-def test_long_overrides_are_not_in_every_line() -> None:
+def test_long_overrides_are_not_in_every_line():
     long = Job(number=0, total=2, overrides=(f"env.train.0.id={'x' * 60}",))
     assert long.label == "1/2"
     assert str(long).endswith("x" * 60)
 
 
-def test_jobs_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_jobs_stand_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 0):
         create_run(tmp_path / str(number)).config.write_text("seed: 0\n")
     (tmp_path / "11").mkdir()
@@ -56,13 +54,13 @@ def test_jobs_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [path.name for path in members(tmp_path)] == ["0", "9", "10", "11"]
 
 
-def test_jobs_that_have_not_started_are_known(tmp_path: Path) -> None:
+def test_jobs_that_have_not_started_are_known(tmp_path):
     sweep = write_jobs(tmp_path / "sweep", (0,))
     assert [path.name for path in members(sweep)] == ["0"]
     assert [path.name for path in all_jobs(sweep)] == ["0", "1", "2", "3"]
 
 
-def test_a_sweep_goes_on_between_two_jobs(tmp_path: Path) -> None:
+def test_a_sweep_goes_on_between_two_jobs(tmp_path):
     sweep = write_jobs(tmp_path / "sweep", (0,))
     with RunLock(sweep):
         assert under_way(sweep)

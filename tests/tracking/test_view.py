@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from tests.factories import LOAD, SHARES, equal_turns, evaluation, pool_snapshot, update
+from tests.tracking.conftest import progress_of, running
 
 from rlforge.system.hardware import GpuLoad
-from rlforge.tracking.files import read_json
-from rlforge.tracking.progress import Progress, RatingRow, TraderRow, WindowRow
+from rlforge.tracking.progress import ExactRow, Progress, RatingRow, TraderRow, WindowRow
 from rlforge.tracking.view import NARROW, ProgressView
+from rlforge.types import Alarm
 
 
 def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:
@@ -24,15 +25,16 @@ def draw(progress: Progress, width: int, now: float | None = None, **options: An
     return console.export_text().rstrip("\n").split("\n")
 
 
-def progress_of(run: Path) -> Progress:
-    return Progress.from_json(read_json(run / "progress.json"))
+def one_line(lines: list[str]) -> str:
+    """The text of a frame, with single spaces and without its borders."""
+    return " ".join("".join(lines).replace("│", " ").split())
 
 
-@pytest.mark.parametrize("width", [30, 36, 43, 44, 50, 80, 100, 120, 200])
-def test_lines_fill_the_width_and_nothing_is_cut(full_run: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [30, NARROW - 1, NARROW, 80, 120])
+def test_lines_fill_the_width_and_nothing_is_cut(full_run, width):
     lines = draw(progress_of(full_run), width)
     assert {cell_len(line) for line in lines} == {width}
-    text = " ".join("".join(lines).replace("│", " ").split())
+    text = one_line(lines)
     assert "…" not in text
     for part in ("6/10", "random_legal", "72%", "+39.0", "31.0 ± 4.0", "engine-0"):
         assert part in text, part
@@ -44,17 +46,14 @@ def test_lines_fill_the_width_and_nothing_is_cut(full_run: Path, width: int) -> 
 
 
 @pytest.mark.parametrize("width", [30, 43, 60])
-def test_at_every_width_each_win_rate_has_the_name_of_its_opponent(
-    tmp_path: Path, make: Any, new_tracker: Any, width: int
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_at_every_width_each_win_rate_has_the_name_of_its_opponent(tracker, width):
     wins = {"base": 31, "random_legal": 47, "win_block": 83}
     for opponent, won in wins.items():
-        tracker.add_eval(make.evaluation(0, won, opponent=opponent))
+        tracker.add_eval(evaluation(0, won, opponent=opponent))
     lines = draw(tracker.progress(), width)
     for opponent, won in wins.items():
         assert any(opponent in line and f"{won}%" in line for line in lines), opponent
-    tracker.add_eval(make.evaluation(0, 50, env_id="KuhnPoker-v0"))
+    tracker.add_eval(evaluation(0, 50, env_id="KuhnPoker-v0"))
     text = "".join(draw(tracker.progress(), width))
     assert "KuhnPoker-v0" in text
     assert "SimpleTak-v0" in text, "of several environments, each is named"
@@ -71,47 +70,26 @@ def styles_of(progress: Progress, text: str) -> set[str]:
     }
 
 
-def test_only_changes_beyond_the_confidence_intervals_have_a_colour(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_only_changes_beyond_the_confidence_intervals_have_a_colour(tracker):
     for opponent, wins in {"better": 71, "worse": 30, "same": 53}.items():
-        tracker.add_eval(make.evaluation(0, 50, opponent=opponent))
-        tracker.add_eval(make.evaluation(2, wins, opponent=opponent))
-    progress = tracker.progress()
-    assert styles_of(progress, "+21.0") == {"green"}
-    assert styles_of(progress, "-20.0") == {"red"}
-    assert styles_of(progress, "+3.0") == set()
+        tracker.add_eval(evaluation(0, 50, opponent=opponent))
+        tracker.add_eval(evaluation(2, wins, opponent=opponent))
+    windows = [
+        WindowRow(window_id="1", decisions=9, trained=3, difference=number, low=low, high=high)
+        for number, low, high in ((0.25, 0.1, 0.4), (-0.375, -0.5, -0.2), (0.062, -0.1, 0.2))
+    ]
+    continuous = dataclasses.replace(tracker.progress(), unit="window", windows=tuple(windows))
+    for progress, (better, worse, same) in (
+        (tracker.progress(), ("+21.0", "-20.0", "+3.0")),
+        (continuous, ("+0.250", "-0.375", "+0.062")),
+    ):
+        assert styles_of(progress, better) == {"green"}
+        assert styles_of(progress, worse) == {"red"}
+        assert styles_of(progress, same) == set()
 
 
-def test_the_difference_of_a_window_has_a_colour_where_its_interval_excludes_zero() -> None:
-    def window(number: int, difference: float, half: float) -> WindowRow:
-        return WindowRow(
-            window_id=f"10:0{number}",
-            decisions=9,
-            trained=3,
-            difference=difference,
-            low=difference - half,
-            high=difference + half,
-        )
-
-    progress = Progress(
-        run_name="market",
-        status="running",
-        updated_at=0.0,
-        elapsed_s=1.0,
-        update=3,
-        total_updates=3,
-        unit="window",
-        windows=(window(1, 0.25, 0.1), window(2, -0.375, 0.1), window(3, 0.062, 0.1)),
-    )
-    assert styles_of(progress, "+0.250") == {"green"}
-    assert styles_of(progress, "-0.375") == {"red"}
-    assert styles_of(progress, "+0.062") == set()
-
-
-@pytest.mark.parametrize("width", [30, 44, 56, 76, 80, 110])
-def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(width: int) -> None:
+@pytest.mark.parametrize("width", [30, NARROW, 56, 76, 80, 110])
+def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(width):
     def window(number: int, deployed: bool) -> WindowRow:
         return WindowRow.of(
             {
@@ -131,31 +109,14 @@ def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(wid
             }
         )
 
-    progress = Progress(
-        run_name="market",
-        status="running",
-        updated_at=0.0,
-        elapsed_s=1.0,
-        update=2,
-        total_updates=3,
-        unit="window",
-        windows=(window(1, deployed=True), window(2, deployed=False)),
-        traders=(
-            TraderRow(
-                name="scripted:momentum",
-                decisions=576,
-                trades=537,
-                refused=0,
-                win_rate=0.84,
-                avg_reward=0.757,
-                avg_pnl=-14.7,
-            ),
-        ),
-    )
+    momentum = {"name": "scripted:momentum", "decisions": 576, "trades": 537, "refused": 0}
+    momentum |= {"win_rate": 0.84, "avg_reward": 0.757, "avg_pnl": -14.7}
+    windows = (window(1, deployed=True), window(2, deployed=False))
+    progress = running(unit="window", windows=windows, traders=(TraderRow(**momentum),))
     assert Progress.from_json(progress.to_json()) == progress
     lines = draw(progress, width)
     assert {cell_len(line) for line in lines} == {width}
-    text = " ".join("".join(lines).split())
+    text = one_line(lines)
     assert "…" not in text
     for part in ("serving step-11", "+0.561", "84%", "0.757", "kendall tau 0.519"):
         assert part in text, part
@@ -166,11 +127,10 @@ def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(wid
     assert not any("kendall" in line for line in short)
 
 
-def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run: Path) -> None:
+def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run):
+    measured = {"mu": 28.9, "sigma": 0.7, "games": 192, "active": True}
     rows = tuple(
-        RatingRow(
-            uid=f"step-{version}", mu=28.9, sigma=0.7, games=192, active=True, rated_games=rated
-        )
+        RatingRow(uid=f"step-{version}", rated_games=rated, **measured)
         for version, rated in ((3, 0), (2, 0), (1, 40))
     )
     progress = dataclasses.replace(progress_of(full_run), ratings=rows, matches=())
@@ -181,13 +141,10 @@ def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run: Pat
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_long_names_are_folded_not_lost(
-    tmp_path: Path, make: Any, new_tracker: Any, width: int
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_long_names_are_folded_not_lost(tracker, width):
     opponent = "openrouter:google/gemini-2.0-flash-lite-001-with-a-long-suffix"
     env = "GuessTheNumber-v0-hardcore-extra-long-train"
-    tracker.add_eval(make.evaluation(0, 50, env_id=env, opponent=opponent))
+    tracker.add_eval(evaluation(0, 50, env_id=env, opponent=opponent))
     lines = draw(tracker.progress(), width)
     assert {cell_len(line) for line in lines} == {width}
     head = next(index for index, line in enumerate(lines) if "opponent" in line)
@@ -199,7 +156,7 @@ def test_long_names_are_folded_not_lost(
     assert "…" not in "".join(lines)
 
 
-def test_side_by_side_from_110_columns(full_run: Path) -> None:
+def test_side_by_side_from_110_columns(full_run):
     def row_with(lines: list[str], title: str) -> str:
         return next(line for line in lines if title in line)
 
@@ -216,16 +173,13 @@ def test_side_by_side_from_110_columns(full_run: Path) -> None:
     assert not any("▃▆" in line for line in middle)
 
 
-def test_a_frame_fits_an_ordinary_terminal(tmp_path: Path, make: Any, new_tracker: Any) -> None:
-    tracker = new_tracker(tmp_path)
+def test_a_frame_fits_an_ordinary_terminal(tracker):
     for opponent in ("base", "random_legal", "win_or_block"):
-        tracker.add_eval(make.evaluation(0, 50, opponent=opponent))
-    tracker.log_learner(make.update(1), make.shares)
-    tracker.log_pool(make.snapshot(30))
-    tracker.add_games([make.game()])
-    tracker.log_inference(
-        "engine-0", {"queued": 3, "running": 128, "tok_s": 2200.0, "tokens": 4400}
-    )
+        tracker.add_eval(evaluation(0, 50, opponent=opponent))
+    tracker.log_learner(update(1), SHARES)
+    tracker.log_pool(pool_snapshot(30))
+    tracker.add_games([equal_turns()])
+    tracker.log_inference("engine-0", LOAD)
     short = draw(tracker.progress(), 80, height=24, force_terminal=True)
     tall = draw(tracker.progress(), 80, height=60, force_terminal=True)
     assert len(short) < 24
@@ -235,29 +189,25 @@ def test_a_frame_fits_an_ordinary_terminal(tmp_path: Path, make: Any, new_tracke
     assert len(tall) < 60
 
 
-def test_an_empty_run_is_drawn(tmp_path: Path, new_tracker: Any) -> None:
-    lines = draw(new_tracker(tmp_path).progress(), 80)
+def test_an_empty_run_is_drawn(tracker):
+    lines = draw(tracker.progress(), 80)
     text = "\n".join(lines)
     assert "0/10" in text
     assert "no evaluation yet" in text
     assert "no rated games yet" in text
 
 
-def test_a_silent_run_shows_the_age_of_its_report(full_run: Path) -> None:
-    data = {**read_json(full_run / "progress.json"), "status": "running", "updated_at": 1000.0}
-    progress = Progress.from_json(data)
+def test_a_silent_run_shows_the_age_of_its_report(full_run):
+    progress = progress_of(full_run, status="running", updated_at=1000.0)
     assert "no report for 5:00" in "".join(draw(progress, 80, now=1300.0))
     assert "no report" not in "".join(draw(progress, 80, now=1010.0))
     assert "no report" not in "".join(draw(progress_of(full_run), 80, now=2e9))
 
 
-def test_names_with_brackets_are_not_taken_for_markup(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
-    tracker.add_eval(make.evaluation(0, 50, opponent="[bold]x[/bold]", env_id="[red]e"))
-    tracker.add_games([make.game(env_id="[red]e")])
-    pool = make.snapshot(1)
+def test_names_with_brackets_are_not_taken_for_markup(tracker):
+    tracker.add_eval(evaluation(0, 50, opponent="[bold]x[/bold]", env_id="[red]e"))
+    tracker.add_games([equal_turns(env_id="[red]e")])
+    pool = pool_snapshot(1)
     pool["matches"] = {"[b]y[/b]": {"base": 3}, "base": {"[b]y[/b]": 3}}
     tracker.log_pool(pool)
     for width in (50, 120):
@@ -268,39 +218,41 @@ def test_names_with_brackets_are_not_taken_for_markup(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_before_the_first_update_the_frame_shows_what_is_played(
-    tmp_path: Path, make: Any, new_tracker: Any, clock: Any, width: int
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_before_the_first_update_the_frame_shows_what_is_played(tracker, clock, width):
     clock.now += 30
-    tracker.log_inference(
-        "engine-0", {"queued": 12, "running": 64, "tok_s": 85.0, "tokens": 2400.0}
-    )
+    load = {"queued": 12, "running": 64, "tok_s": 85.0, "tokens": 2400.0}
+    tracker.log_inference("engine-0", load)
     before = draw(tracker.progress(), width)
     assert {cell_len(line) for line in before} == {width}
     for part in ("0/10", "64 running, 12 queued", "85.0/s", "2,400 tokens"):
-        assert part in " ".join("".join(before).split()), part
-    tracker.add_games([make.game() for _ in range(3)])
-    after = " ".join("".join(draw(tracker.progress(), width)).split())
+        assert part in one_line(before), part
+    tracker.add_games([equal_turns() for _ in range(3)])
+    after = one_line(draw(tracker.progress(), width))
     for part in ("games 3 (0.1/s)", "tokens 12", "SimpleTak-v0-train"):
         assert part in after, part
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_gpus_are_shown_where_there_are_some(tmp_path: Path, new_tracker: Any, width: int) -> None:
-    tracker = new_tracker(tmp_path)
+def test_gpus_are_shown_where_there_are_some(tracker, width):
     assert "GPU" not in "".join(draw(tracker.progress(), width))
-    full = GpuLoad(
-        index=0,
-        name="NVIDIA H200",
-        used=34 * 2**30,
-        memory=141 * 2**30,
-        power=512.3,
-        limit=700.0,
-        busy=0.87,
-    )
+    memory = {"used": 34 * 2**30, "memory": 141 * 2**30}
+    full = GpuLoad(index=0, name="H200", **memory, power=512.3, limit=700.0, busy=0.87)
     tracker.log_gpus([full, GpuLoad(index=1, name="GTX 950", used=2**30, memory=2**31)])
     lines = draw(tracker.progress(), width)
     assert {cell_len(line) for line in lines} == {width}
     for part in ("GPU 0", "34.0/141 GiB", "512/700 W", "87%", "GPU 1", "1.0/2 GiB"):
         assert any(part in line for line in lines), part
+
+
+@pytest.mark.parametrize("width", [NARROW, 80])
+def test_exact_measures_and_alarms_have_sections_where_there_are_some(tracker, width):
+    assert "Sentinel" not in "".join(draw(tracker.progress(), width))
+    measured = {"start_step": 0, "start": 0.75, "history": (0.75, 0.25)}
+    exact = ExactRow(env_id="kuhn_poker", step=4, nash_conv=0.25, **measured)
+    versions = {"step": 3, "since": 2, "good": 1}
+    alarm = Alarm(signal="gap", about="", observed=-0.75, expected=0.125, actions=(), **versions)
+    progress = dataclasses.replace(tracker.progress(), exact=(exact,), alarms=(alarm,))
+    text = one_line(draw(Progress.from_json(progress.to_json()), width))
+    assert "Distance from equilibrium" in text
+    assert "kuhn_poker 0.2500 0.7500 4" in text
+    assert f"3 {alarm.text}" in text

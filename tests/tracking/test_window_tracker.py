@@ -51,7 +51,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
 
 
-def test_windows_and_updates_are_lines_of_their_files() -> None:
+def test_windows_and_updates_are_lines_of_their_files():
     tracker = make_tracker()
     tracker.log_window(row(1), None)
     tracker.log_window(row(2, "step-1"), UPDATE)
@@ -75,7 +75,7 @@ def draw(progress: Progress, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [56, 80, 100, 120])
-def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width: int) -> None:
+def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width):
     tracker = make_tracker(total=8)
     assert "no window is done yet" in "".join(draw(tracker.progress(), width))
     for number in range(1, 5):
@@ -98,7 +98,7 @@ def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width:
         assert "policy 9 1 7 – 0.5 -3.25" in text
 
 
-def test_without_an_end_windows_are_counted() -> None:
+def test_without_an_end_windows_are_counted():
     tracker = make_tracker(total=0)
     tracker.log_window(row(1, "step-1"), UPDATE)
     text = " ".join(" ".join(draw(tracker.progress(), 80)).split())
@@ -106,9 +106,7 @@ def test_without_an_end_windows_are_counted() -> None:
     assert "%  ETA" not in text
 
 
-def test_a_log_says_what_is_done_while_a_window_takes_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_says_what_is_done_while_a_window_takes_its_time(monkeypatch):
     tracker = make_tracker()
     tracker.log_activity("scoring", "2024-11-13-11:00")
     tracker.log_decisions("2024-11-13-11:00", 348)
@@ -125,7 +123,7 @@ def test_a_log_says_what_is_done_while_a_window_takes_its_time(
     assert tracker.progress().activity == "measuring the policy before training"
 
 
-def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> None:
+def test_resuming_writes_the_files_again_from_the_windows_that_are_done():
     tracker = make_tracker()
     tracker.log_window(row(1, "step-1"), UPDATE)
     tracker.log_window(row(2, "step-2"), UPDATE)
@@ -146,7 +144,7 @@ def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> Non
         (None, "nothing trained: it is not ready"),
     ],
 )
-def test_a_window_in_one_line(version: str | None, end: str) -> None:
+def test_a_window_in_one_line(version, end):
     start = "window 1/3 2024-11-13-11:00: 66 decisions, policy reward 0.500"
     control = " (+0.200 to the control, -0.100 to +0.500)"
     found = row(1, version)
@@ -155,7 +153,7 @@ def test_a_window_in_one_line(version: str | None, end: str) -> None:
     assert window_line(found, 3) == f"{start}, wins 75.0%, {end}"
 
 
-def test_the_plain_display_prints_each_window_once() -> None:
+def test_the_plain_display_prints_each_window_once():
     tracker = make_tracker()
     console = Console(record=True, width=200)
     with Display("test", "plain", console) as display:
@@ -170,14 +168,14 @@ def test_the_plain_display_prints_each_window_once() -> None:
     ]
 
 
-def test_numbers_of_users_code_keep_their_namespace() -> None:
+def test_numbers_of_users_code_keep_their_namespace():
     tracker = make_tracker()
     tracker.log_window({**row(1), "custom/spread": 0.5}, None)
     assert rows("scalars.jsonl")[0]["custom/spread"] == 0.5
     assert rows("windows.jsonl")[0]["custom/spread"] == 0.5
 
 
-def test_a_run_that_ends_before_its_first_window_counts_windows() -> None:
+def test_a_run_that_ends_before_its_first_window_counts_windows():
     tracker, console = make_tracker(), Console(record=True, width=200)
     tracker.close({"status": "interrupted"})
     with Display("test", "plain", console) as display:

@@ -32,11 +32,11 @@ def digests(run_dir: Path = Path("run")) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(strict_run: Path) -> list[dict[str, Any]]:
+def undisturbed(golden_run: Path) -> list[dict[str, Any]]:
     """The digests of a run in one process, which nothing disturbed."""
-    lines = digests(strict_run)
+    lines = digests(golden_run)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
-    assert sum(line["played"] for line in lines) == len(list(read_games(strict_run)))
+    assert sum(line["played"] for line in lines) == len(list(read_games(golden_run)))
     return lines
 
 

@@ -38,7 +38,7 @@ def points_of(chart: str | None, tag: str = "polyline") -> list[list[tuple[float
 @example(low=1e-323, width=0.0)
 @example(low=-3e-290, width=2e-290)
 @given(low=st.floats(-1e6, 1e6), width=st.floats(0, 1e6))
-def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> None:
+def test_ticks_cover_the_range_with_a_round_step(low, width):
     ticks = nice_ticks(low, low + width)
     slack = 1e-6 * max(abs(low), width, 1e-6)
     assert ticks[0] <= low + slack
@@ -51,7 +51,7 @@ def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> No
 @example(low=1e14, width=1e6)
 @example(low=-9.9e-4, width=1e-11)
 @given(low=st.floats(-1e7, 1e7), width=st.floats(0, 1e7))
-def test_labels_of_ticks_are_as_far_apart_as_the_ticks(low: float, width: float) -> None:
+def test_labels_of_ticks_are_as_far_apart_as_the_ticks(low, width):
     ticks = nice_ticks(low, low + width)
     labels = tick_labels(ticks)
     assert len(set(labels)) == len(ticks)
@@ -59,14 +59,14 @@ def test_labels_of_ticks_are_as_far_apart_as_the_ticks(low: float, width: float)
     assert read == pytest.approx(ticks, rel=1e-9, abs=1e-3 * (ticks[1] - ticks[0]))
 
 
-def test_labels_have_the_decimals_of_the_step() -> None:
+def test_labels_have_the_decimals_of_the_step():
     steps = [0.9975, 1.0, 1.0025, 1.005, 1.0075, 1.01]
     assert tick_labels(steps) == ["0.9975", "1.0000", "1.0025", "1.0050", "1.0075", "1.0100"]
     assert tick_labels([-0.03888, -0.03886]) == ["-0.03888", "-0.03886"]
     assert tick_labels([0, 500, 1000]) == ["0", "500", "1,000"]
 
 
-def test_the_longest_label_is_not_cut_at_the_left_edge() -> None:
+def test_the_longest_label_is_not_cut_at_the_left_edge():
     chart = line_chart("loss", [Series(name="x", xs=[0, 1], ys=[-0.0388825, -0.0388925])])
     labels = [node for node in parsed(chart).iter("text") if node.get("class") == "tick end"]
     longest = max(labels, key=lambda node: len(node.text or ""))
@@ -81,7 +81,7 @@ def caption(chart: str | None) -> str | None:
     return parsed(chart).findtext("figcaption")
 
 
-def test_a_line_with_gaps_says_how_much_of_it_was_measured() -> None:
+def test_a_line_with_gaps_says_how_much_of_it_was_measured():
     ys = [0.5 if step % 10 == 0 else None for step in range(80)]
     gaps = line_chart("gap", [Series(name="x", xs=range(80), ys=ys)], smooth=True)
     assert caption(gaps) == "gap, measured in 8 of 80 updates"
@@ -103,20 +103,18 @@ def test_a_line_with_gaps_says_how_much_of_it_was_measured() -> None:
         ([None, None], None),
     ],
 )
-def test_lines_without_a_change_are_named_with_their_value(
-    ys: list[float | None], said: str | None
-) -> None:
+def test_lines_without_a_change_are_named_with_their_value(ys, said):
     chart = Chart(title="x", series=[Series(name="x", xs=range(len(ys)), ys=ys)])
     assert chart.unchanged == said
 
 
-def test_small_values_that_are_set_are_no_noise() -> None:
+def test_small_values_that_are_set_are_no_noise():
     schedule = [Series(name="x", xs=[0, 1], ys=[5e-7, 2e-7])]
     assert Chart(title="learning rate", series=schedule, exact=True).unchanged is None
     assert Chart(title="advantage", series=schedule).unchanged is not None
 
 
-def test_a_chart_of_several_lines_is_unchanged_where_all_are() -> None:
+def test_a_chart_of_several_lines_is_unchanged_where_all_are():
     still = Series(name="a", xs=[0, 1], ys=[0.5, 0.5])
     other = Series(name="b", xs=[0, 1], ys=[1.0, 1.0])
     moving = Series(name="c", xs=[0, 1], ys=[0.5, 0.6])
@@ -134,11 +132,11 @@ def test_a_chart_of_several_lines_is_unchanged_where_all_are() -> None:
         (0, 0, [-0.5, -0.25, 0, 0.25, 0.5]),
     ],
 )
-def test_ticks_by_hand(low: float, high: float, ticks: list[float]) -> None:
+def test_ticks_by_hand(low, high, ticks):
     assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
-def test_the_line_goes_through_its_points() -> None:
+def test_the_line_goes_through_its_points():
     chart = line_chart("loss", [Series(name="loss", xs=[0, 5, 10], ys=[0.0, 1.0, 0.5])])
     ((first, second, third),) = points_of(chart)
     assert first[0] < second[0] < third[0]
@@ -150,25 +148,25 @@ def test_the_line_goes_through_its_points() -> None:
         assert 0 < y < HEIGHT
 
 
-def test_a_gap_splits_the_line_and_a_single_point_is_a_dot() -> None:
+def test_a_gap_splits_the_line_and_a_single_point_is_a_dot():
     chart = line_chart("x", [Series(name="x", xs=range(5), ys=[1.0, 2.0, None, 3.0, None])])
     assert [len(line) for line in points_of(chart)] == [2]
     assert len(list(parsed(chart).iter("circle"))) == 1
 
 
-def test_a_chart_without_points_is_none() -> None:
+def test_a_chart_without_points_is_none():
     assert line_chart("x", []) is None
     assert line_chart("x", [Series(name="x", xs=[], ys=[])]) is None
     assert line_chart("x", [Series(name="x", xs=[1, 2], ys=[None, None])]) is None
 
 
-def test_a_single_point_is_drawn() -> None:
+def test_a_single_point_is_drawn():
     chart = line_chart("x", [Series(name="x", xs=[3], ys=[0.5])], shares=True)
     assert "nan" not in str(chart)
     assert len(list(parsed(chart).iter("circle"))) == 1
 
 
-def test_hovering_shows_every_value_with_its_band() -> None:
+def test_hovering_shows_every_value_with_its_band():
     chart = line_chart(
         "win rate",
         [
@@ -185,7 +183,7 @@ def test_hovering_shows_every_value_with_its_band() -> None:
     assert len(points_of(chart, "polygon")) == 1
 
 
-def test_shares_read_as_percent_up_to_what_is_needed() -> None:
+def test_shares_read_as_percent_up_to_what_is_needed():
     def ticks(highest: float) -> list[str]:
         chart = line_chart("x", [Series(name="x", xs=[0, 1], ys=[0, highest])], shares=True)
         return [str(node.text) for node in parsed(chart).iter("text") if "%" in str(node.text)]
@@ -195,7 +193,7 @@ def test_shares_read_as_percent_up_to_what_is_needed() -> None:
     assert ticks(0.0)[-1] == "1.00%"
 
 
-def test_several_lines_have_a_legend_and_one_has_none() -> None:
+def test_several_lines_have_a_legend_and_one_has_none():
     one = Series(name="<b>", xs=[0, 1], ys=[0, 1])
     two = Series(name="two", xs=[0, 1], ys=[1, 0])
     assert 'class="legend"' not in str(line_chart("x", [one]))
@@ -205,7 +203,7 @@ def test_several_lines_have_a_legend_and_one_has_none() -> None:
     assert "<b>" not in both
 
 
-def test_long_series_are_smoothed_over_the_raw_line() -> None:
+def test_long_series_are_smoothed_over_the_raw_line():
     series = Series(name="x", xs=range(60), ys=[float(x % 2) for x in range(60)])
     raw, smooth = points_of(line_chart("x", [series], smooth=True))
     assert len(raw) == len(smooth) == 60
@@ -214,12 +212,12 @@ def test_long_series_are_smoothed_over_the_raw_line() -> None:
     assert len(points_of(line_chart("x", [series]))) == 1
 
 
-def test_trailing_mean_by_hand() -> None:
+def test_trailing_mean_by_hand():
     assert trailing_mean([1.0, 3.0, None, 5.0], 2) == [1.0, 2.0, None, 5.0]
     assert trailing_mean([None], 3) == [None]
 
 
-def test_thinning_keeps_means_and_the_range() -> None:
+def test_thinning_keeps_means_and_the_range():
     count = 5 * MOST_POINTS
     long = Series(name="x", xs=range(count), ys=[1.0, 3.0] * (count // 2), low=[0.0] * count)
     short = thin(long)

@@ -16,7 +16,7 @@ from rlforge.tracking.report.comparison import write_comparison
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     return write_jobs(tmp_path / "sweep_1")
 
 
@@ -28,7 +28,7 @@ def text_of(page: Path) -> str:
     return " ".join(" ".join(found).split())
 
 
-def test_the_page_lies_in_the_folder_of_the_runs_and_opens_offline(sweep: Path) -> None:
+def test_the_page_lies_in_the_folder_of_the_runs_and_opens_offline(sweep):
     page = write_comparison(runs_of([sweep]))
     assert page == sweep / "comparison.html"
     content = page.read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_the_page_lies_in_the_folder_of_the_runs_and_opens_offline(sweep: Path) 
     assert "4 of 4 runs done" in text_of(page)
 
 
-def test_a_run_leads_to_its_report(sweep: Path) -> None:
+def test_a_run_leads_to_its_report(sweep):
     write_report(sweep / "3")
     page = write_comparison(runs_of([sweep]), sweep.parent / "page.html")
     links = re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def test_a_run_leads_to_its_report(sweep: Path) -> None:
     assert (page.parent / links[0]).is_file()
 
 
-def test_every_configuration_has_a_line_with_a_band_over_its_seeds(sweep: Path) -> None:
+def test_every_configuration_has_a_line_with_a_band_over_its_seeds(sweep):
     content = write_comparison(runs_of([sweep])).read_text(encoding="utf-8")
     won = content.split("<figure>")[1]
     assert "SimpleTak-v0-train vs random_legal" in won
@@ -57,14 +57,14 @@ def test_every_configuration_has_a_line_with_a_band_over_its_seeds(sweep: Path) 
     assert "from the least to the highest" in content
 
 
-def test_a_configuration_with_one_run_has_no_band(tmp_path: Path) -> None:
+def test_a_configuration_with_one_run_has_no_band(tmp_path):
     sweep = write_jobs(tmp_path / "sweep_1", (0, 1))
     page = write_comparison(runs_of([sweep]))
     assert 'class="band' not in page.read_text(encoding="utf-8")
     assert "Configurations" not in text_of(page)
 
 
-def test_more_configurations_than_colours_are_counted(tmp_path: Path) -> None:
+def test_more_configurations_than_colours_are_counted(tmp_path):
     for number in range(11):
         run = write_job(tmp_path / f"group-{number}", 0)
         config = (run / "config.yaml").read_text()
@@ -73,7 +73,7 @@ def test_more_configurations_than_colours_are_counted(tmp_path: Path) -> None:
     assert "3 further configurations are not drawn" in text
 
 
-def test_windows_are_curves_of_their_own(tmp_path: Path) -> None:
+def test_windows_are_curves_of_their_own(tmp_path):
     for name in ("one", "two"):
         run = create_run(tmp_path / name)
         run.config.write_text(f"name: {name}\n")
@@ -87,7 +87,7 @@ def test_windows_are_curves_of_their_own(tmp_path: Path) -> None:
     assert "reward of the control" not in text
 
 
-def test_names_are_text(tmp_path: Path) -> None:
+def test_names_are_text(tmp_path):
     for name in ("<b>", "two"):
         create_run(tmp_path / name).config.write_text(f'name: "{name}"\n')
     content = write_comparison(runs_of([tmp_path])).read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from pathlib import Path
 
 import pytest
 
@@ -20,39 +19,39 @@ def warnings(page: str) -> str:
     return html.unescape(rest.partition("</div>")[0])
 
 
-def test_a_whole_run_has_no_warning(full_run: Path) -> None:
-    assert warnings(write_report(full_run).read_text()) == ""
+def test_a_whole_run_has_no_warning(own_run):
+    assert warnings(write_report(own_run).read_text()) == ""
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": 3, "lo', b"\x00\x00"])
-def test_damaged_lines_are_named_and_the_others_drawn(full_run: Path, line: bytes) -> None:
-    file = full_run / "metrics.jsonl"
+def test_damaged_lines_are_named_and_the_others_drawn(own_run, line):
+    file = own_run / "metrics.jsonl"
     lines = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join([*lines[:2], line, *lines[3:]]) + b"\n")
-    page = write_report(full_run).read_text()
+    page = write_report(own_run).read_text()
     assert f"{file}:3 is damaged (" in warnings(page)
     assert f"{file} lacks 1 of the 6 updates that summary.json counts." in warnings(page)
     assert "Learner" in page or "loss" in page
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_a_metrics_file_that_is_cut_or_gone_is_no_finished_curve(full_run: Path, left: int) -> None:
-    file = full_run / "metrics.jsonl"
+def test_a_metrics_file_that_is_cut_or_gone_is_no_finished_curve(own_run, left):
+    file = own_run / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:left]))
     if not left:
         file.unlink()
-    page = write_report(full_run).read_text()
+    page = write_report(own_run).read_text()
     expected = f"{file} lacks {6 - left} of the 6 updates that summary.json counts."
     assert expected in warnings(page)
 
 
-def test_failed_and_killed_runs_say_why(full_run: Path) -> None:
-    run = open_run(full_run)
-    with RunLock(full_run):
+def test_failed_and_killed_runs_say_why(own_run):
+    run = open_run(own_run)
+    with RunLock(own_run):
         write_start(run, "demo", 10)
-        assert warnings(write_report(full_run).read_text()) == ""
-    assert "The run was killed: its process has not" in warnings(write_report(full_run).read_text())
-    with RunLock(full_run):
+        assert warnings(write_report(own_run).read_text()) == ""
+    assert "The run was killed: its process has not" in warnings(write_report(own_run).read_text())
+    with RunLock(own_run):
         write_end(run, "failed", "the learner <died>")
-    assert "The run failed: the learner <died>." in warnings(write_report(full_run).read_text())
+    assert "The run failed: the learner <died>." in warnings(write_report(own_run).read_text())

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.factories import (
+    SHARES,
+    equal_turns,
+    evaluation,
+    game_record,
+    pool_snapshot,
+    turn,
+    update,
+)
+from tests.tracking.conftest import write_games
 
 from rlforge.errors import RlforgeError
 from rlforge.tracking.files import create_run
-from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.report import write_report
+from rlforge.types import GameRecord
 
 VOID = {"meta"}
 
@@ -51,10 +59,22 @@ def check(page: str) -> tuple[str, list[str]]:
     return re.sub(r"\s+", " ", " ".join(parser.text)), parser.seen
 
 
-def test_the_report_holds_the_results_of_the_run(full_run: Path) -> None:
-    path = write_report(full_run)
-    assert path == full_run / "report.html"
-    text, tags = check(path.read_text())
+@pytest.fixture(scope="module")
+def page(full_run, tmp_path_factory):
+    """The report of ``full_run``."""
+    return write_report(full_run, tmp_path_factory.mktemp("page") / "report.html").read_text()
+
+
+def page_of(run_dir: Path, *games: GameRecord) -> str:
+    """The report of a run that has these games and, without a tracker, nothing else."""
+    if not (run_dir / "summary.json").exists():
+        create_run(run_dir).config.write_text("name: x\n")
+    write_games(run_dir, *games)
+    return write_report(run_dir).read_text()
+
+
+def test_the_report_holds_the_results_of_the_run(page):
+    text, tags = check(page)
     for part in (
         "demo",
         "done",
@@ -79,8 +99,8 @@ def test_the_report_holds_the_results_of_the_run(full_run: Path) -> None:
     assert tags.count("svg") > 15
 
 
-def test_the_games_are_annotated(full_run: Path) -> None:
-    text, _ = check(write_report(full_run).read_text())
+def test_the_games_are_annotated(page):
+    text, _ = check(page)
     for title in (
         "First training game",
         "A training game half-way",
@@ -95,27 +115,19 @@ def test_the_games_are_annotated(full_run: Path) -> None:
         assert f"game {game_id} " in text, game_id
 
 
-def test_a_turn_shows_what_is_new_to_its_player(tmp_path: Path, make: Any) -> None:
-    create_run(tmp_path).config.write_text("name: x\n")
-    first = make.game("a", turns=4, observation="The rules.\n\nBoard: x..")
-    later = [
-        dataclasses.replace(turn, observation="The rules.\n\nBoard: xo.") for turn in first.turns
-    ]
-    writer = GameWriter(tmp_path)
-    writer.add([dataclasses.replace(first, turns=(*first.turns[:2], *later[2:]))])
-    writer.close()
-    text, _ = check(write_report(tmp_path).read_text())
+def test_a_turn_shows_what_is_new_to_its_player(tmp_path):
+    boards = ["x..", "x..", "xo.", "xo."]
+    turns = [turn(n % 2, observation=f"The rules.\n\nBoard: {b}") for n, b in enumerate(boards)]
+    text, _ = check(page_of(tmp_path, game_record(turns=turns)))
     assert (text.count("The rules."), text.count("Board: xo.")) == (2, 2)
 
 
-def test_without_a_script_every_turn_is_in_a_list_that_opens(full_run: Path) -> None:
-    page = write_report(full_run).read_text()
+def test_without_a_script_every_turn_is_in_a_list_that_opens(page):
     assert page.count("<summary>2 turns</summary>") == 5
     assert not re.search(r"<li[^>]*hidden", page)
 
 
-def test_an_observation_shows_its_end_first_where_the_board_is(full_run: Path) -> None:
-    page = write_report(full_run).read_text()
+def test_an_observation_shows_its_end_first_where_the_board_is(page):
     boxes = re.findall(r'<pre[^>]*aria-label="observation"[^>]*>', page)
     assert boxes
     assert all('class="from-end"' in box for box in boxes)
@@ -123,26 +135,19 @@ def test_an_observation_shows_its_end_first_where_the_board_is(full_run: Path) -
     assert "flex-direction: column-reverse" in rule  # a box of that kind starts at its bottom
 
 
-def test_the_page_loads_no_other_file_and_stays_small(full_run: Path) -> None:
-    page = write_report(full_run).read_text()
+def test_the_page_loads_no_other_file_and_stays_small(page):
     assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://|fetch\(""", page)
     assert len(page) < 400_000
 
 
-def test_answers_of_models_are_text_not_markup(tmp_path: Path, make: Any) -> None:
+def test_answers_of_models_are_text_not_markup(tmp_path):
     attack = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;"
     paths = create_run(tmp_path)
     paths.config.write_text(f"name: {attack}\n")
     paths.command.write_text(attack)
-    writer = GameWriter(tmp_path)
-    writer.add(
-        [
-            make.game("a", text=attack, observation=attack, env_id=attack),
-            make.game("b", error=attack),
-        ]
-    )
-    writer.close()
-    page = write_report(tmp_path).read_text()
+    paths.summary.write_text("{}")
+    attacked = equal_turns("a", attack, text=attack, turn_is={"observation": attack})
+    page = page_of(tmp_path, attacked, equal_turns("b", error=attack))
     text, tags = check(page)
     assert tags.count("script") == 1, "the player of the games"
     assert "img" not in tags
@@ -150,40 +155,19 @@ def test_answers_of_models_are_text_not_markup(tmp_path: Path, make: Any) -> Non
     assert text.count(attack) >= 6
 
 
-def test_marks_show_what_was_wrong_with_an_answer(tmp_path: Path, make: Any) -> None:
-    create_run(tmp_path).config.write_text("name: x\n")
-    writer = GameWriter(tmp_path)
-    writer.add(
-        [
-            make.game(
-                "a",
-                turns=1,
-                legal=False,
-                well_formed=False,
-                finish_reason="length",
-                invalid_by=0,
-            )
-        ]
-    )
-    writer.close()
-    page = write_report(tmp_path).read_text()
+def test_marks_show_what_was_wrong_with_an_answer(tmp_path):
+    wrong = {"legal": False, "well_formed": False}
+    game = equal_turns(turns=1, turn_is=wrong, finish_reason="length", invalid_by=0)
+    page = page_of(tmp_path, game)
     text, _ = check(page)
-    for part in (
-        "wrong format",
-        "illegal move",
-        "cut at the token limit",
-        "invalid move by player 0",
-    ):
+    cut = "cut at the token limit"
+    for part in ("wrong format", "illegal move", cut, "invalid move by player 0"):
         assert part in text, part
     assert 'class="turn c0 wrong"' in page
 
 
-def test_long_games_and_long_texts_are_cut_and_say_so(tmp_path: Path, make: Any) -> None:
-    create_run(tmp_path).config.write_text("name: x\n")
-    writer = GameWriter(tmp_path)
-    writer.add([make.game("a", turns=60, text="y" * 5000 + "END")])
-    writer.close()
-    page = write_report(tmp_path).read_text()
+def test_long_games_and_long_texts_are_cut_and_say_so(tmp_path):
+    page = page_of(tmp_path, equal_turns("a", turns=60, text="y" * 5000 + "END"))
     text, _ = check(page)
     assert "20 turns left out" in text
     assert page.count('<li class="turn c0">') == 20
@@ -191,61 +175,46 @@ def test_long_games_and_long_texts_are_cut_and_say_so(tmp_path: Path, make: Any)
     assert "[1003 characters left out]" in text
 
 
-@pytest.mark.parametrize("started", ["config only", "tracker only", "one update", "one evaluation"])
-def test_a_run_that_has_just_begun_has_a_report(
-    tmp_path: Path, make: Any, new_tracker: Any, started: str
-) -> None:
-    if started == "config only":
-        create_run(tmp_path).config.write_text("name: x\n")
-    else:
-        tracker = new_tracker(tmp_path)
-        if started == "one update":
-            tracker.log_learner(make.update(1), make.shares)
-        if started == "one evaluation":
-            tracker.add_eval(make.evaluation(0, 33))
-            tracker.log_pool(make.snapshot(0))
-    text, _ = check(write_report(tmp_path).read_text())
-    assert "running" in text
-    assert ("33.0% wins" in text) == (started == "one evaluation")
-    assert ("No evaluation has finished yet" in text) == (started != "one evaluation")
+def test_a_run_that_has_just_begun_has_a_report(tmp_path, new_tracker):
+    def shown() -> str:
+        return check(write_report(tmp_path).read_text())[0]
+
+    create_run(tmp_path).config.write_text("name: x\n")
+    assert "running" in shown()
+    tracker = new_tracker()
+    assert "running" in shown()
+    tracker.log_learner(update(1), SHARES)
+    assert "No evaluation has finished yet" in shown()
+    tracker.add_eval(evaluation(0, 33))
+    tracker.log_pool(pool_snapshot(0))
+    assert "33.0% wins" in shown()
+    assert "No evaluation has finished yet" not in shown()
+    write_games(tmp_path, equal_turns("later", version=9))
+    assert "game later " in shown()
+    assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_report_is_written_during_the_run(full_run: Path, make: Any) -> None:
-    first = write_report(full_run).read_text()
-    writer = GameWriter(full_run)
-    writer.add([make.game("later", version=9)])
-    writer.close()
-    second = write_report(full_run).read_text()
-    assert "game <code>later</code>" not in first
-    assert "game <code>later</code>" in second
-    assert not list(full_run.glob("*.tmp"))
-
-
-def test_a_damaged_games_file_is_shown_and_does_not_hide_the_rest(full_run: Path) -> None:
-    chunk = next((full_run / "games").glob("*.parquet"))
+def test_a_damaged_games_file_is_shown_and_does_not_hide_the_rest(own_run):
+    chunk = next((own_run / "games").glob("*.parquet"))
     chunk.write_bytes(b"PAR1 oops")
-    text, _ = check(write_report(full_run).read_text())
+    text, _ = check(write_report(own_run).read_text())
     assert f"{chunk.name} is damaged" in text
     assert "72.0% wins" in text
 
 
-def test_a_large_pool_is_folded_and_says_so(tmp_path: Path, make: Any, new_tracker: Any) -> None:
-    tracker = new_tracker(tmp_path)
-    tracker.log_pool(make.snapshot(300, most_uids=301))
+def test_a_large_pool_is_folded_and_says_so(tmp_path, tracker):
+    tracker.log_pool(pool_snapshot(300))
     text, _ = check(write_report(tmp_path).read_text())
     assert "Further policies: 289, without a rated game: 1" in text
     assert "89 more are not shown" in text
     assert "of the 14 with most games" in text
 
 
-def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
-    pool = make.snapshot(40)
+def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(tmp_path, tracker):
+    pool = pool_snapshot(40)
     for entry in pool["entries"]:
         entry["rated_games"] = 60 if entry["uid"] in ("base", "step-20", "step-7") else 0
-    tracker.add_eval(make.evaluation(20, 50, opponent="base"))
+    tracker.add_eval(evaluation(20, 50, opponent="base"))
     tracker.log_pool(pool)
     page = write_report(tmp_path).read_text()
     shown, folded = page.split("Further policies: 38, without a rated game: 38")
@@ -257,10 +226,8 @@ def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(
     assert "±" not in folded.split("</table>")[0]
 
 
-def test_a_pool_without_the_count_of_rated_games_takes_it_from_the_pairs(
-    tmp_path: Path, make: Any
-) -> None:
-    pool = make.snapshot(2)
+def test_a_pool_without_the_count_of_rated_games_takes_it_from_the_pairs(tmp_path):
+    pool = pool_snapshot(2)
     for entry in pool["entries"]:
         del entry["rated_games"]
     pool["matches"] = {"base": {"base": 9}, "step-1": {"step-2": 4}, "step-2": {"step-1": 4}}
@@ -270,13 +237,10 @@ def test_a_pool_without_the_count_of_rated_games_takes_it_from_the_pairs(
     assert "Further policies: 1, without a rated game: 1" in write_report(tmp_path).read_text()
 
 
-def test_only_changes_beyond_the_intervals_have_a_colour(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_only_changes_beyond_the_intervals_have_a_colour(tmp_path, tracker):
     for opponent, wins in {"better": 71, "worse": 30, "same": 53}.items():
-        tracker.add_eval(make.evaluation(0, 50, opponent=opponent))
-        tracker.add_eval(make.evaluation(2, wins, opponent=opponent))
+        tracker.add_eval(evaluation(0, 50, opponent=opponent))
+        tracker.add_eval(evaluation(2, wins, opponent=opponent))
     page = write_report(tmp_path).read_text()
     for mark in ('"good">+21.0 pts', '"bad">-20.0 pts', '"soft">+3.0 pts'):
         assert mark in page, mark
@@ -288,20 +252,17 @@ def lines_of(page: str, title: str) -> list[str]:
     return re.findall(r'class="(line [^"]*)"', chart)
 
 
-def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(tmp_path, tracker):
     for step in range(1, 41):
         tracker.log_learner(
-            make.update(
+            update(
                 step,
                 lr=1e-7 / step,
                 lag_mean=float(step % 3),
-                advantage_mean=(-1) ** step * 2e-9,
                 entropy=2.0 - step / 40,
+                advantage_mean=(-1) ** step * 2e-9,
             ),
-            make.shares,
+            SHARES,
         )
     page = write_report(tmp_path).read_text()
     text, _ = check(page)
@@ -316,29 +277,23 @@ def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(
     assert "No change above 1e-6: reward (0.25); KL (0.01)" in text
 
 
-def test_a_gap_that_some_updates_did_not_measure_says_so(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_a_gap_that_some_updates_did_not_measure_says_so(tmp_path, tracker):
     for step in (1, 2, 3):
-        result = make.update(step)
+        result = update(step)
         if step != 2:
             del result.metrics["logprob_gap_max"]
-        tracker.log_learner(result, make.shares)
+        tracker.log_learner(result, SHARES)
     text, _ = check(write_report(tmp_path).read_text())
     assert "3e-4 largest log-prob gap, 1 of 3 updates" in text
     assert "log-prob gap, max, measured in 1 of 3 updates" in text
 
 
-def test_of_several_policies_each_has_a_curve_and_results_name_the_first(
-    tmp_path: Path, make: Any, new_tracker: Any
-) -> None:
-    tracker = new_tracker(tmp_path)
+def test_of_several_policies_each_has_a_curve_and_results_name_the_first(tmp_path, tracker):
     (tmp_path / "config.yaml").write_text("policies:\n  main: {}\n  rival: {}\n")
-    tracker.add_eval(make.evaluation(0, 33))
+    tracker.add_eval(evaluation(0, 33))
     for step in range(1, 7):
-        result = make.update(step, entropy=2.0 + step, logprob_gap_max=step / 100)
-        tracker.log_learner(result, make.shares, "" if step % 2 else "rival")
+        result = update(step, entropy=2.0 + step, logprob_gap_max=step / 100)
+        tracker.log_learner(result, SHARES, "" if step % 2 else "rival")
     page = write_report(tmp_path).read_text()
     text, _ = check(page)
     assert lines_of(page, "entropy") == ["line c0", "line c1"]
@@ -346,16 +301,14 @@ def test_of_several_policies_each_has_a_curve_and_results_name_the_first(
     assert "rates of the policy main at its first" in text
 
 
-def test_the_report_goes_to_another_file_where_one_is_given(full_run: Path, tmp_path: Path) -> None:
-    page = write_report(full_run, tmp_path / "page.html")
+def test_the_report_goes_to_the_run_or_to_a_file_that_is_given(own_run, tmp_path):
+    page = write_report(own_run, tmp_path / "page.html")
     assert page == tmp_path / "page.html"
-    assert "72.0% wins" in page.read_text()
-    assert not (full_run / "report.html").exists()
+    assert not (own_run / "report.html").exists()
+    assert write_report(own_run) == own_run / "report.html"
+    assert (own_run / "report.html").read_text() == page.read_text()
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
         with pytest.raises(RlforgeError, match="a file in a folder that exists"):
-            write_report(full_run, wrong)
-
-
-def test_a_missing_run_has_no_report(tmp_path: Path) -> None:
+            write_report(own_run, wrong)
     with pytest.raises(RlforgeError, match="no run directory"):
         write_report(tmp_path / "none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ def row(number: int, difference: float | None) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunData:
+def run(tmp_path):
     compared = {
         when: {"players": {"policy": figures(reward), "scripted:noise": figures(same)}}
         for when, reward, same in (("before", 0.3, 0.1), ("after", 0.5, 0.1 - 5.49e-8))
@@ -59,14 +58,14 @@ def changes(run: RunData) -> list[tuple[str, str]]:
     return re.findall(r'<b class="(\w+)">([^<]*)</b>', str(windows.before_and_after(run)))
 
 
-def test_a_change_by_rounding_is_neither_good_nor_bad(run: RunData) -> None:
+def test_a_change_by_rounding_is_neither_good_nor_bad(run):
     rewards = [change for change in changes(run) if "pts" not in change[1]]
     assert rewards[0] == ("good", "+0.2")
     assert ("soft", "+0") in rewards
     assert not [text for tone, text in rewards if tone == "bad"]
 
 
-def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run: RunData) -> None:
+def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run):
     few = {
         when: {"players": {"policy": figures(reward, decisions=10)}}
         for when, reward in (("before", 0.3), ("after", 0.5))
@@ -77,7 +76,7 @@ def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run: Ru
     assert ("soft", "+0.4") in changes(run), "profits have no interval"
 
 
-def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run: RunData) -> None:
+def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run):
     first, *others = windows.results(run)
     (line,) = first.series
     assert (list(line.xs), list(line.ys)) == ([1, 3], [0.05, 0.25])
@@ -88,7 +87,7 @@ def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run:
     assert [series.name for series in others[0].series] == ["policy", "control"]
 
 
-def test_actions_are_listed_by_how_much_they_changed_and_when(run: RunData) -> None:
+def test_actions_are_listed_by_how_much_they_changed_and_when(run):
     html = str(windows.behaviour(run))
     rows = [
         re.findall(r"<td[^>]*>([^<]*)</td>", line)
@@ -105,13 +104,13 @@ def test_actions_are_listed_by_how_much_they_changed_and_when(run: RunData) -> N
     assert "agents in teams" not in html, "nothing is known of them"
 
 
-def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path: Path) -> None:
+def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path):
     (tmp_path / "config.yaml").write_text("name: test\n")
     (tmp_path / "windows.jsonl").write_text("")
     assert windows.behaviour(load_run(tmp_path)) is None
 
 
-def test_decisions_of_the_newest_and_the_first_window_are_shown(run: RunData) -> None:
+def test_decisions_of_the_newest_and_the_first_window_are_shown(run):
     def decision(kind: str, answer: str) -> dict[str, Any]:
         return {
             "kind": kind,
@@ -143,7 +142,7 @@ def test_decisions_of_the_newest_and_the_first_window_are_shown(run: RunData) ->
     assert sample_decisions(load_run(run.paths.root)) is None
 
 
-def test_scores_that_never_change_are_folded(run: RunData) -> None:
+def test_scores_that_never_change_are_folded(run):
     rows = [row(number, None) | {"scorer/pairs": 4000.0, "scorer/tau": number} for number in (1, 2)]
     run.paths.windows.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
     html = str(windows.scoring(load_run(run.paths.root)))
