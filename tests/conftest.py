@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from filelock import FileLock
@@ -22,8 +24,11 @@ with contextlib.suppress(ImportError):  # GPU tests run where there is little mo
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of whole runs first, which have a longer limit: short ones then fill the cores."""
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    """Give tests that start processes a longer limit: several of them import torch."""
+    for item in items:
+        several = any(map(item.get_closest_marker, ("ray", "release", "slow", "vllm")))
+        if several and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -95,6 +100,28 @@ def golden_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def run_copy(golden_run: Path, tmp_path: Path) -> Path:
     """A copy of ``golden_run`` to change, in another place than where it was made."""
     return Path(shutil.copytree(golden_run, tmp_path / "runs" / "tictactoe_mirror" / "one"))
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``tests.harness.in_process``; actors of the test's runs are objects of this process."""
+    from tests.harness import in_process
+
+    in_process.use_actors_in_process(monkeypatch.setattr)
+    return in_process
+
+
+@pytest.fixture(autouse=True)
+def no_ray_by_default(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The default tier starts no Ray: a test that does belongs into another one."""
+
+    def running() -> bool:
+        return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+    before = running()
+    yield
+    other_tier = any(map(request.node.get_closest_marker, ("ray", "release", "slow", "vllm")))
+    assert before or other_tier or not running(), "mark this test with pytest.mark.ray"
 
 
 @pytest.fixture(autouse=True)

@@ -340,7 +340,6 @@ asyncio.run(main())
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(900)  # several processes import torch, on a machine with others
 def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model):
     done = subprocess.run(
         [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]],

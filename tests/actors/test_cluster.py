@@ -19,6 +19,7 @@ from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.training.graph import build_graph, to_json
 
 
+@pytest.mark.ray
 async def test_ray_runs_exactly_the_actors_of_the_graph(
     own_home: None, small_model: Path, tmp_path: Path
 ) -> None:
@@ -50,6 +51,7 @@ async def test_ray_runs_exactly_the_actors_of_the_graph(
         assert await actors.buffer.figures.remote() == {"buffer_size": 0}
 
 
+@pytest.mark.ray
 async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
     own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -67,6 +69,7 @@ async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
         assert ray.util.list_named_actors() == []
 
 
+@pytest.mark.ray
 async def test_an_actor_that_ray_does_not_start_raises_instead_of_waiting_for_ever(
     own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from rlforge.system.timeouts import Clock
 from rlforge.types import PolicyRef, SamplingParams
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def own_ray(own_home: None) -> Iterator[None]:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
@@ -58,6 +58,8 @@ def _config(small_model: Path) -> RunConfig:
     )
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("own_ray")
 async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
     small_model: Path, tmp_path: Path
 ) -> None:
@@ -75,6 +77,7 @@ async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_ray")
 async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     small_model: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +113,8 @@ async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     ray.kill(actor)
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("own_ray")
 async def test_requests_fail_when_ray_does_not_restart_an_engine(
     small_model: Path, tmp_path: Path
 ) -> None:

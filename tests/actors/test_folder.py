@@ -132,6 +132,7 @@ def test_on_the_drivers_node_it_is_the_run_directory_itself(tmp_path: Path) -> N
     assert folder.checkpoint("step-2") is None
 
 
+@pytest.mark.ray
 def test_a_node_has_each_policy_once_under_its_digest(run: Run) -> None:
     first, second = run.path / "checkpoints" / "step-1", run.path / "checkpoints" / "step-2"
     for path in (first, second):
@@ -149,6 +150,7 @@ def fill_checkpoint(path: Path, weights: bytes) -> None:
     (path / "weights").write_bytes(weights)
 
 
+@pytest.mark.ray
 def test_what_only_a_learner_needs_does_not_travel_to_engines(run: Run) -> None:
     path = run.path / "checkpoints" / "step-1"
     fill_checkpoint(path, b"weights")
@@ -158,6 +160,7 @@ def test_what_only_a_learner_needs_does_not_travel_to_engines(run: Run) -> None:
     assert contents(Path(place)) == {"weights": b"weights"}
 
 
+@pytest.mark.ray
 def test_a_policy_that_changed_travels_again(run: Run) -> None:
     path = run.path / "checkpoints" / "step-1"
     fill_checkpoint(path, b"before")
@@ -168,6 +171,7 @@ def test_a_policy_that_changed_travels_again(run: Run) -> None:
     assert contents(Path(ray.get(process.fetch.remote(str(path))))) == {"weights": b"after"}
 
 
+@pytest.mark.ray
 def test_a_policy_leaves_the_node_once_the_run_has_pruned_it(run: Run) -> None:
     paths = [run.path / "checkpoints" / f"step-{version}" for version in (1, 2)]
     for path in paths:
@@ -181,11 +185,13 @@ def test_a_policy_leaves_the_node_once_the_run_has_pruned_it(run: Run) -> None:
     assert Path(new).exists()
 
 
+@pytest.mark.ray
 def test_a_policy_that_is_not_there_is_named(run: Run) -> None:
     with pytest.raises(CheckpointError, match=r"nothing: no such folder on the driver's node"):
         ray.get(run.process().fetch.remote(str(run.path / "nothing")))
 
 
+@pytest.mark.ray
 async def test_requests_for_a_policy_that_is_not_there_fail_and_others_are_answered(
     run: Run, small_model: Path
 ) -> None:
@@ -209,6 +215,7 @@ async def test_requests_for_a_policy_that_is_not_there_fail_and_others_are_answe
     ray.kill(engine)
 
 
+@pytest.mark.ray
 def test_checkpoints_of_a_learner_elsewhere_come_home(run: Run) -> None:
     learner = run.process("learner")
     place = Path(ray.get(learner.save.remote(3, b"weights")))
@@ -226,6 +233,7 @@ def test_checkpoints_of_a_learner_elsewhere_come_home(run: Run) -> None:
     assert ray.get(process.load.remote("step-4")) is None
 
 
+@pytest.mark.ray
 def test_a_learners_node_keeps_only_its_newest_checkpoints(run: Run) -> None:
     learner = run.process("learner")
     for version in range(1, 6):
@@ -235,6 +243,7 @@ def test_a_learners_node_keeps_only_its_newest_checkpoints(run: Run) -> None:
     assert len(list((run.path / "checkpoints").iterdir())) == 5
 
 
+@pytest.mark.ray
 def test_the_log_of_a_process_that_was_killed_comes_home(run: Run) -> None:
     process = run.process()
     ray.get(process.say.remote("the last words"))
@@ -243,6 +252,7 @@ def test_the_log_of_a_process_that_was_killed_comes_home(run: Run) -> None:
     eventually(lambda: log.exists() and "the last words" in log.read_text())
 
 
+@pytest.mark.ray
 def test_the_crash_trace_of_a_process_comes_home(run: Run) -> None:
     process = run.process()
     process.crash.remote()
@@ -250,6 +260,7 @@ def test_the_crash_trace_of_a_process_comes_home(run: Run) -> None:
     eventually(lambda: log.exists() and "in crash" in log.read_text())
 
 
+@pytest.mark.ray
 def test_an_agent_that_dies_sends_no_line_twice(run: Run) -> None:
     process = run.process()
     log = run.path / "logs" / "engine-0.log"
@@ -263,6 +274,7 @@ def test_an_agent_that_dies_sends_no_line_twice(run: Run) -> None:
     assert [log.read_text().count(f"line {number}") for number in range(3)] == [1, 1, 1]
 
 
+@pytest.mark.ray
 async def test_at_the_end_all_lines_are_home_and_nothing_stays_on_the_node(run: Run) -> None:
     process = run.process()
     await process.say.remote("the end")
@@ -272,6 +284,7 @@ async def test_at_the_end_all_lines_are_home_and_nothing_stays_on_the_node(run: 
     assert not folder.exists()
 
 
+@pytest.mark.ray
 async def test_a_server_that_died_hides_no_other_error(run: Run) -> None:
     ray.kill(run.server)
     await come_home(run.server)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray.exceptions
+from tests.harness.in_process import start_in_process
 
 from rlforge.actors import learner as learning
-from rlforge.actors.cluster import reason, start_actors
+from rlforge.actors.cluster import reason
 from rlforge.actors.learner import LearnerGroup
-from rlforge.actors.session import ray_started
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
@@ -106,21 +106,20 @@ async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one
 
 
 async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(
-    own_home: None, small_model: Path, tmp_path: Path
+    small_model: Path, tmp_path: Path
 ) -> None:
     config = compose(
         ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
     ).config
     graph = RunGraph(nodes=(build_graph(config, Machine(cpus=1, gpus=0)).node("learner"),))
     hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
-    with ray_started(hardware, graph.num_cpus):
-        learner = (await start_actors(graph, config, hardware, tmp_path)).learner
-        saved = await learner.save(1, "step-0", meta={"window_id": "w"}, state={"others": 1})
-        manifest = read_manifest(Path(saved.path or ""))
-        assert manifest.has_state
-        assert (manifest.meta["window_id"], manifest.meta["parent_uid"]) == ("w", "step-0")
-        assert await learner.load_state("step-1", version=4) == {"others": 1}
-        with pytest.raises(CheckpointError, match="exists already"):
-            await learner.save(1, "step-0")
-        with pytest.raises(CheckpointError, match="to resume from"):
-            await learner.load_state("step-9")
+    learner = (await start_in_process(graph, config, hardware, tmp_path)).learner
+    saved = await learner.save(1, "step-0", meta={"window_id": "w"}, state={"others": 1})
+    manifest = read_manifest(Path(saved.path or ""))
+    assert manifest.has_state
+    assert (manifest.meta["window_id"], manifest.meta["parent_uid"]) == ("w", "step-0")
+    assert await learner.load_state("step-1", version=4) == {"others": 1}
+    with pytest.raises(CheckpointError, match="exists already"):
+        await learner.save(1, "step-0")
+    with pytest.raises(CheckpointError, match="to resume from"):
+        await learner.load_state("step-9")

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import psutil
+import pytest
 import ray
 
 from rlforge.actors.session import ray_started
@@ -36,6 +37,7 @@ def test_an_actor_ends_with_the_process_of_its_node() -> None:
     actor.wait(timeout=10)
 
 
+@pytest.mark.ray
 def test_above_an_actor_is_the_process_of_its_node(own_home: None) -> None:
     class Child:
         def parent(self) -> tuple[bool, str]:

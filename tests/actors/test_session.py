@@ -30,6 +30,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.ray
 def test_no_process_that_ray_started_outlives_the_block(
     own_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_no_process_that_ray_started_outlives_the_block(
     bystander.wait()
 
 
+@pytest.mark.ray
 def test_of_runs_that_have_ended_the_newest_session_folders_stay(
     own_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_of_runs_that_have_ended_the_newest_session_folders_stay(
     assert left & set(ended) == set(ended[-session.KEPT_FOLDERS :])
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 async def test_it_is_known_once_a_process_of_ray_has_ended(own_home: None, name: str) -> None:
     with session.ray_started(HardwareConfig(device="cpu"), 1) as processes:
@@ -102,6 +105,7 @@ def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.Mo
         pass
 
 
+@pytest.mark.ray
 def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
     own_home: None,
 ) -> None:

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from tests.harness import in_process as in_process_module
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
@@ -29,13 +27,6 @@ def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
         return config
 
     return make
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of this name; actors of the test's runs are objects of this process."""
-    in_process_module.use_actors_in_process(monkeypatch.setattr)
-    return in_process_module
 
 
 def make_decision(

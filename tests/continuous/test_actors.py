@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import psutil
 import pytest
 import ray
-from tests.harness.in_process import rlforge_here, use_actors_in_process
 from tests.harness.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
 
 from rlforge.continuous.journal import Journal
@@ -20,8 +19,6 @@ from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.training.graph import build_graph, to_json
 from rlforge.training.lifecycle import execute
-
-pytestmark = pytest.mark.timeout(900)  # several processes import torch
 
 
 def endless(small_market: Sequence[str], *overrides: str) -> list[str]:
@@ -67,9 +64,8 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
     assert all(row["logprob_gap_max"] < 1e-4 for row in rows("metrics.jsonl"))
 
 
-def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
-    small_market, monkeypatch
-):
+@pytest.mark.ray
+def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(small_market, in_process):
     process = start(*endless(small_market))
     wait_for_windows(1, process)
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -80,8 +76,7 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
     done = journal.done()
     journal.close()
     change_config("windows", "null", done + 2)
-    use_actors_in_process(monkeypatch.setattr)
-    assert rlforge_here("continuous", "--resume", str(RUN)) == 0
+    assert in_process.rlforge_here("continuous", "--resume", str(RUN)) == 0
     found = rows("windows.jsonl")
     assert [row["window"] for row in found] == list(range(1, done + 3))
     windows = [row["window_id"] for row in found]

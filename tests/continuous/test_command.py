@@ -20,6 +20,7 @@ from rlforge.models.made import TINY_MARKET
 from rlforge.tracking.report import write_report
 
 
+@pytest.mark.ray
 def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market):
     arguments = [*small_market, "continuous.windows=null", "continuous.compare_episodes=0"]
     arguments += ["continuous.http=true", "serve.port=0", f"run_dir={RUN}"]

@@ -406,7 +406,6 @@ def test_by_the_default_reward_likely_pennies_pay_more_than_good_trading():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_of_300_steps_of_honest_progress_hardly_any_is_a_concern():
     """The figure of docs/serving.md: every step upwards, with 20 seeds."""
     shares = {f"{share:.0%}": mixed(share) for share in (0, 0.1, 0.3, 0.6, 1)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.live_run import wait_for
-from tests.training.nodes import Nodes, require_namespaces
+from tests.harness.nodes import Nodes, require_namespaces
 
 from rlforge.actors.cluster import RunActors
 from rlforge.config.continuous import ContinuousConfig
@@ -60,7 +60,6 @@ def test_a_run_knows_and_names_the_engines_that_join_and_leave():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_an_elastic_continuous_run_uses_engines_that_join_and_goes_on_without_those_that_leave(
     nodes, small_market
 ):

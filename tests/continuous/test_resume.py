@@ -75,7 +75,6 @@ def whole(run_continuous, small_market, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     run_continuous, small_market, whole
 ):

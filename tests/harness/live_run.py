@@ -67,12 +67,12 @@ def strict_arguments(model: Path, *overrides: str) -> list[str]:
     return train_arguments(model, *kept, *overrides)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """A command that a test interferes with."""
+def start(*arguments: str, **popen: Any) -> subprocess.Popen[str]:
+    """A command that a test interferes with; popen: further arguments of ``Popen``."""
     pipe = subprocess.PIPE
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [*RLFORGE, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment
+        [*RLFORGE, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment, **popen
     )
 
 

@@ -2,9 +2,9 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 
-import pytest
-from tests.harness.live_run import run, train_arguments
+from tests.harness.live_run import train_arguments
 
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.tracking.game_files import read_games
@@ -15,13 +15,10 @@ def active_versions() -> set[str]:
     return {entry["uid"] for entry in entries if entry["active"] and entry["role"] == "learner"}
 
 
-@pytest.mark.timeout(900)  # several processes import torch, on a machine with others
-@pytest.mark.slow  # tests/league/test_pool.py has its parts alone
 def test_old_opponents_play_after_many_updates_and_a_resume(
-    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: Path, in_process: ModuleType
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = run(
+    done = in_process.rlforge_here(
         *train_arguments(
             small_model,
             "pool=fictitious",
@@ -32,12 +29,11 @@ def test_old_opponents_play_after_many_updates_and_a_resume(
             "engine.max_loras=2",
         )
     )
-    assert done.returncode == 0, done.stderr
+    assert done == 0
     assert active_versions() == {"step-0", "step-2", "step-5"}
     saved = {path.name for path in list_checkpoints(Path("run/checkpoints"))}
     assert saved >= {"step-2", "step-5"}
-    more = run("train", "--resume", "run", "--more", "3")
-    assert more.returncode == 0, more.stderr
+    assert in_process.rlforge_here("train", "--resume", "run", "--more", "3") == 0
     assert active_versions() == {"step-0", "step-2", "step-8"}
     games = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
     assert [game.error for game in games if game.error is not None] == []

@@ -1,92 +1,52 @@
-"""Whole runs as a user starts them: real Ray, real engine, real games, a model of a few neurons."""
+"""Whole runs with the actors in the test's process, a real engine and games, and a small model."""
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
-import os
-import shutil
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.harness.in_process import rlforge_here, use_actors_in_process
+from tests.harness.in_process import rlforge_here
 from tests.harness.live_run import (
-    actor_pids,
-    change_config,
     rows,
-    run,
-    start,
     train_arguments,
-    wait_for,
 )
 
 import rlforge.learner.learner
 from rlforge.buffer.batches import read_batch
 from rlforge.local.exploit import exploit_run
 from rlforge.system.checkpoint import (
-    checkpoint_version,
-    latest_checkpoint,
     list_checkpoints,
     read_manifest,
 )
-from rlforge.system.locks import RunLock
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report import write_report
 
-pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
-    except FileNotFoundError:
-        return False
-
-
-def all_pids() -> list[int]:
-    logs = Path("run/logs").glob("*.log")
-    return [pid for log in logs if "crash" not in log.name for pid in actor_pids(log.stem)]
-
 
 @pytest.fixture
-def train_kuhn(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def train_kuhn(small_model: Path, in_process: ModuleType) -> Callable[..., None]:
     """Train by groups at Kuhn poker, with the overrides that are given, in this process."""
-    use_actors_in_process(monkeypatch.setattr)
 
     def train(*overrides: str) -> None:
         common = ("hardware=cpu", "+experiment=kuhn_grpo", "algorithm.group_size=4")
-        assert rlforge_here(*train_arguments(small_model, *common, *overrides)) == 0
+        arguments = train_arguments(small_model, *common, *overrides)
+        assert in_process.rlforge_here(*arguments) == 0
 
     return train
 
 
-def listened_on(pid: int) -> set[str]:
-    """Addresses on which a process takes connections."""
-    sockets = set()
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            sockets.add(str(file.readlink()))
-    addresses = set()
-    for family in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and f"socket:[{inode}]" in sockets:
-                # The last four bytes, which the kernel prints as a little-endian number.
-                number = int(local.partition(":")[0][-8:], 16)
-                addresses.add(str(ipaddress.IPv4Address(number.to_bytes(4, "little"))))
-    return addresses
-
-
-def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> None:
-    done = run(*train_arguments(small_model, "buffer.max_staleness=0"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(Path("run").absolute())
+def test_a_synchronous_run_leaves_the_whole_run_directory(
+    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("buffer.max_staleness=0", "hardware=cpu")
+    code = in_process.rlforge_here(*train_arguments(small_model, *settings))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(Path("run").absolute())
     for name in ("config.yaml", "graph.json", "pool.json", "summary.json", "report.html"):
         assert (Path("run") / name).is_file(), name
     metrics = rows("metrics.jsonl")
@@ -110,9 +70,8 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     assert {turn.completion.policy_version for game in training for turn in game.turns} == {0, 1, 2}
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
-    assert not any(map(alive, all_pids()))
-    assert "results: run/report.html" in done.stderr
-    assert "next: rlforge play --run run; rlforge export run DIR" in done.stderr
+    assert "results: run/report.html" in err
+    assert "next: rlforge play --run run; rlforge export run DIR" in err
     log = Path("run/logs/run.log").read_text()
     moments = (
         "run started",
@@ -126,215 +85,15 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     assert "--resume can continue from step-3" in log
 
 
-def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(
-    small_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    endless = ("learner.total_updates=400", "learner.state_every=1000")
-    endless += ("learner.save_every=2", "eval.every=3")
-    process = start(*train_arguments(small_model, *endless, "engine.num_engines=2"))
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
-    for name in ("engine-0", "collector-0"):
-        # Ray by itself would lower the priority of its processes.
-        assert os.getpriority(os.PRIO_PROCESS, actor_pids(name)[-1]) == os.getpriority(
-            os.PRIO_PROCESS, process.pid
-        )
-        os.kill(actor_pids(name)[-1], signal.SIGKILL)
-        wait_for(lambda name=name: len(actor_pids(name)) == 2, process)
-        so_far = len(rows("metrics.jsonl"))
-        wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
-    wait_for(lambda: any(row["step"] == 2 for row in rows("evals.jsonl")), process)
-    capsys.readouterr()
-    assert rlforge_here("train", "--resume", "run") == 1
-    busy = capsys.readouterr().err
-    assert "run" in busy
-    assert str(process.pid) in busy
-
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert "rlforge train --resume" in stderr
-    assert "Traceback" not in stderr
-    assert stdout.splitlines()[-1] == str(Path("run").absolute())
-    assert not any(map(alive, all_pids()))
-    assert json.loads(Path("run/summary.json").read_text())["restarts"] == 2
-    scalars = rows("scalars.jsonl")
-    for engine in ("engine-0", "engine-1"):
-        assert max(row.get(f"inference/{engine}/tok_s", 0) for row in scalars) > 0
-    assert overlap() > 1e-3
-    newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
-    assert newest is not None
-    stopped_at = checkpoint_version(newest, verify=True)
-    assert stopped_at == rows("metrics.jsonl")[-1]["step"]
-
-    change_config("total_updates", 400, stopped_at + 2)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
-    metrics = rows("metrics.jsonl")
-    assert [row["step"] for row in metrics] == list(range(1, stopped_at + 3))
-    assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
-    training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
-    assert len({game.spec.game_id for game in training}) == len(training)
-    evals = rows("evals.jsonl")
-    assert all(row["policy_uid"] == f"step-{row['step']}" for row in evals)
-    assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
-    assert {0, 2, stopped_at + 2} <= {row["step"] for row in evals}
-    assert rlforge_here("train", "--resume", "run") == 1
-    assert "already finished" in capsys.readouterr().err
-
-
-def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
-    # A shell script starts background processes with SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process = start(*train_arguments(small_model))
-    signal.signal(signal.SIGINT, before)
-    wait_for(lambda: bool(Path("run/logs").is_dir() and all_pids()), process)
-    process.terminate()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert stderr.splitlines()[-1] == (
-        "rlforge: interrupted at once, before a state was saved; start it again with: "
-        f"rlforge train --resume {Path('run').absolute()}"
-    )
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
-    assert "SIGTERM" not in stderr  # Ray's own message
-    assert not any(map(alive, all_pids()))
-
-
-@pytest.mark.slow  # tests/actors/test_engine.py has the engine alone
-def test_an_alternating_engine_killed_during_an_update_loads_after_it(
-    small_model: Path,
-) -> None:
-    process = start(
-        *train_arguments(small_model, "hardware.alternate=true", "learner.total_updates=6")
-    )
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
-    learner = actor_pids("learner")[-1]
-    wait_for(lambda: stopped_in_its_turn(learner), process)
-    try:
-        os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
-        wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
-        time.sleep(1.0)
-        assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 1
-    finally:
-        os.kill(learner, signal.SIGCONT)
-    _, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    metrics = rows("metrics.jsonl")
-    assert [row["step"] for row in metrics] == list(range(1, 7))
-    assert all(row["seconds_switch"] > 0 for row in metrics)
-    assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 2
-    # Engine, learner and idle shares add up to 1 only where no work overlaps.
-    assert overlap() < 1e-6
-    assert not (Path("run") / "learning").exists()
-
-
-@pytest.mark.slow
-def test_an_alternating_learner_killed_in_an_update_ends_the_resumable_run(
-    small_model: Path,
-) -> None:
-    settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
-    process = start(*train_arguments(small_model, *settings))
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
-    learner = actor_pids("learner")[-1]
-    wait_for(lambda: stopped_in_its_turn(learner), process)
-    os.kill(learner, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    last = stderr.splitlines()[-1]
-    assert "the learner died" in last
-    assert "--resume" in last
-    assert "Traceback" not in stderr
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
-    assert not any(map(alive, all_pids()))  # no engine is left asleep
-    assert not (Path("run") / "learning").exists()
-
-    updates = len(rows("metrics.jsonl"))
-    change_config("total_updates", 300, updates + 2)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
-    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, updates + 3))
-
-
-def stopped_in_its_turn(learner: int) -> bool:
-    """Stop the learner's process during an update; returns whether that succeeded."""
-    turn = Path("run") / "learning"
-    for _ in range(1000):
-        if turn.exists():
-            os.kill(learner, signal.SIGSTOP)
-            time.sleep(0.5)
-            if turn.exists():
-                return True
-            os.kill(learner, signal.SIGCONT)
-        time.sleep(0.001)
-    return False
-
-
-def overlap() -> float:
-    """Share of the run's time in which engines and learner both worked."""
-    summary = json.loads(Path("run/summary.json").read_text())
-    return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
-
-
-@pytest.mark.slow
-def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> None:
-    ranks = ("learner.num_learners=2", "learner.shard_weights=true", "learner.state_every=2")
-    ranks += ("eval.continuous=true", "eval.max_games_per_checkpoint=6")
-    process = start(
-        *train_arguments(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
-    )
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
-    assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
-    os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    last = stderr.splitlines()[-1]
-    assert "the learner-1 died" in last
-    assert "logs/learner-1.log" in last
-    assert "Traceback" not in stderr
-    assert not any(map(alive, all_pids()))
-    change_config("total_updates", 300, 5)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
-    metrics = rows("metrics.jsonl")
-    assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
-    assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics)
-    evals = rows("evals.jsonl")
-    assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
-    games = {step: sum(row["games"] for row in evals if row["step"] == step) for step in range(6)}
-    assert (games[0], games[5]) == (6, 6)
-    assert all(games[step] in (0, 2, 4, 6) for step in range(1, 5))
-    assert any(games[step] for step in range(1, 5))
-
-
-@pytest.mark.slow
-def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
-    process = start(
-        *train_arguments(small_model, "learner.total_updates=300", "learner.state_every=1000")
-    )
-    wait_for(lambda: rows("metrics.jsonl") != [] and len(rows("evals.jsonl")) >= 2, process)
-    process.kill()
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
-    while any(map(alive, all_pids())):
-        assert time.monotonic() < deadline, "the actors outlive their run"
-        time.sleep(0.2)
-    change_config("total_updates", 300, 2)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
-    assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
-    assert [row["step"] for row in rows("evals.jsonl")] == [0, 0, 2, 2]
-    games = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
-    assert len({game.spec.game_id for game in games}) == len(games)
-
-
 def test_a_sweep_runs_its_jobs_for_real(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Several runs over Ray in one process are in tests/test_api.py.
-    use_actors_in_process(monkeypatch.setattr)
     arguments = train_arguments(small_model, "learner.total_updates=1", "hardware=cpu")
     arguments.remove("run_dir=run")
-    code = rlforge_here(*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2")
+    code = in_process.rlforge_here(
+        *arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"
+    )
     out, err = capsys.readouterr()
     assert code == 0, err
     sweep = Path(out.splitlines()[-1])
@@ -431,21 +190,16 @@ def test_versions_are_measured_exactly_as_they_are_evaluated(
     assert all("kl" in row for row in rows("metrics.jsonl"))
 
 
-@pytest.mark.slow  # tests/learner/test_real_algorithms.py and tests/buffer have its parts alone
-def test_dynamic_sampling_trains_on_groups_with_advantages_only(small_model: Path) -> None:
-    done = run(
-        *train_arguments(
-            small_model,
-            "+experiment=kuhn_grpo",
-            "algorithm=dapo",
-            "algorithm.group_size=4",
-            "algorithm.loss=sequence_clip",
-            "algorithm.importance=mask",
-            "rewards=wins",
-            "learner.optimizer_steps=2",
-        )
+def test_dynamic_sampling_trains_on_groups_with_advantages_only(
+    train_kuhn: Callable[..., None],
+) -> None:
+    train_kuhn(
+        "algorithm=dapo",
+        "algorithm.loss=sequence_clip",
+        "algorithm.importance=mask",
+        "rewards=wins",
+        "learner.optimizer_steps=2",
     )
-    assert done.returncode == 0, done.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]
     assert all("importance_masked_fraction" in row for row in metrics)
@@ -463,31 +217,6 @@ def test_bad_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(said.splitlines()) <= 2
     assert "learner.learning_rate" in said
     assert list(Path().iterdir()) == []
-
-
-def test_a_model_without_its_weights_is_one_message(
-    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = shutil.copytree(small_model, tmp_path / "broken")
-    (broken / "model.safetensors").unlink()
-    done = run(*train_arguments(broken))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
-    for name in ("summary.json", "progress.json"):
-        assert json.loads((Path("run") / name).read_text())["status"] == "failed"
-    capsys.readouterr()
-    assert rlforge_here("monitor", "run") == 0
-    assert f"failed: model '{broken}' cannot be loaded" in capsys.readouterr().out
-    assert not any(map(alive, all_pids()))
-
-
-def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
-    Path("run").mkdir()
-    with RunLock(Path("run")):
-        done = run(*train_arguments(small_model))
-    assert done.returncode == 1
-    assert f"{os.getpid()}" in done.stderr.splitlines()[-1]
 
 
 def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.harness.live_run import wait_for
-from tests.training.nodes import Nodes, require_namespaces, require_networks
+from tests.harness.nodes import Nodes, require_namespaces, require_networks
 
 from rlforge.buffer.batches import read_batch
 from rlforge.models.made import TINY
@@ -95,6 +95,7 @@ def train(nodes: Nodes, *arguments: str) -> None:
     assert process.returncode == 0, stderr
 
 
+@pytest.mark.ray
 def test_a_run_needs_no_file_system_that_its_nodes_share(nodes: Nodes) -> None:
     nodes.add("rollout", cores=2)
     nodes.add("learner", cores=1)
@@ -228,7 +229,6 @@ def check_games_of_one_update_each(run: Path, updates: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # Ray gives up a node after a minute
 @pytest.mark.parametrize("until", ["the end", "its node is given up", "15 s later"])
 def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no_other(
     networked_nodes: Nodes, until: str
@@ -265,7 +265,6 @@ def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_slow_network_slows_a_run_down_and_changes_nothing_else(networked_nodes: Nodes) -> None:
     nodes, run = networked_nodes, networked_nodes.driver / "run"
     few = (*settings(nodes), "learner.total_updates=4", "buffer.max_staleness=1")

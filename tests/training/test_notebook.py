@@ -16,7 +16,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from tests.harness.live_run import actor_pids, change_config, rows, train_arguments, wait_for
 
-pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
+pytestmark = pytest.mark.release
 
 PATIENCE_S = 240
 

@@ -1,13 +1,13 @@
-"""Runs with several policies, as a user starts them."""
+"""Runs with several policies, with the actors in the test's process."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from tests.harness.in_process import rlforge_here, use_actors_in_process
-from tests.harness.live_run import rows, run, train_arguments
+from tests.harness.live_run import rows, train_arguments
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.roots import read_run
@@ -16,8 +16,6 @@ from rlforge.local.policies import find_policy, seated_with
 from rlforge.system.checkpoint import find_checkpoint, list_checkpoints, policy_in, read_manifest
 from rlforge.tracking.game_files import read_games
 
-pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
-
 LEAGUE = (
     "policies={main: {share: 2}, rival: {opponents: [main], reset: {every: 2}, "
     "learner: {learning_rate: 1e-3}, pool: {mode: random}}}"
@@ -25,15 +23,14 @@ LEAGUE = (
 
 
 def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use_actors_in_process(monkeypatch.setattr)  # the next test has several policies over Ray
     settings = ("learner.total_updates=8", "learner.state_every=4", "buffer.max_staleness=0")
-    done = rlforge_here(*train_arguments(small_model, LEAGUE, *settings))
+    done = in_process.rlforge_here(*train_arguments(small_model, LEAGUE, *settings))
     said = capsys.readouterr().err
     assert done == 0, said
     assert "rival begins anew as rival-8" not in said  # the last update is one
-    more = rlforge_here("train", "--resume", "run", "--more", "6")
+    more = in_process.rlforge_here("train", "--resume", "run", "--more", "6")
     said = capsys.readouterr().err
     assert more == 0, said
     assert "rival begins anew as rival-11, from its start" in said
@@ -67,13 +64,13 @@ def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
     assert {"main-13", "rival-14"} <= {entry["uid"] for entry in entries if entry["active"]}
 
 
-def test_two_policies_share_the_seats_of_a_game(small_model: Path) -> None:
+def test_two_policies_share_the_seats_of_a_game(small_model: Path, in_process: ModuleType) -> None:
     seats = (
         "policies={first: {seats: [0], opponents: [second]}, "
         "second: {seats: [1], opponents: [first], algorithm: {entropy_coef: 0.01}}}"
     )
-    done = run(*train_arguments(small_model, seats, "learner.total_updates=4"))
-    assert done.returncode == 0, done.stderr
+    arguments = train_arguments(small_model, seats, "learner.total_updates=4")
+    assert in_process.rlforge_here(*arguments) == 0
     for game in read_games(Path("run")):
         names = [seat.policy.name for seat in game.spec.seats]
         if game.spec.purpose == "train":
@@ -85,7 +82,7 @@ def test_two_policies_share_the_seats_of_a_game(small_model: Path) -> None:
     assert {row["policy_uid"] for row in evals} == {"first-0", "second-4"}
     assert {row["games"] for row in evals} == {4}
     evaluated = ("--checkpoint", "second-2", "--games", "2", "--opponent", "base")
-    assert rlforge_here("eval", "run", *evaluated) == 0
+    assert in_process.rlforge_here("eval", "run", *evaluated) == 0
     root = Path("run")
     second = find_policy(root, "second-2")[0]
     there = seated_with(root, second, read_run(root, GamesConfig), seats=2)

@@ -22,8 +22,6 @@ from rlforge.tracking.digests import FILE, broken_at
 from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import read_games
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def digests(run_dir: Path = Path("run")) -> list[dict[str, Any]]:
     lines = read_jsonl(run_dir / FILE)
@@ -40,6 +38,7 @@ def undisturbed(golden_run: Path) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.ray
 def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
     small_model: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
@@ -49,6 +48,7 @@ def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
     assert digests() == undisturbed
 
 
+@pytest.mark.ray
 def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     small_model: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
