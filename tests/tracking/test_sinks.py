@@ -1,7 +1,4 @@
-"""Sinks record what they get; packages and keys they need are checked before a run.
-
-The tests of trackio and MLflow run where those are installed.
-"""
+"""Sinks record what they get; packages and keys they need are checked before a run."""
 
 from __future__ import annotations
 
@@ -13,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tracking.two_parts import EVALUATED, RATINGS, checkpoint, write_two_parts
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
-from rlforge.tracking.files import RunPaths, create_run, read_jsonl
+from rlforge.tracking.files import create_run, read_jsonl
 from rlforge.tracking.sinks import (
     JsonlSink,
-    MlflowSink,
-    Sink,
     TensorBoardSink,
-    TrackioSink,
     WandbSink,
     check_sinks,
     make_sinks,
@@ -34,36 +29,6 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else real(name)
     )
-
-
-EVALUATED = "evaluation-Tak-v0/random_legal/win_rate"
-RATINGS = [{"uid": "step-2", "mu": 27.0}, {"uid": "base", "mu": 25.0}]
-
-
-def checkpoint(folder: Path, name: str = "step-3") -> Path:
-    (folder / name / "state").mkdir(parents=True)
-    for file in ("manifest.json", "adapter_model.safetensors", "state/learner.pt"):
-        (folder / name / file).write_text(file)
-    return folder / name
-
-
-def write_two_parts(make: type[Sink], config: dict[str, Any], paths: RunPaths) -> None:
-    """A run that is killed after update 5, with its state after update 3, and goes on to 6.
-
-    Evaluations end after a later update; that of version 4 is made in both parts.
-    """
-    for part, evaluated in (((1, 2, 3, 4, 5), {2: 0, 4: 2, 5: 4}), ((4, 5, 6), {6: 4})):
-        sinks = [JsonlSink(), make(**config)]
-        for sink in sinks:
-            sink.open(paths, "demo")
-        for sink in sinks:
-            if part[0] > 1:
-                sink.rewind(3)
-            for step in part:
-                sink.write(step, {"learner/loss": 1 / step})
-                if step in evaluated:
-                    sink.write(evaluated[step], {EVALUATED: 0.5})
-            sink.close()
 
 
 def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path: Path) -> None:
@@ -105,7 +70,7 @@ def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path: Path) -
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     paths = create_run(tmp_path)
-    write_two_parts(TensorBoardSink, {}, paths)
+    write_two_parts(TensorBoardSink(), paths)
     events = EventAccumulator(str(paths.root / "tensorboard"))
     events.Reload()
     assert [point.step for point in events.Scalars("learner/loss")] == [1, 2, 3, 4, 5, 6]
@@ -187,7 +152,7 @@ def test_wandb_draws_evaluations_over_an_axis_of_their_own(
 def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(
     tmp_path: Path, offline_wandb: Any
 ) -> None:
-    write_two_parts(WandbSink, {"project": "p"}, create_run(tmp_path))
+    write_two_parts(WandbSink(project="p"), create_run(tmp_path))
     parts = sorted((tmp_path / "wandb").glob("offline-run-*"))
     kept = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
     assert len(parts) == 2
@@ -243,77 +208,6 @@ def test_wandb_takes_tables_and_adapters_without_their_state(
     assert set(artifact.aliases) == {"latest", "step-3"}
 
 
-def test_trackio_keeps_a_resumed_run_as_one_with_each_point_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))  # read when it is imported
-    trackio = pytest.importorskip("trackio")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    paths = create_run(tmp_path / "run")
-    paths.config.write_text("seed: 7\n")
-    write_two_parts(TrackioSink, {"project": "p"}, paths)
-    sink = TrackioSink(project="p")
-    sink.open(paths, "demo")
-    sink.table(6, "ratings", RATINGS)
-    sink.close()
-    assert sink.next_step() == "trackio show --project p"
-    (run,) = trackio.Api().runs("p")
-    assert (run.name.partition(" ")[0], run.config["seed"]) == ("demo", 7)
-    logged = SQLiteStorage.get_logs("p", run.name)
-    assert [row["step"] for row in logged if "learner/loss" in row] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in logged if EVALUATED in row] == [0, 2, 4]
-    (table,) = [row["tables/ratings"] for row in logged if "tables/ratings" in row]
-    assert table["_value"] == RATINGS
-
-
-@pytest.fixture
-def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A folder in place of a server."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    return pytest.importorskip("mlflow").MlflowClient()
-
-
-def test_mlflow_keeps_a_resumed_run_as_one_with_each_point_once(
-    tmp_path: Path, mlflow_server: Any
-) -> None:
-    paths = create_run(tmp_path / "sweep_2026" / "0")
-    paths.command.write_text("rlforge train seed=7\n")
-    paths.config.write_text(f"learner: {{batch_size: 8}}\nprompt: {'x' * 600}\n")
-    write_two_parts(MlflowSink, {"experiment": "e", "tags": ["ablation"]}, paths)
-    experiment = mlflow_server.get_experiment_by_name("e").experiment_id
-    (run,) = mlflow_server.search_runs([experiment])
-    assert (run.info.run_name, run.info.status) == ("demo seed=7", "FINISHED")
-    assert run.data.tags.items() >= {"ablation": "true", "group": "sweep_2026"}.items()
-    assert (run.data.params["learner.batch_size"], len(run.data.params["prompt"])) == ("8", 500)
-    losses = mlflow_server.get_metric_history(run.info.run_id, "learner/loss")
-    assert [(point.step, point.value) for point in losses] == [(n, 1 / n) for n in range(1, 7)]
-    rates = mlflow_server.get_metric_history(run.info.run_id, EVALUATED)
-    assert [point.step for point in rates] == [0, 2, 4]
-
-
-def test_mlflow_takes_tables_adapters_and_keys_of_every_game(
-    tmp_path: Path, mlflow_server: Any
-) -> None:
-    sink = MlflowSink(experiment="e")
-    sink.open(create_run(tmp_path / "run"), "demo")
-    sink.write(1, {"evaluation-kuhn_poker(players=2)/base/win_rate": 0.5})
-    sink.table(2, "ratings", RATINGS)
-    sink.adapter(checkpoint(tmp_path))
-    sink.close()
-    (run,) = mlflow_server.search_runs([mlflow_server.get_experiment_by_name("e").experiment_id])
-    assert run.data.metrics == {"evaluation-kuhn_poker_players_2_/base/win_rate": 0.5}
-    kept = Path(run.info.artifact_uri.removeprefix("file://"))
-    files = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
-    assert files == {
-        "ratings.json",
-        "adapters/step-3/manifest.json",
-        "adapters/step-3/adapter_model.safetensors",
-    }
-    assert json.loads((kept / "ratings.json").read_text())["columns"] == ["uid", "mu"]
-
-
 def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     paths = create_run(tmp_path)
@@ -330,8 +224,6 @@ def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
     [
         ("tensorboard", {"tensorboard": True}),
         ("wandb", {"wandb_project": "p"}),
-        ("trackio", {"trackio_project": "p"}),
-        ("mlflow", {"mlflow_experiment": "e"}),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
@@ -377,17 +269,8 @@ def test_going_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check_sinks(online)
 
 
-def test_mlflow_needs_the_name_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ConfigError, match="no server is named; set MLFLOW_TRACKING_URI"):
-        check_sinks(TrackerConfig(mlflow_experiment="e"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    check_sinks(TrackerConfig(mlflow_experiment="e"))
-
-
 def test_adapters_without_a_sink_that_takes_them_are_refused() -> None:
     ((key, reason),) = TrackerConfig(adapters="last").problems()
-    assert (key, "set tracker.wandb_project or" in reason) == ("adapters", True)
-    for config in ({"wandb_project": "p"}, {"mlflow_experiment": "e"}, {"sinks": [{"name": "x"}]}):
+    assert (key, "set tracker.wandb_project or tracker.sinks" in reason) == ("adapters", True)
+    for config in ({"wandb_project": "p"}, {"sinks": [{"name": "x"}]}):
         assert list(TrackerConfig(adapters="all", **config).problems()) == []

@@ -387,8 +387,6 @@ SINKS = Kind(
         jsonl="JsonlSink",
         tensorboard="TensorBoardSink",
         wandb="WandbSink",
-        trackio="TrackioSink",
-        mlflow="MlflowSink",
     ),
     needs=("__dataclass_fields__", "open", "write", "rewind", "close"),
 )

@@ -447,16 +447,12 @@ class TrackerConfig(Group):
     wandb_project: Text | None = None
     #: W&B mode.
     wandb_mode: Literal["online", "offline"] = "offline"
-    #: trackio project; null: off. Its dashboard: `trackio show`.
-    trackio_project: Text | None = None
-    #: MLflow experiment; null: off. `MLFLOW_TRACKING_URI` in the environment names the server.
-    mlflow_experiment: Text | None = None
-    #: Group of the run in W&B, trackio and MLflow; null: the folder of its sweep.
+    #: Group of the run in W&B; null: the folder of its sweep.
     group: Text | None = None
-    #: Tags of the run in W&B and MLflow.
+    #: Tags of the run in W&B.
     tags: list[Text] = field(default_factory=list)
-    #: Versions of the policy that W&B and MLflow get as artifacts at the end: none, the newest, or
-    #: all in `checkpoints/`.
+    #: Versions of the policy that W&B and further sinks with a method `adapter` get at the end:
+    #: none, the newest, or all in `checkpoints/`.
     adapters: Literal["off", "last", "all"] = "off"
     #: Further sinks of metrics, each a mapping with ``name`` and that sink's parameters.
     sinks: list[dict[str, Any]] = field(default_factory=list)
@@ -470,13 +466,11 @@ class TrackerConfig(Group):
     report: bool = True
 
     def clashes(self) -> Iterator[Problem]:
-        if self.adapters != "off" and not (
-            self.wandb_project or self.mlflow_experiment or self.sinks
-        ):
+        if self.adapters != "off" and not (self.wandb_project or self.sinks):
             yield (
                 "adapters",
                 f"{self.adapters} needs a sink that takes them; set tracker.wandb_project or "
-                "tracker.mlflow_experiment",
+                "tracker.sinks",
             )
 
 

@@ -283,10 +283,6 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
         wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
     if config.tracker.wandb_project:
         wanted["wandb"] = "tracker.wandb_project; extra: wandb"
-    if config.tracker.trackio_project:
-        wanted["trackio"] = "tracker.trackio_project; extra: trackio"
-    if config.tracker.mlflow_experiment:
-        wanted["mlflow-skinny"] = "tracker.mlflow_experiment; extra: mlflow"
     if config.tracker.tensorboard:
         wanted["tensorboard"] = "tracker.tensorboard; extra: tensorboard"
     installed, missing = [], []

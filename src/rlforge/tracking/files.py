@@ -88,7 +88,7 @@ class RunPaths:
     summary = RunFile("summary.json")
     #: The live view that ``rlforge monitor`` reads.
     progress = RunFile("progress.json")
-    #: The ids of the run at W&B, trackio and MLflow.
+    #: The ids of the run at services, such as W&B.
     trackers = RunFile("trackers.json")
     #: One file per actor.
     logs = RunFile("logs")

@@ -1,14 +1,13 @@
-"""Sinks of metrics: always a JSONL file; TensorBoard, W&B, trackio, MLflow and others by config.
+"""Sinks of metrics: always a JSONL file; TensorBoard, W&B and others by configuration.
 
-The services cannot delete points. A run that is resumed continues the run of its first part there,
-and updates that are made a second time keep the points of the first.
+W&B cannot delete points. A run that is resumed continues the run of its first part there, and
+updates that are made a second time keep the points of the first.
 """
 
 from __future__ import annotations
 
 import netrc
 import os
-import re
 import secrets
 import shlex
 import time
@@ -178,10 +177,11 @@ class WandbSink:
         import wandb
 
         self._wandb, self._root, self._unsent = wandb, run.root, _Unsent(run)
-        run_id = _kept_id(run, "wandb") or _keep_id(run, "wandb", secrets.token_hex(4))
+        ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
+        write_json(run.trackers, ids)
         self._run = wandb.init(
             project=self.project,
-            id=run_id,
+            id=ids["wandb"],
             resume="allow",
             name=_job_name(run, name),
             group=self.group or _sweep(run),
@@ -218,7 +218,7 @@ class WandbSink:
 
     def adapter(self, folder: Path) -> None:
         artifact = self._wandb.Artifact(f"adapter-{self._run.id}", type="model")
-        for file in _adapter_files(folder):
+        for file in sorted(path for path in folder.iterdir() if path.is_file()):
             artifact.add_file(str(file))
         self._run.log_artifact(artifact, aliases=["latest", folder.name])
 
@@ -235,126 +235,6 @@ class WandbSink:
         if self.mode == "online":
             return None
         return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
-
-
-@dataclass
-class TrackioSink:
-    """A run of trackio, which keeps it on this machine; ``trackio show`` draws it."""
-
-    project: Text
-    group: str | None = None
-
-    def open(self, run: RunPaths, name: str) -> None:
-        import trackio
-
-        self._trackio, self._unsent = trackio, _Unsent(run)
-        # A name is the identity of a run.
-        kept = _kept_id(run, "trackio")
-        label = kept or _keep_id(run, "trackio", f"{_job_name(run, name)} {secrets.token_hex(4)}")
-        self._run = trackio.init(
-            project=self.project,
-            name=label,
-            group=self.group or _sweep(run),
-            config=_config(run),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    def check(self) -> None:
-        """Raises ConfigError where trackio is not installed."""
-        need_packages("tracker.trackio_project", "trackio", "trackio")
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if unsent := self._unsent.of(step, scalars):
-            self._run.log(unsent, step=step)
-
-    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        columns, data = list(rows[0]), [list(row.values()) for row in rows]
-        table = self._trackio.Table(columns=columns, data=data)
-        self._run.log({f"tables/{name}": table}, step=step)
-
-    def rewind(self, step: int) -> None:
-        """Nothing is deleted: points that are made again are left out."""
-
-    def close(self) -> None:
-        self._run.finish()
-
-    def next_step(self) -> str:
-        """The command that shows the project."""
-        return f"trackio show --project {shlex.quote(self.project)}"
-
-
-@dataclass
-class MlflowSink:
-    """A run of MLflow, at the server that ``MLFLOW_TRACKING_URI`` names."""
-
-    experiment: Text
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
-
-    def open(self, run: RunPaths, name: str) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._metric, self._unsent, self._client = Metric, _Unsent(run), MlflowClient()
-        kept = _kept_id(run, "mlflow")
-        if kept is not None:
-            self._client.update_run(kept, status="RUNNING")
-            self._run_id = kept
-            return
-        known = self._client.get_experiment_by_name(self.experiment)
-        experiment = (
-            known.experiment_id if known else self._client.create_experiment(self.experiment)
-        )
-        tags = dict.fromkeys(self.tags, "true")
-        if group := self.group or _sweep(run):
-            tags["group"] = group
-        made = self._client.create_run(experiment, run_name=_job_name(run, name), tags=tags)
-        self._run_id = _keep_id(run, "mlflow", made.info.run_id)
-        # MLflow takes at most 500 characters in a value and 100 values in a call.
-        parameters = [
-            Param(_mlflow_name(key), str(value)[:500]) for key, value in _flat(_config(run))
-        ]
-        for start in range(0, len(parameters), 100):
-            self._client.log_batch(self._run_id, params=parameters[start : start + 100])
-
-    def check(self) -> None:
-        """Raises ConfigError where MLflow is not installed, or no server is named."""
-        need_packages("tracker.mlflow_experiment", "mlflow", "mlflow")
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ConfigError(
-                "tracker.mlflow_experiment: no server is named; set MLFLOW_TRACKING_URI, for "
-                "example to http://127.0.0.1:5000"
-            )
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        now = round(time.time() * 1000)
-        points = [
-            self._metric(_mlflow_name(key), number, now, step)
-            for key, number in self._unsent.of(step, scalars).items()
-        ]
-        if points:
-            self._client.log_batch(self._run_id, metrics=points)
-
-    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        # The form in which MLflow draws a table.
-        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-        self._client.log_dict(self._run_id, table, f"{name}.json")
-
-    def adapter(self, folder: Path) -> None:
-        for file in _adapter_files(folder):
-            self._client.log_artifact(self._run_id, str(file), f"adapters/{folder.name}")
-
-    def rewind(self, step: int) -> None:
-        """Nothing is deleted: points that are made again are left out."""
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
-
-
-# ---------------------------------------------------------------- what services share
 
 
 class _Unsent:
@@ -374,16 +254,6 @@ class _Unsent:
         return {
             key: number for key, number in scalars.items() if step > self._sent.get(key, step - 1)
         }
-
-
-def _kept_id(run: RunPaths, service: str) -> str | None:
-    """The id of the run at a service, which trackers.json keeps; None before its first part."""
-    return read_json(run.trackers).get(service)
-
-
-def _keep_id(run: RunPaths, service: str, run_id: str) -> str:
-    write_json(run.trackers, {**read_json(run.trackers), service: run_id})
-    return run_id
 
 
 def _config(run: RunPaths) -> dict[str, Any]:
@@ -409,31 +279,13 @@ def _job_name(run: RunPaths, name: str) -> str:
         for word in shlex.split(first)
         if "=" in word and not word.startswith(("+experiment=", "--", "hydra"))
     ]
-    # Services cut or refuse longer names.
+    # W&B refuses longer names.
     return " ".join([name, *overrides])[:128]
 
 
 def _axis(key: str) -> str:
     """The metric that is the x axis of ``key`` in W&B."""
     return "evaluated_update" if key.startswith("evaluation-") else "update"
-
-
-def _adapter_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def _mlflow_name(key: str) -> str:
-    """``key`` without the characters that MLflow refuses."""
-    return re.sub(r"[^\w./: -]", "_", key)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The keys of ``config`` as the command line writes them, with their values."""
-    found: list[tuple[str, Any]] = []
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        found += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return found
 
 
 # ---------------------------------------------------------------- those of a configuration
@@ -472,10 +324,6 @@ def _own_sinks(config: TrackerConfig) -> list[Sink]:
     if config.wandb_project is not None:
         project, mode = config.wandb_project, config.wandb_mode
         sinks.append(WandbSink(project, mode, group=config.group, tags=config.tags))
-    if config.trackio_project is not None:
-        sinks.append(TrackioSink(config.trackio_project, group=config.group))
-    if config.mlflow_experiment is not None:
-        sinks.append(MlflowSink(config.mlflow_experiment, group=config.group, tags=config.tags))
     return sinks
 
 
