@@ -77,9 +77,10 @@ def test_the_report_of_a_sweep_is_a_comparison(command):
     assert (code, out) == (0, "page.html\n")
 
 
-def test_watching_the_report_of_a_run_that_has_ended_writes_it(command):
-    code, out, _ = command("report", SWEEP / "0", "--watch")
+def test_the_report_of_a_run_is_a_file_of_its_own(command):
+    code, out, _ = command("report", SWEEP / "0")
     assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
+    assert Path(out.strip()).is_file()
 
 
 def test_monitor_shows_the_jobs_of_a_sweep(command):

@@ -167,15 +167,10 @@ def report(
             "--output", "-o", metavar="FILE", help="The file to write, not report.html of the run."
         ),
     ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--watch", help="Write again while it goes on; serve the page on 127.0.0.1."),
-    ] = False,
-    port: Annotated[int, typer.Option(help="Of --watch; 0 is any free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Write report.html of a run, or comparison.html of several; prints its path.
 
-    Both open offline.
+    Both open offline. Of a run that goes on, call it again and reload the page.
 
     [bold]Examples[/bold]
 
@@ -184,23 +179,14 @@ def report(
       rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
 
       rlforge report runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
-
-      rlforge report latest --watch
     """
     from rlforge.tracking.compare import runs_of
     from rlforge.tracking.files import RunPaths
-    from rlforge.tracking.live_report import watch
     from rlforge.tracking.report import write_report
     from rlforge.tracking.report.comparison import write_comparison
-    from rlforge.tracking.sweeps import under_way
 
-    def write() -> Path:
-        if len(paths) == 1 and RunPaths(root=paths[0]).is_run():
-            return write_report(paths[0], output)
-        return write_comparison(runs_of(paths), output)
-
-    if follow and any(map(under_way, paths)):
-        page = watch(write, lambda: any(map(under_way, paths)), port, typer.echo)
+    if len(paths) == 1 and RunPaths(root=paths[0]).is_run():
+        page = write_report(paths[0], output)
     else:
-        page = write()
+        page = write_comparison(runs_of(paths), output)
     typer.echo(str(page))
