@@ -71,7 +71,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
     assert "results: run/report.html" in err
-    assert "next: rlforge play --run run; rlforge export run DIR" in err
+    assert "next: rlforge play --run run; rlforge export run my-model --merge" in err
     log = Path("run/logs/run.log").read_text()
     moments = (
         "run started",

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -276,7 +277,7 @@ def explained(
         return RunError(text if own else f"an actor could not be started: {text}")
     return RunError(
         f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
-        f"go on with: rlforge {command} --resume {run_dir}"
+        f"go on with: rlforge {command} --resume {shlex.quote(str(run_dir))}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -165,7 +166,7 @@ def analyse(
     console.print(_values(done))
     for line in _decisive(done):
         console.print(line)
-    typer.echo(f"{file}; rlforge report {run_dir} draws it", err=True)
+    typer.echo(f"{file}; rlforge report {shlex.quote(str(run_dir))} draws it", err=True)
 
 
 def _say(text: str) -> None:

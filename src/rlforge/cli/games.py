@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -102,9 +103,10 @@ def must_have_games(run_dir: Path) -> None:
     from rlforge.tracking.files import RunPaths
 
     if RunPaths(root=run_dir).windows.is_file():
+        name = shlex.quote(str(run_dir))
         raise ConfigError(
             f"{run_dir} has decisions in windows of time instead of games: "
-            f"rlforge windows list {run_dir}, rlforge windows decisions {run_dir} WINDOW"
+            f"rlforge windows list {name}, rlforge windows decisions {name} WINDOW"
         )
 
 

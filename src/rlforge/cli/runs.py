@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ from rlforge.cli.arguments import (
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from rlforge.api import Run
     from rlforge.config.schema import PolicyConfig
     from rlforge.local.evaluate import Measurement
     from rlforge.types import EvalResult
@@ -138,6 +140,7 @@ def _run(
 ) -> None:
     """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
     from rlforge import api, launch
+    from rlforge.tracking.files import short
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError(
@@ -156,11 +159,13 @@ def _run(
     if interrupted:
         done = run.summary.get("windows")
         windows = "" if done is None else f" after {done} windows"
-        again = f"rlforge {root.command} --resume {run.path}"
+        again = f"rlforge {root.command} --resume {shlex.quote(str(run.path))}"
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     else:
-        for line in _next_steps(run.path, root.command):
-            typer.echo(line, err=True)
+        report = short(run.path) / "report.html"
+        if report.is_file():
+            typer.echo(f"results: {report}", err=True)
+        typer.echo(f"next: {'; '.join(next_steps(run))}", err=True)
     typer.echo(str(run.path))
     if interrupted:
         raise typer.Exit(130)
@@ -175,26 +180,47 @@ def _end_of_sweep(folder: Path) -> None:
     jobs = runs_of([folder])
     failed = [job.name for job in jobs if (job / FAILED).is_file()]
     show(compare(jobs), Console(stderr=True))
-    typer.echo(f"next: rlforge report {folder}", err=True)
+    typer.echo(f"next: rlforge report {shlex.quote(str(folder))}", err=True)
     typer.echo(f"sweep: {len(jobs)} jobs, failed: {', '.join(failed) or 'none'}")
     typer.echo(str(folder))
     if failed:
         raise typer.Exit(1)
 
 
-def _next_steps(run: Path, command: str) -> list[str]:
-    """Where the results of a run are, and what its users do next."""
+_FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
+"""Keys and groups of a supervised run that mean the same to the run that trains on from it."""
+
+
+def next_steps(run: Run) -> list[str]:
+    """The commands that a user of a finished run gives next; each works as it is printed."""
+    from rlforge.config.continuous import ContinuousConfig
+    from rlforge.config.sft import SftConfig
     from rlforge.tracking.files import short
 
-    run = short(run)
-    report = run / "report.html"
-    use = {
-        "train": f"rlforge play --run {run}; rlforge export {run} DIR",
-        "continuous": f"rlforge serve {run}; rlforge windows list {run}",
-        "sft": f"rlforge train … learner.initial_adapter={run}",
-    }
-    lines = [f"results: {report}"] if report.is_file() else []
-    return [*lines, f"next: {use[command]}"] if command in use else lines
+    config, name = run.config, shlex.quote(str(short(run.path)))
+    if isinstance(config, ContinuousConfig):
+        return [f"rlforge serve {name}", f"rlforge windows list {name}"]
+    if isinstance(config, SftConfig) and config.learner.train == "lora":
+        return [_training_from(run.path)]
+    # Whole weights work everywhere; an adapter needs a base model that others can load.
+    export = f"rlforge export {name} my-model --merge"
+    return [export] if isinstance(config, SftConfig) else [f"rlforge play --run {name}", export]
+
+
+def _training_from(run_dir: Path) -> str:
+    """The command that trains on from a supervised run, with its experiment, games and model."""
+    from rlforge.config.overrides import in_grammar, key_of, parse_overrides
+    from rlforge.config.roots import root_of
+    from rlforge.tracking.files import short
+
+    first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
+    _, _, *words = shlex.split(first)
+    end = words.index("--config-dir") if "--config-dir" in words else len(words)
+    given, options = parse_overrides(words[:end]), words[end:]
+    kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
+    root = root_of(kept, Path(options[1]) if options else None)
+    start = f"learner.initial_adapter={in_grammar(str(short(run_dir)))}"
+    return shlex.join(["rlforge", root.command, *kept, start, *options])
 
 
 def evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = No
     for record in read_games(run_dir, [game_id]):
         return record
     ids = [game.spec.game_id for game in index_games(run_dir)]
-    mend = nearest(game_id, ids) or f"; rlforge replay {run_dir} lists them"
+    mend = nearest(game_id, ids) or f"; rlforge replay {shlex.quote(str(run_dir))} lists them"
     raise ConfigError(f"game {game_id!r}: not among the {len(ids)} finished games{mend}")
 
 

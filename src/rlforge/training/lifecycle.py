@@ -195,7 +195,7 @@ class _Failures:
     def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
         """What to raise in place of ``error``: what went wrong, and how to go on."""
         if (ended := self._ray.ended()) is not None:
-            again = f"rlforge {self._command} --resume {self._run_dir}"
+            again = f"rlforge {self._command} --resume {shlex.quote(str(self._run_dir))}"
             return RunError(f"{ended}; go on with: {again}")
         return explained(error, actors, self._run_dir, self._command)
 
