@@ -44,7 +44,7 @@ def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
     return policy
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.smoke), 0.6, 1.7])
 async def test_logprobs_are_those_of_the_learner(
     engine: Any, base: Any, base_policy: PolicyRef, versions: Versions, temperature: float
 ) -> None:
@@ -132,6 +132,7 @@ async def test_more_prompt_tokens_than_a_step_computes_are_answered_by_their_see
     assert max(logprob_gap(base, answer) for answer in answers) < 1e-4
 
 
+@pytest.mark.smoke
 async def test_versions_in_flight_together_answer_with_their_own_weights_and_cache(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ async def test_versions_in_flight_together_answer_with_their_own_weights_and_cac
     assert cached.count(0) >= 2, "each version reads the prompt itself"
 
 
+@pytest.mark.smoke
 async def test_a_uid_whose_path_changes_gets_the_new_weights(
     engine: Any, versions: Versions
 ) -> None:
@@ -245,6 +247,7 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
     assert len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.smoke
 async def test_a_stop_token_ends_the_answer_and_stays_in_it(
     engine: Any, base_policy: PolicyRef
 ) -> None:
@@ -392,6 +395,7 @@ async def test_tokens_are_streamed_as_they_are_drawn(engine: Any, versions: Vers
     assert len(heard) > 1
 
 
+@pytest.mark.smoke
 async def test_a_cancelled_request_frees_its_place(
     engine: Any, versions: Versions, base_policy: PolicyRef
 ) -> None:
