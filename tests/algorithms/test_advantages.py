@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.algorithms.parts import make_step
 
 from rlforge.algorithms.advantages import (
     episodes_of,
@@ -47,7 +48,7 @@ def test_standardized_values_have_mean_zero_and_deviation_one(values):
 # ---------------------------------------------------------------- GRPO
 
 
-def test_advantages_are_relative_to_group_and_role(make_step):
+def test_advantages_are_relative_to_group_and_role():
     steps = [
         make_step("g1", 1.0, group_id="x", player_id=0),
         make_step("g1", -1.0, group_id="x", player_id=1),
@@ -62,7 +63,7 @@ def test_advantages_are_relative_to_group_and_role(make_step):
     assert in_groups(steps, partial(standardize, divide=False)).advantages == (1, 0, -1, 0, -2, 2)
 
 
-def test_an_episode_has_one_advantage_however_many_steps(make_step):
+def test_an_episode_has_one_advantage_however_many_steps():
     steps = [
         make_step("g1", 1.0, 0, False, group_id="x"),
         make_step("g1", 2.0, 1, True, group_id="x"),
@@ -71,12 +72,12 @@ def test_an_episode_has_one_advantage_however_many_steps(make_step):
     assert in_groups(steps, partial(standardize, divide=False)).advantages == (0.5, 0.5, -0.5)
 
 
-def test_steps_without_a_group_are_refused(make_step):
+def test_steps_without_a_group_are_refused():
     with pytest.raises(RunError, match=r"game g belongs to no group.*buffer\.kind=episode"):
         in_groups([make_step("g")], standardize)
 
 
-def test_scores_that_a_formula_refuses_are_reported_with_their_games(make_step):
+def test_scores_that_a_formula_refuses_are_reported_with_their_games():
     steps = [make_step("g1", 1.0, group_id="x"), make_step("g2", -0.5, group_id="x")]
     with pytest.raises(RunError, match=r"games g1, g2, player 0: a score is -0\.5, and max_rl"):
         in_groups(steps, max_rl)
@@ -124,7 +125,7 @@ def test_gradients_are_those_of_the_documented_objectives(p, n):
 # ---------------------------------------------------------------- turns of an episode
 
 
-def test_whole_episodes_are_found(make_step):
+def test_whole_episodes_are_found():
     steps = [
         make_step("a", turn_index=0, last_turn=False),
         make_step("a", turn_index=1),
@@ -145,13 +146,13 @@ def test_whole_episodes_are_found(make_step):
         [("a", 0, False), ("a", 2, True)],
     ],
 )
-def test_broken_episodes_are_refused(make_step, turns):
+def test_broken_episodes_are_refused(turns):
     steps = [make_step(game, turn_index=index, last_turn=last) for game, index, last in turns]
     with pytest.raises(RunError, match=r"episode is not whole.*buffer\.kind=episode"):
         list(episodes_of(steps))
 
 
-def test_the_outcome_is_paid_once_and_feedback_where_it_arose(make_step):
+def test_the_outcome_is_paid_once_and_feedback_where_it_arose():
     steps = [
         make_step(reward=1.5, outcome_reward=1.0, turn_index=0, last_turn=False),
         make_step(reward=0.5, outcome_reward=1.0, turn_index=1, last_turn=False),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.algorithms.parts import make_inputs, make_step
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
@@ -44,13 +45,10 @@ def random_batch(sequences=6, tokens=4, seed=0):
 TRAINED = ("logprobs", "entropy", "values")
 
 
-def run(make_inputs, algorithm, batch, parts):
+def run(algorithm, batch, parts):
     """Loss, gradients and metrics, summed over micro-batches made of the rows in ``parts``."""
     leaves = {name: batch[name].clone().requires_grad_() for name in TRAINED}
-    totals = {
-        "total_tokens": int(batch["mask"].sum()),
-        "total_sequences": len(batch["mask"]),
-    }
+    totals = {"total_tokens": int(batch["mask"].sum()), "total_sequences": len(batch["mask"])}
     loss, metrics = 0.0, {}
     for rows in parts:
         fields = {name: tensor[rows] for name, tensor in (batch | leaves).items()}
@@ -65,41 +63,41 @@ def run(make_inputs, algorithm, batch, parts):
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
-def test_micro_batches_add_up_to_the_whole_batch(make_inputs, config, aggregation):
+def test_micro_batches_add_up_to_the_whole_batch(config, aggregation):
     config = replace(config, loss_aggregation=aggregation, kl=KlConfig(coef=0.3), entropy_coef=0.1)
     algorithm = make_algorithm(config, max_tokens=16)
     batch = random_batch()
-    whole = run(make_inputs, algorithm, batch, [range(6)])
+    whole = run(algorithm, batch, [range(6)])
     for parts in ([[0], [1], [2], [3], [4], [5]], [[0, 1, 2, 3], [4, 5]]):
-        loss, gradients, metrics = run(make_inputs, algorithm, batch, parts)
+        loss, gradients, metrics = run(algorithm, batch, parts)
         assert loss == pytest.approx(whole[0])
         assert metrics == pytest.approx(whole[2])
         for gradient, expected in zip(gradients, whole[1], strict=True):
             torch.testing.assert_close(gradient, expected)
 
 
-def metrics_of(make_inputs, config):
+def metrics_of(config):
     algorithm = make_algorithm(config, max_tokens=16)
-    return set(run(make_inputs, algorithm, random_batch(), [range(6)])[2])
+    return set(run(algorithm, random_batch(), [range(6)])[2])
 
 
-def test_every_metric_is_reported(make_inputs):
+def test_every_metric_is_reported():
     everything = {"kl": KlConfig(coef=0.1), "entropy_coef": 0.1}
     weights = {"importance_weight_mean", "importance_capped_fraction"}
     common = {"policy_loss", "kl", "entropy"} | weights
-    assert metrics_of(make_inputs, AlgorithmConfig(**everything)) == common
-    assert metrics_of(make_inputs, GrpoConfig(**everything)) == common | {"clip_fraction"}
-    assert metrics_of(make_inputs, A2cConfig(**everything)) == common | {"value_loss"}
+    assert metrics_of(AlgorithmConfig(**everything)) == common
+    assert metrics_of(GrpoConfig(**everything)) == common | {"clip_fraction"}
+    assert metrics_of(A2cConfig(**everything)) == common | {"value_loss"}
     with_critic = common | {"clip_fraction", "value_loss"}
-    assert metrics_of(make_inputs, PpoConfig(**everything)) == with_critic
+    assert metrics_of(PpoConfig(**everything)) == with_critic
     masked = {"importance_weight_mean", "importance_masked_fraction"}
-    found = metrics_of(make_inputs, GrpoConfig(loss="cispo", importance="mask"))
+    found = metrics_of(GrpoConfig(loss="cispo", importance="mask"))
     assert found == {"policy_loss", "entropy", "clip_fraction"} | masked
     plain = AlgorithmConfig(importance_cap=None)
-    assert metrics_of(make_inputs, plain) == {"policy_loss", "entropy"}
+    assert metrics_of(plain) == {"policy_loss", "entropy"}
 
 
-def test_loss_terms_by_hand(make_inputs):
+def test_loss_terms_by_hand():
     config = AlgorithmConfig(
         importance_cap=None, kl=KlConfig(coef=0.5, estimator="k2"), entropy_coef=0.1
     )
@@ -112,7 +110,7 @@ def test_loss_terms_by_hand(make_inputs):
     assert output.metrics == pytest.approx({"policy_loss": 4.5, "kl": 1.0, "entropy": 1.0})
 
 
-def test_a_missing_input_of_a_loss_term_is_an_error(make_inputs):
+def test_a_missing_input_of_a_loss_term_is_an_error():
     inputs = make_inputs([[-1.0]])
     with pytest.raises(ValueError, match="reference_logprobs"):
         make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1)), 16).loss(inputs)
@@ -121,7 +119,7 @@ def test_a_missing_input_of_a_loss_term_is_an_error(make_inputs):
 
 
 @pytest.mark.parametrize(("given_len", "divisor"), [(None, 16), (10, 10)])
-def test_constant_aggregation_divides_by_the_longest_answer(make_inputs, given_len, divisor):
+def test_constant_aggregation_divides_by_the_longest_answer(given_len, divisor):
     config = AlgorithmConfig(
         loss_aggregation="constant", max_generation_len=given_len, importance_cap=None
     )
@@ -129,14 +127,14 @@ def test_constant_aggregation_divides_by_the_longest_answer(make_inputs, given_l
     assert float(output.loss.detach()) == pytest.approx(6.0 / (2 * divisor))
 
 
-def test_reinforce_takes_the_reward_as_advantage(make_step):
+def test_reinforce_takes_the_reward_as_advantage():
     steps = [make_step("a", 0.5), make_step("b", -1.0)]
     targets = make_algorithm(AlgorithmConfig(), 16).targets(steps, None)
     assert targets.advantages == (0.5, -1.0)
     assert targets.returns is None
 
 
-def test_masking_goes_down_to_the_inverse_of_the_cap_unless_a_floor_is_given(make_inputs):
+def test_masking_goes_down_to_the_inverse_of_the_cap_unless_a_floor_is_given():
     def weights(**config):
         raw = [0.2, 0.3, 0.6, 2.9, 3.1]
         inputs = make_inputs([[-1.0] * 5], behaviour_logprobs=[[-1 - math.log(r) for r in raw]])
@@ -149,13 +147,13 @@ def test_masking_goes_down_to_the_inverse_of_the_cap_unless_a_floor_is_given(mak
     assert weights(**mask, importance_floor=0.25) == pytest.approx([0, 0.3, 0.6, 2.9, 0])
 
 
-def test_reinforce_is_not_clipped_far_from_the_old_policy(make_inputs):
+def test_reinforce_is_not_clipped_far_from_the_old_policy():
     inputs = make_inputs([[-0.1]], proximal_logprobs=[[-5.0]], advantages=[2.0])
     make_algorithm(AlgorithmConfig(importance_cap=None), 16).loss(inputs).loss.backward()
     assert inputs.logprobs.grad.tolist() == [[-2.0]]
 
 
-def test_grpo_targets_count_groups(make_step):
+def test_grpo_targets_count_groups():
     steps = [make_step(f"g{i}", float(i // 2), group_id="x") for i in range(4)]
     steps += [make_step(f"h{i}", 1.0, group_id="y") for i in range(2)]
     targets = make_algorithm(GrpoConfig(), 16).targets(steps, None)
@@ -171,7 +169,7 @@ def test_grpo_targets_count_groups(make_step):
 
 
 @pytest.mark.parametrize("config", [A2cConfig, PpoConfig])
-def test_critic_targets_by_hand(make_step, config):
+def test_critic_targets_by_hand(config):
     algorithm = make_algorithm(config(gamma=0.9, gae_lambda=0.8, normalize_advantages=False), 16)
     steps = [
         make_step("a", 1.0, 0, False, outcome_reward=1.0),
@@ -183,7 +181,7 @@ def test_critic_targets_by_hand(make_step, config):
     assert targets.returns == pytest.approx([0.81, 1.0, -1.0])
 
 
-def test_critic_advantages_are_standardized_by_default(make_step):
+def test_critic_advantages_are_standardized_by_default():
     steps = [make_step(name, reward) for name, reward in (("a", 1.0), ("b", 3.0))]
     targets = make_algorithm(A2cConfig(), 16).targets(steps, [0.0, 0.0])
     assert targets.advantages == (-1, 1)
@@ -192,12 +190,12 @@ def test_critic_advantages_are_standardized_by_default(make_step):
 
 
 @pytest.mark.parametrize("values", [None, [0.0]])
-def test_a_critic_needs_a_value_per_step(make_step, values):
+def test_a_critic_needs_a_value_per_step(values):
     with pytest.raises(ValueError, match="one value per step"):
         make_algorithm(A2cConfig(), 16).targets([make_step("a"), make_step("b")], values)
 
 
-def test_the_critic_loss_is_scaled_by_its_coefficient(make_inputs):
+def test_the_critic_loss_is_scaled_by_its_coefficient():
     fields = {"values": [1.0], "old_values": [1.0], "returns": [4.0]}
     for coef in (0.0, 0.5):
         inputs = make_inputs([[-1.0]], advantages=[0.0], **fields)
@@ -206,7 +204,7 @@ def test_the_critic_loss_is_scaled_by_its_coefficient(make_inputs):
         assert output.metrics["value_loss"] == pytest.approx(9.0)
 
 
-def test_ppo_clips_and_a2c_does_not(make_inputs):
+def test_ppo_clips_and_a2c_does_not():
     gradients = {}
     for config in (A2cConfig(), PpoConfig()):
         inputs = make_inputs(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.algorithms.parts import make_inputs
 from torch.distributions import Categorical, kl_divergence
 
 from rlforge.algorithms.losses import (
@@ -37,13 +38,13 @@ LOSSES = [[1.0, 2.0, 3.0], [4.0, 50.0, 60.0]]
         ("constant", (1 + 2 + 3 + 4) / (2 * 10)),
     ],
 )
-def test_aggregations_by_hand(make_inputs, how, expected):
+def test_aggregations_by_hand(how, expected):
     inputs = make_inputs(LOSSES, mask=MASK)
     assert float(aggregate(torch.tensor(LOSSES), inputs, how, 10)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "constant"])
-def test_an_answer_without_tokens_weighs_nothing(make_inputs, how):
+def test_an_answer_without_tokens_weighs_nothing(how):
     inputs = make_inputs([[1.0, 2.0]], mask=[[0.0, 0.0]], total_tokens=0)
     loss = aggregate(inputs.logprobs, inputs, how, 10)
     loss.backward()
@@ -51,12 +52,12 @@ def test_an_answer_without_tokens_weighs_nothing(make_inputs, how):
     assert inputs.logprobs.grad.tolist() == [[0, 0]]
 
 
-def test_an_unknown_aggregation_is_refused(make_inputs):
+def test_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="no such aggregation: 'mean'"):
         aggregate(torch.zeros(1, 1), make_inputs([[0.0]]), "mean", 1)
 
 
-def test_token_means_divide_by_the_tokens_of_the_whole_optimizer_step(make_inputs):
+def test_token_means_divide_by_the_tokens_of_the_whole_optimizer_step():
     inputs = make_inputs(LOSSES, mask=MASK, total_tokens=40)
     assert token_mean(torch.tensor(LOSSES), inputs) == pytest.approx(10 / 40)
 
@@ -64,7 +65,7 @@ def test_token_means_divide_by_the_tokens_of_the_whole_optimizer_step(make_input
 # ---------------------------------------------------------------- importance weights
 
 
-def test_weights_are_ratios_up_to_the_cap(make_inputs):
+def test_weights_are_ratios_up_to_the_cap():
     now = [[math.log(0.5), math.log(0.2), math.log(0.9)]]
     behaviour = [[math.log(0.25), math.log(0.4), math.log(0.1)]]
     inputs = make_inputs(now, behaviour_logprobs=behaviour, mask=[[1.0, 1.0, 1.0]])
@@ -75,14 +76,14 @@ def test_weights_are_ratios_up_to_the_cap(make_inputs):
     assert not weights.loss.requires_grad
 
 
-def test_without_a_cap_there_is_no_correction(make_inputs):
+def test_without_a_cap_there_is_no_correction():
     inputs = make_inputs([[0.0, 0.0]], behaviour_logprobs=[[-5.0, -1.0]])
     weights = importance_weights(inputs.logprobs, inputs, cap=None)
     assert weights.loss.tolist() == [[1, 1]]
     assert weights.metrics == {}
 
 
-def test_masked_weights_are_ratios_within_both_bounds_and_nothing_outside(make_inputs):
+def test_masked_weights_are_ratios_within_both_bounds_and_nothing_outside():
     raw = [0.4, 0.6, 1.0, 1.9, 2.1]
     inputs = make_inputs([[0.0] * 5], behaviour_logprobs=[[-math.log(r) for r in raw]])
     weights = importance_weights(inputs.logprobs, inputs, cap=2.0, floor=0.5)
@@ -105,7 +106,7 @@ MASKED = {
 
 
 @pytest.mark.parametrize("loss", MASKED.values(), ids=MASKED)
-def test_masked_tokens_add_nothing_to_loss_and_gradient(make_inputs, loss):
+def test_masked_tokens_add_nothing_to_loss_and_gradient(loss):
     inputs = make_inputs(
         [[-1.0, -1.0, -1.0]],
         behaviour_logprobs=[[-0.1, -1.2, -3.0]],
@@ -121,7 +122,7 @@ def test_masked_tokens_add_nothing_to_loss_and_gradient(make_inputs, loss):
 # ---------------------------------------------------------------- policy losses
 
 
-def test_score_function_gradient_is_minus_weight_times_advantage(make_inputs):
+def test_score_function_gradient_is_minus_weight_times_advantage():
     inputs = make_inputs(
         [[-1.0, -2.0, -3.0], [-1.0, 0.0, 0.0]],
         behaviour_logprobs=[[-1.0, -2.0 - math.log(1.5), -3.0 - math.log(9)], [-1.0, 7.0, 7.0]],
@@ -133,7 +134,7 @@ def test_score_function_gradient_is_minus_weight_times_advantage(make_inputs):
     torch.testing.assert_close(inputs.logprobs.grad, expected)
 
 
-def test_weighted_score_function_is_the_true_gradient_off_policy(make_inputs):
+def test_weighted_score_function_is_the_true_gradient_off_policy():
     """Expectation over all tokens of the engine's distribution, against d/dlogits sum pi A."""
     logits = torch.tensor([0.3, -0.4, 1.0, 0.0], requires_grad=True)
     behaviour = torch.tensor([0.1, 0.2, 0.3, 0.4])
@@ -152,7 +153,7 @@ def test_weighted_score_function_is_the_true_gradient_off_policy(make_inputs):
 RATIOS = [0.5, 0.9, 1.1, 1.5, 5.0]
 
 
-def clipped_at(make_inputs, advantage, dual_clip=None):
+def clipped_at(advantage, dual_clip=None):
     inputs = make_inputs(
         [[math.log(r) - 1.0 for r in RATIOS]],
         proximal_logprobs=[[-1.0] * 5],
@@ -164,29 +165,29 @@ def clipped_at(make_inputs, advantage, dual_clip=None):
     return output.loss[0].tolist(), inputs.logprobs.grad[0].tolist(), output.metrics
 
 
-def test_clipping_by_hand_for_a_good_action(make_inputs):
-    loss, gradient, metrics = clipped_at(make_inputs, 2.0)
+def test_clipping_by_hand_for_a_good_action():
+    loss, gradient, metrics = clipped_at(2.0)
     assert loss == pytest.approx([-1.0, -1.8, -2.2, -2.6, -2.6])
     assert gradient == pytest.approx([-1.0, -1.8, -2.2, 0, 0])
     assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
 
 
-def test_clipping_by_hand_for_a_bad_action(make_inputs):
-    loss, gradient, metrics = clipped_at(make_inputs, -2.0)
+def test_clipping_by_hand_for_a_bad_action():
+    loss, gradient, metrics = clipped_at(-2.0)
     assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 10.0])
     assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 10.0])
     assert metrics == {"clip_fraction": pytest.approx(1 / 5)}
 
 
-def test_dual_clip_bounds_a_bad_action_only(make_inputs):
-    loss, gradient, metrics = clipped_at(make_inputs, -2.0, dual_clip=3.0)
+def test_dual_clip_bounds_a_bad_action_only():
+    loss, gradient, metrics = clipped_at(-2.0, dual_clip=3.0)
     assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 6.0])
     assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 0])
     assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
-    assert clipped_at(make_inputs, 2.0, dual_clip=3.0) == clipped_at(make_inputs, 2.0)
+    assert clipped_at(2.0, dual_clip=3.0) == clipped_at(2.0)
 
 
-def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(make_inputs):
+def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce():
     torch.manual_seed(0)
     logprobs = -torch.rand(4, 3)
     fields = {"behaviour_logprobs": -torch.rand(4, 3), "advantages": torch.randn(4)}
@@ -204,7 +205,7 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(make_inputs):
         torch.testing.assert_close(gradient, gradients[0])
 
 
-def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs):
+def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy():
     inputs = make_inputs(
         [[-1.0]],
         proximal_logprobs=[[-1.0 - math.log(1.1)]],
@@ -215,7 +216,7 @@ def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs)
     assert float(loss.detach()) == pytest.approx(-1.5 * 1.1 * 2.0)
 
 
-def off_policy(make_inputs, seed=0, spread=0.3):
+def off_policy(seed=0, spread=0.3):
     """Eight padded answers whose policy has moved since the start of the update."""
     torch.manual_seed(seed)
     logprobs = -torch.rand(8, 5)
@@ -230,9 +231,9 @@ def off_policy(make_inputs, seed=0, spread=0.3):
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.05])
-def test_sequence_clipping_is_the_objective_of_gspo(make_inputs, dual_clip):
+def test_sequence_clipping_is_the_objective_of_gspo(dual_clip):
     """(1 / N) sum_i min(s_i A_i, clip(s_i) A_i), differentiated by torch from its definition."""
-    inputs = off_policy(make_inputs)
+    inputs = off_policy()
     found = clipped_loss(inputs, None, 0.05, 0.02, dual_clip, sequences=True)
     loss = aggregate(found.loss, inputs, "sequence_mean", 5)
     loss.backward()
@@ -255,7 +256,7 @@ def test_sequence_clipping_is_the_objective_of_gspo(make_inputs, dual_clip):
     assert found.metrics == {"clip_fraction": pytest.approx(cut / int(inputs.mask.sum()))}
 
 
-def test_answers_of_one_token_are_clipped_like_tokens(make_inputs):
+def test_answers_of_one_token_are_clipped_like_tokens():
     results = []
     for sequences in (False, True):
         inputs = make_inputs(
@@ -269,8 +270,8 @@ def test_answers_of_one_token_are_clipped_like_tokens(make_inputs):
     torch.testing.assert_close(*results)
 
 
-def test_cispo_weighs_every_token_by_its_clipped_ratio(make_inputs):
-    inputs = off_policy(make_inputs)
+def test_cispo_weighs_every_token_by_its_clipped_ratio():
+    inputs = off_policy()
     inputs.logprobs.grad = None
     output = cispo_loss(inputs, 1.1, 0.3, 0.2)
     output.loss.sum().backward()
@@ -294,7 +295,7 @@ REFERENCE = torch.tensor([0.6, 0.1, 0.2, 0.1], dtype=torch.float64)
 ENGINE = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 
 
-def expected_penalty(make_inputs, logits, estimator, drawn_from=None):
+def expected_penalty(logits, estimator, drawn_from=None):
     """The penalty's exact expectation: every token once, weighted by its probability."""
     logprobs = logits.log_softmax(0)
     drawn_from = logprobs.exp().detach() if drawn_from is None else drawn_from
@@ -313,29 +314,29 @@ def kl(p, q):
 
 @pytest.mark.parametrize("drawn_from", [None, ENGINE])
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_k1_and_k3_are_unbiased_values(make_inputs, estimator, drawn_from):
-    estimate = expected_penalty(make_inputs, POLICY, estimator, drawn_from)
+def test_k1_and_k3_are_unbiased_values(estimator, drawn_from):
+    estimate = expected_penalty(POLICY, estimator, drawn_from)
     torch.testing.assert_close(estimate, kl(POLICY.softmax(0), REFERENCE))
 
 
-def test_k2_is_half_the_mean_squared_log_ratio(make_inputs):
+def test_k2_is_half_the_mean_squared_log_ratio():
     policy = POLICY.softmax(0)
     expected = (policy * (policy / REFERENCE).log().square()).sum() / 2
-    torch.testing.assert_close(expected_penalty(make_inputs, POLICY, "k2"), expected)
+    torch.testing.assert_close(expected_penalty(POLICY, "k2"), expected)
 
 
 @pytest.mark.parametrize("drawn_from", [None, ENGINE])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_gradients_are_those_of_the_documented_divergence(make_inputs, estimator, drawn_from):
+def test_gradients_are_those_of_the_documented_divergence(estimator, drawn_from):
     logits = POLICY.clone().requires_grad_()
     policy = logits.softmax(0)
     exact = kl(REFERENCE, policy) if estimator == "k3" else kl(policy, REFERENCE)
     (expected,) = torch.autograd.grad(exact, logits)
-    estimate = expected_penalty(make_inputs, logits, estimator, drawn_from)
+    estimate = expected_penalty(logits, estimator, drawn_from)
     torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], expected)
 
 
-def test_kl_by_hand(make_inputs):
+def test_kl_by_hand():
     d = math.log(2.0)
     fields = {"reference_logprobs": [[-1.0 - d, 99.0]], "mask": [[1.0, 0.0]]}
     values = {
@@ -347,7 +348,7 @@ def test_kl_by_hand(make_inputs):
     assert values["k3"][0, 0].item() == pytest.approx(0.5 - 1 + d)
 
 
-def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
+def test_kl_needs_a_reference_and_a_known_estimator():
     with pytest.raises(ValueError, match="needs reference_logprobs"):
         kl_penalty(make_inputs([[0.0]]), "k1", None)
     with pytest.raises(ValueError, match="no such KL estimator: 'k4'"):
@@ -357,7 +358,7 @@ def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
 # ---------------------------------------------------------------- padding, extremes
 
 
-def test_values_on_padding_are_ignored(make_inputs):
+def test_values_on_padding_are_ignored():
     nan = math.nan
     inputs = make_inputs(
         [[-1.0, nan], [-2.0, -math.inf]],
@@ -384,7 +385,7 @@ def test_values_on_padding_are_ignored(make_inputs):
     assert inputs.logprobs.grad[:, 1].tolist() == [0, 0]
 
 
-def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
+def test_a_huge_ratio_stays_finite_in_single_precision():
     fields = {
         "proximal_logprobs": [[-500.0]],
         "reference_logprobs": [[500.0]],
@@ -404,14 +405,14 @@ def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
 # ---------------------------------------------------------------- critic
 
 
-def test_value_loss_by_hand(make_inputs):
+def test_value_loss_by_hand():
     inputs = make_inputs(
         [[0.0], [0.0]], values=[1.0, 3.0], old_values=[0.0, 3.0], returns=[2.0, 2.5]
     )
     assert float(value_loss(inputs, None)) == pytest.approx((1.0 + 0.25) / 2)
 
 
-def test_value_clip_takes_the_worse_error(make_inputs):
+def test_value_clip_takes_the_worse_error():
     values = torch.tensor([1.0, 1.0], requires_grad=True)
     inputs = make_inputs([[0.0], [0.0]], values=values, old_values=[0.0, 0.0], returns=[2.0, -2.0])
     loss = value_loss(inputs, 0.5)
@@ -421,7 +422,7 @@ def test_value_clip_takes_the_worse_error(make_inputs):
     assert values.grad.tolist() == pytest.approx([0.0, 3.0])
 
 
-def test_a_critic_needs_its_inputs(make_inputs):
+def test_a_critic_needs_its_inputs():
     with pytest.raises(ValueError, match="needs values and returns"):
         value_loss(make_inputs([[0.0]]), None)
     with pytest.raises(ValueError, match="needs old_values"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.algorithms.parts import make_inputs, make_step
 from torch.distributions import Categorical, kl_divergence
 
 from rlforge.algorithms import make_algorithm
@@ -19,7 +20,7 @@ from rlforge.config.schema import KlConfig, PpoConfig, ReinforceConfig, WindowGr
 PREVIOUS = KlConfig(coef=0.05, to="previous")
 
 
-def advantages(make_step, rewards_by_agent, **config):
+def advantages(rewards_by_agent, **config):
     steps = [
         make_step(agent, reward, index)
         for agent, rewards in rewards_by_agent.items()
@@ -28,24 +29,24 @@ def advantages(make_step, rewards_by_agent, **config):
     return make_algorithm(WindowGrpoConfig(**config), 16).targets(steps, None)
 
 
-def test_documented_advantage_is_reward_minus_batch_mean(make_step):
+def test_documented_advantage_is_reward_minus_batch_mean():
     # Agent means 2 and 6, global mean 4 (4 decisions): r - r_agent + (r_agent - 4).
-    targets = advantages(make_step, {"a": [1.0, 3.0], "b": [6.0, 6.0]})
+    targets = advantages({"a": [1.0, 3.0], "b": [6.0, 6.0]})
     assert targets.advantages == (-3, -1, 2, 2)
     assert targets.metrics == {"groups": 2, "constant_groups": 1}
 
 
-def test_group_relative_advantage_is_reward_minus_agent_mean(make_step):
+def test_group_relative_advantage_is_reward_minus_agent_mean():
     given_rewards = {"a": [1.0, 3.0], "b": [6.0, 6.0]}
-    targets = advantages(make_step, given_rewards, advantage="group_relative")
+    targets = advantages(given_rewards, advantage="group_relative")
     assert targets.advantages == (-1, 1, 0, 0)
 
 
-def test_advantages_can_be_divided_by_the_deviation(make_step):
+def test_advantages_can_be_divided_by_the_deviation():
     rewards = {"a": [0.0, 4.0], "b": [10.0, 10.0]}
-    relative = advantages(make_step, rewards, advantage="group_relative", normalize_std=True)
+    relative = advantages(rewards, advantage="group_relative", normalize_std=True)
     assert relative.advantages == (-1, 1, 0, 0)
-    whole = advantages(make_step, {"a": [0.0], "b": [4.0]}, normalize_std=True)
+    whole = advantages({"a": [0.0], "b": [4.0]}, normalize_std=True)
     assert whole.advantages == (-1, 1)
 
 
@@ -62,22 +63,20 @@ def documented(rewards_by_agent):
 
 @given(
     st.dictionaries(
-        st.sampled_from("abcdef"),
-        st.lists(st.floats(-1, 1), min_size=1, max_size=6),
-        min_size=1,
+        st.sampled_from("abcdef"), st.lists(st.floats(-1, 1), min_size=1, max_size=6), min_size=1
     )
 )
-def test_documented_advantage_equals_its_two_term_form(make_step, rewards):
-    found = advantages(make_step, rewards).advantages
+def test_documented_advantage_equals_its_two_term_form(rewards):
+    found = advantages(rewards).advantages
     assert found == pytest.approx(documented(rewards), abs=1e-8)
 
 
-def test_equal_rewards_give_advantages_of_exactly_zero(make_step):
+def test_equal_rewards_give_advantages_of_exactly_zero():
     rewards = {"a": [0.1 + 0.2, 0.3], "b": [0.3]}
-    assert advantages(make_step, rewards).advantages == (0, 0, 0)
+    assert advantages(rewards).advantages == (0, 0, 0)
 
 
-def test_kl_to_previous_uses_the_proximal_logprobs(make_inputs):
+def test_kl_to_previous_uses_the_proximal_logprobs():
     config = WindowGrpoConfig(importance_cap=None, kl=replace(PREVIOUS, estimator="k2"))
     algorithm = make_algorithm(config, 16)
     assert algorithm.reference is None
@@ -87,7 +86,7 @@ def test_kl_to_previous_uses_the_proximal_logprobs(make_inputs):
     assert float(output.loss.detach()) == pytest.approx(0.05 * output.metrics["kl"])
 
 
-def test_gradient_equals_that_of_ratio_times_advantage_minus_kl(make_inputs):
+def test_gradient_equals_that_of_ratio_times_advantage_minus_kl():
     """L = E[ratio A] - beta KL(pi || pi_old) within the clip, differentiated by torch itself."""
     torch.manual_seed(0)
     logprobs = -torch.rand(5, 3) - 0.1
@@ -111,7 +110,7 @@ def test_gradient_equals_that_of_ratio_times_advantage_minus_kl(make_inputs):
         torch.testing.assert_close(mine, free.grad)
 
 
-def test_ratios_beyond_the_clip_get_no_gradient(make_inputs):
+def test_ratios_beyond_the_clip_get_no_gradient():
     inputs = make_inputs(
         [[-1.0], [-1.0]], proximal_logprobs=[[-2.0], [-0.1]], advantages=[1.0, -1.0]
     )
@@ -121,7 +120,7 @@ def test_ratios_beyond_the_clip_get_no_gradient(make_inputs):
     assert output.metrics["clip_fraction"] == 1.0
 
 
-def test_kl_to_previous_is_reported_even_with_coefficient_zero(make_inputs):
+def test_kl_to_previous_is_reported_even_with_coefficient_zero():
     for config in (WindowGrpoConfig, PpoConfig):
         fields = {"values": [0.0], "old_values": [0.0], "returns": [0.0]}
         inputs = make_inputs([[-1.0]], proximal_logprobs=[[-1.5]], advantages=[0.0], **fields)
@@ -130,7 +129,7 @@ def test_kl_to_previous_is_reported_even_with_coefficient_zero(make_inputs):
         assert float(output.loss.detach()) == 0.0
 
 
-def test_kl_to_base_needs_reference_logprobs(make_inputs):
+def test_kl_to_base_needs_reference_logprobs():
     algorithm = make_algorithm(WindowGrpoConfig(kl=KlConfig(coef=0.05)), 16)
     assert algorithm.reference is not None
     with pytest.raises(ValueError, match="reference_logprobs"):
@@ -163,7 +162,7 @@ def tokens(seed):
     return -torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)) - 0.1
 
 
-def legal_inputs(make_inputs, **changes):
+def legal_inputs(**changes):
     """Three policies that differ, on answers without advantage; ``MASK`` hides the last token."""
     fields = {
         "mask": MASK,
@@ -226,8 +225,8 @@ def check_gradients(inputs, found, expected):
 
 @pytest.mark.parametrize("over", ["legal", "tokens"])
 @pytest.mark.parametrize("to", ["base", "snapshot", "average", "previous"])
-def test_a_kl_over_legal_actions_is_exact_and_elsewhere_estimated(make_inputs, to, over):
-    inputs = legal_inputs(make_inputs)
+def test_a_kl_over_legal_actions_is_exact_and_elsewhere_estimated(to, over):
+    inputs = legal_inputs()
     algorithm = reinforce(kl=KlConfig(coef=0.2, to=to, over=over))
 
     output = algorithm.loss(inputs)
@@ -253,21 +252,21 @@ def test_the_reference_is_what_the_kl_goes_to(to, expected):
 
 
 @pytest.mark.parametrize("missing", ["legal_logprobs", "reference_legal"])
-def test_without_legal_tokens_the_kl_is_estimated(make_inputs, missing):
-    inputs = replace(legal_inputs(make_inputs), **{missing: None})
+def test_without_legal_tokens_the_kl_is_estimated(missing):
+    inputs = replace(legal_inputs(), **{missing: None})
     output = reinforce(kl=KlConfig(coef=0.2, over="legal")).loss(inputs)
     expected = expected_kl(inputs, "reference", "tokens")
     torch.testing.assert_close(output.loss, 0.2 * expected)
 
 
-def test_tokens_without_legal_ones_alone_are_as_if_none_were_asked_for(make_inputs):
+def test_tokens_without_legal_ones_alone_are_as_if_none_were_asked_for():
     """No place of the micro-batch has any: each term falls back, and nothing is nan."""
     none = torch.full((2, 3, 2), -math.inf)
     settings = {"proximal_coef": 0.3, "entropy_coef": 0.1}
     by_legal = reinforce(kl=KlConfig(coef=0.2, over="legal"), entropy_over="legal", **settings)
     by_token = reinforce(kl=KlConfig(coef=0.2), **settings)
     fields = {"proximal_legal": none, "reference_legal": none}
-    inputs = legal_inputs(make_inputs, legal_logprobs=none.clone().requires_grad_(), **fields)
+    inputs = legal_inputs(legal_logprobs=none.clone().requires_grad_(), **fields)
 
     found, plain = by_legal.loss(inputs), by_token.loss(inputs)
 
@@ -276,7 +275,7 @@ def test_tokens_without_legal_ones_alone_are_as_if_none_were_asked_for(make_inpu
     assert found.metrics == plain.metrics
 
 
-def test_padding_takes_no_part_in_legal_terms(make_inputs):
+def test_padding_takes_no_part_in_legal_terms():
     algorithm = reinforce(
         kl=KlConfig(coef=0.2, over="legal"),
         proximal_coef=0.3,
@@ -293,13 +292,13 @@ def test_padding_takes_no_part_in_legal_terms(make_inputs):
                 "reference_legal": drawn(5),
             }.items()
         }
-        output = algorithm.loss(legal_inputs(make_inputs, **padded))
+        output = algorithm.loss(legal_inputs(**padded))
         found.append([output.loss.detach(), *output.metrics.values()])
     torch.testing.assert_close(*found)
 
 
-def test_the_proximal_penalty_is_beside_that_to_the_reference(make_inputs):
-    inputs = legal_inputs(make_inputs)
+def test_the_proximal_penalty_is_beside_that_to_the_reference():
+    inputs = legal_inputs()
     algorithm = reinforce(kl=KlConfig(coef=0.2, to="snapshot", over="legal"), proximal_coef=0.5)
 
     output = algorithm.loss(inputs)
@@ -310,9 +309,9 @@ def test_the_proximal_penalty_is_beside_that_to_the_reference(make_inputs):
     torch.testing.assert_close(output.metrics["proximal_kl"], proximal.detach())
 
 
-def test_the_proximal_penalty_needs_no_reference(make_inputs):
+def test_the_proximal_penalty_needs_no_reference():
     algorithm = reinforce(proximal_coef=0.5)
-    inputs = replace(legal_inputs(make_inputs), reference_logprobs=None, reference_legal=None)
+    inputs = replace(legal_inputs(), reference_logprobs=None, reference_legal=None)
     output = algorithm.loss(inputs)
     assert algorithm.reference is None
     assert "kl" not in output.metrics
@@ -321,9 +320,9 @@ def test_the_proximal_penalty_needs_no_reference(make_inputs):
 
 @pytest.mark.parametrize("over", ["legal", "vocabulary"])
 def test_an_entropy_bonus_over_legal_actions_is_exact_and_ends_where_an_answer_becomes_illegal(
-    make_inputs, over
+    over,
 ):
-    inputs = legal_inputs(make_inputs)
+    inputs = legal_inputs()
 
     output = reinforce(entropy_coef=0.4, entropy_over=over).loss(inputs)
 
@@ -344,10 +343,10 @@ def test_an_entropy_bonus_over_legal_actions_is_exact_and_ends_where_an_answer_b
         torch.testing.assert_close(output.metrics["legal_entropy"], legal.mean().detach())
 
 
-def test_an_answer_without_legal_tokens_keeps_the_entropy_of_the_vocabulary(make_inputs):
+def test_an_answer_without_legal_tokens_keeps_the_entropy_of_the_vocabulary():
     both = drawn(3)
     both[1] = -math.inf
-    inputs = legal_inputs(make_inputs, legal_logprobs=both.requires_grad_())
+    inputs = legal_inputs(legal_logprobs=both.requires_grad_())
 
     output = reinforce(entropy_coef=0.4, entropy_over="legal").loss(inputs)
 
@@ -355,7 +354,7 @@ def test_an_answer_without_legal_tokens_keeps_the_entropy_of_the_vocabulary(make
     check_gradients(inputs, output.loss, -0.4 * (three + inputs.entropy[1, :2].sum()) / 5)
 
 
-def test_an_entropy_bonus_needs_the_entropy(make_inputs):
+def test_an_entropy_bonus_needs_the_entropy():
     with pytest.raises(ValueError, match="an entropy bonus needs entropy"):
         reinforce(entropy_coef=0.1, entropy_over="legal").loss(make_inputs([[-1.0]]))
 
@@ -369,11 +368,11 @@ def test_weights_go_from_the_first_to_the_last_in_proportion(coef, final_ratio, 
     assert annealed(coef, final_ratio, progress) == pytest.approx(expected, abs=1e-9)
 
 
-def test_each_weight_follows_its_own_final_ratio(make_inputs):
+def test_each_weight_follows_its_own_final_ratio():
     kl = KlConfig(coef=0.2, final_ratio=0.5, over="legal")
     algorithm = reinforce(kl=kl, proximal_coef=0.3, entropy_coef=0.4, entropy_final_ratio=0.0)
     for progress in (0.0, 0.25, 0.9):
-        inputs = replace(legal_inputs(make_inputs), progress=progress)
+        inputs = replace(legal_inputs(), progress=progress)
         output = algorithm.loss(inputs)
         expected = (
             0.2 * (1 - 0.5 * progress) * output.metrics["kl"]
@@ -383,9 +382,9 @@ def test_each_weight_follows_its_own_final_ratio(make_inputs):
         torch.testing.assert_close(output.loss.detach(), expected)
 
 
-def test_a_kl_whose_weight_has_gone_to_zero_is_still_measured(make_inputs):
+def test_a_kl_whose_weight_has_gone_to_zero_is_still_measured():
     algorithm = reinforce(kl=KlConfig(coef=0.2, final_ratio=0.0, over="legal"))
-    output = algorithm.loss(replace(legal_inputs(make_inputs), progress=1.0))
+    output = algorithm.loss(replace(legal_inputs(), progress=1.0))
     assert output.loss.item() == 0
     assert output.metrics["kl"] > 0
     assert algorithm.reference == Reference(to="base", every=40)

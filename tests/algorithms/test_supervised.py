@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -16,9 +14,7 @@ LENGTHS = (3, 1, 5)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_the_loss_is_the_cross_entropy_of_the_answers(
-    aggregation: Literal["token_mean", "sequence_mean"],
-) -> None:
+def test_the_loss_is_the_cross_entropy_of_the_answers(aggregation):
     logits = torch.randn(3, 5, 7, generator=GENERATOR)
     targets = torch.randint(7, (3, 5), generator=GENERATOR)
     mask = torch.tensor([[float(t < length) for t in range(5)] for length in LENGTHS])
@@ -44,6 +40,6 @@ def test_the_loss_is_the_cross_entropy_of_the_answers(
     assert algorithm.loss(inputs).loss.item() == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_what_needs_answers_of_an_engine_is_refused() -> None:
+def test_what_needs_answers_of_an_engine_is_refused():
     config = SupervisedConfig(importance_cap=2.0, kl=KlConfig(coef=0.1))
     assert [key for key, _ in config.problems()] == ["importance_cap", "kl.coef"]

@@ -12,13 +12,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def on_path(monkeypatch: pytest.MonkeyPatch) -> Path:
+def on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return BENCHMARKS
 
 
 @pytest.fixture
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def bare_environment(monkeypatch, tmp_path):
     """Processes started from here find none of ``ABSENT_HERE``."""
     folder = tmp_path / "site"
     folder.mkdir()

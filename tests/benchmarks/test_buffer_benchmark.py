@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -69,7 +68,7 @@ def test_without_unstable_rl_there_is_no_peer(buffer):
     assert peer.version is None
 
 
-def test_the_peer_is_driven_in_turn_and_times_itself(buffer, tmp_path: Path, monkeypatch):
+def test_the_peer_is_driven_in_turn_and_times_itself(buffer, tmp_path, monkeypatch):
     for name, text in STAND_IN.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -7,7 +7,6 @@ import random
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from rlforge.models.load import load_tokenizer
 
 
 @pytest.fixture
-def own_model(small_model: Path) -> list[str]:
+def own_model(small_model):
     """Overrides that put the small model in the place of the tiny one."""
     model = ["model.kind=hf", f"model.name={small_model}", "model.lora.rank=4"]
     return ["+experiment=simpletak_mirror", *model]

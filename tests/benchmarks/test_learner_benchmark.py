@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from rlforge.models.load import load_tokenizer
 
 
 @pytest.fixture
-def model(small_model: Path) -> ModelConfig:
+def model(small_model):
     return ModelConfig(
         kind="hf",
         name=str(small_model),
@@ -24,7 +23,7 @@ def model(small_model: Path) -> ModelConfig:
 
 
 @pytest.fixture
-def work(model: ModelConfig, tmp_path: Path):
+def work(model, tmp_path):
     turns = importlib.import_module("turns")
     return importlib.import_module("contenders.work").Work(
         name="small",
@@ -84,10 +83,7 @@ def row(cosine: float) -> dict[str, object]:
 
 def test_other_work_ends_the_comparison(work):
     learner = importlib.import_module("learner")
-    rows = {
-        "rlforge_learner": row(1.0),
-        "plain_peft": row(0.9998),
-    }
+    rows = {"rlforge_learner": row(1.0), "plain_peft": row(0.9998)}
 
     with pytest.raises(SystemExit, match="plain PEFT: gradient cosine"):
         learner.show(work, rows)

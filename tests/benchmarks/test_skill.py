@@ -9,11 +9,11 @@ import pytest
 
 
 @pytest.fixture
-def skill(on_path) -> Any:
+def skill(on_path):
     return importlib.import_module("skill")
 
 
-def test_a_level_is_passed_once_the_bound_of_the_interval_is_beyond_it(skill: Any) -> None:
+def test_a_level_is_passed_once_the_bound_of_the_interval_is_beyond_it(skill):
     wins = skill.LEVELS["simpletak"].passed
     assert not wins({"wins": 330, "games": 400})  # 82.5 %, from 78.5 %
     assert wins({"wins": 337, "games": 400})
@@ -22,7 +22,7 @@ def test_a_level_is_passed_once_the_bound_of_the_interval_is_beyond_it(skill: An
     assert losses({"losses": 34, "games": 400})
 
 
-def test_commits_are_compared_in_pairs_of_runs_that_both_passed(skill: Any) -> None:
+def test_commits_are_compared_in_pairs_of_runs_that_both_passed(skill):
     def reached(wall_s: float, cpu_s: float) -> Any:
         return {"skill": skill.Reached(wall_s, cpu_s)}
 

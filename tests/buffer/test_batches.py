@@ -8,28 +8,25 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import factories
 
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.types import Step, TrainBatch
 
 
 def step(index: int, group_id: str | None) -> Step:
-    return Step(
+    return factories.step(
         game_id=f"g{index}",
-        env_id="SimpleTak-v0-train",
         player_id=index % 2,
         group_id=group_id,
         turn_index=index,
         last_turn=index == 1,
         observation="Brett · 盤面 \n" * 3,
-        action="[4]",
         prompt_token_ids=(1, 2, 151_000),
         token_ids=(5,) * index,
         logprobs=(-0.1 / 3,) * index,
-        raw_reward=-1.0,
         reward=0.1 + 0.2,
         outcome_reward=-1 / 3,
-        policy_uid="ckpt-3",
         policy_version=3,
         info={"well_formed": True, "legal": False, "note": ["ä", 1.5, None]},
     )
@@ -64,19 +61,24 @@ TEXTS = st.text() | st.sampled_from(["", "NULL", "nan", "\r\n", '","', "a\rb"])
 NUMBERS = st.floats(allow_nan=False)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("csv")
+
+
 @given(
     st.lists(
         st.tuples(TEXTS, TEXTS | st.none(), NUMBERS, st.lists(NUMBERS, max_size=3)), min_size=1
     )
 )
-def test_a_csv_file_keeps_every_text_and_number(tmp_path_factory, cells):
+def test_a_csv_file_keeps_every_text_and_number(folder, cells):
     steps = tuple(
         dataclasses.replace(
             step(0, group), observation=text, reward=number, logprobs=tuple(numbers)
         )
         for text, group, number, numbers in cells
     )
-    path = tmp_path_factory.mktemp("csv") / "b.csv"
+    path = folder / "b.csv"
     write_batch(path, dataclasses.replace(BATCH, steps=steps))
     assert read_batch(path).steps == steps
 

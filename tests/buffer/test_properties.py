@@ -9,44 +9,16 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.buffer.episodes import make_episode
 
 from rlforge.buffer import BufferSettings, EpisodeBuffer, StepBuffer
-from rlforge.types import Episode, Step
 
 MAX_SIZE, MAX_STALENESS, GROUP_SIZE = 12, 1, 2
 
 
 def make_game(game_id, versions, seats=1, group_id=None):
-    return [
-        Episode(
-            game_id=game_id,
-            env_id="env",
-            player_id=player_id,
-            group_id=group_id,
-            group_size=1 if group_id is None else GROUP_SIZE,
-            steps=tuple(
-                Step(
-                    game_id=game_id,
-                    env_id="env",
-                    player_id=player_id,
-                    group_id=group_id,
-                    turn_index=index,
-                    last_turn=index == len(versions) - 1,
-                    observation="",
-                    action="",
-                    prompt_token_ids=(),
-                    token_ids=(),
-                    logprobs=(),
-                    raw_reward=0.0,
-                    reward=0.0,
-                    policy_uid="",
-                    policy_version=version,
-                )
-                for index, version in enumerate(versions)
-            ),
-        )
-        for player_id in range(seats)
-    ]
+    size = 1 if group_id is None else GROUP_SIZE
+    return [make_episode(game_id, versions, seat, group_id, size) for seat in range(seats)]
 
 
 def keys(steps):
@@ -189,8 +161,8 @@ class EpisodeBufferMachine(BufferMachine):
 
 TestStepBuffer = BufferMachine.TestCase
 TestEpisodeBuffer = EpisodeBufferMachine.TestCase
-for machine in (TestStepBuffer, TestEpisodeBuffer):
-    machine.settings = settings(max_examples=60, stateful_step_count=40)
+TestStepBuffer.settings = settings(max_examples=60, stateful_step_count=40)
+TestEpisodeBuffer.settings = TestStepBuffer.settings
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
@@ -251,20 +223,12 @@ def chi_square(counts, categories):
 @pytest.mark.parametrize("at_once", [True, False])
 def test_eviction_and_draws_are_uniform(kind, at_once):
     """Of 20 games for 19 places each is as likely to be evicted, and to be drawn first."""
-    rounds = 4000
     evicted, first = Counter(), Counter()
     seeds = random.Random(7)
-    for _ in range(rounds):
-        buffer = kind(
-            BufferSettings(
-                max_size=19,
-                max_staleness=0,
-                batch_size=1,
-                batch_delay=1.0,
-                seed=seeds.getrandbits(32),
-            )
-        )
-        games = [make_game(str(game), (0,)) for game in range(20)]
+    games = [make_game(str(game), (0,)) for game in range(20)]
+    for _ in range(2000):
+        fixed = {"max_size": 19, "max_staleness": 0, "batch_size": 1, "batch_delay": 1.0}
+        buffer = kind(BufferSettings(**fixed, seed=seeds.getrandbits(32)))
         for together in [sum(games, [])] if at_once else games:  # noqa: RUF017
             buffer.add(together)
         batch = buffer.draw(19, version=0)

@@ -3,27 +3,22 @@
 import json
 
 import pytest
+from tests.buffer.episodes import make_episode
 
 from rlforge.buffer import AddResult, BufferSettings, EpisodeBuffer, StepBuffer
 from rlforge.errors import CheckpointError
 
 
 def buffer_of(kind, **settings):
-    defaults = {
-        "max_size": 100,
-        "max_staleness": 1,
-        "batch_size": 2,
-        "batch_delay": 1.0,
-        "seed": 0,
-    }
+    defaults = {"max_size": 100, "max_staleness": 1, "batch_size": 2, "batch_delay": 1.0, "seed": 0}
     return kind(BufferSettings(**{**defaults, **settings}))
 
 
 def texts(steps):
-    return sorted(step.observation for step in steps)
+    return sorted(f"{step.game_id} at {step.turn_index}" for step in steps)
 
 
-def test_a_step_buffer_counts_steps(make_episode):
+def test_a_step_buffer_counts_steps():
     buffer = buffer_of(StepBuffer, batch_size=3, batch_delay=1.5)
     assert buffer.add([make_episode("a", (0, 0, 0))]) == AddResult(stored=3, evicted=0, refused=0)
     assert (buffer.size(), buffer.drawable(), buffer.ready()) == (3, 3, False)
@@ -31,7 +26,7 @@ def test_a_step_buffer_counts_steps(make_episode):
     assert buffer.ready()
 
 
-def test_drawn_steps_are_gone(make_episode):
+def test_drawn_steps_are_gone():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (0, 1)), make_episode("b", (1,))])
     first = buffer.draw(2, version=1)
@@ -42,14 +37,14 @@ def test_drawn_steps_are_gone(make_episode):
     assert buffer.draw(1, version=1) is None
 
 
-def test_a_batch_says_which_versions_made_it(make_episode):
+def test_a_batch_says_which_versions_made_it():
     buffer = buffer_of(StepBuffer, max_staleness=5)
     buffer.add([make_episode("a", (3, 4, 5))])
     batch = buffer.draw(3, version=6)
     assert (batch.min_version, batch.max_version, batch.dropped_stale) == (3, 5, 0)
 
 
-def test_stale_steps_are_dropped_counted_and_refused(make_episode):
+def test_stale_steps_are_dropped_counted_and_refused():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (0, 0)), make_episode("b", (2,))])
     assert buffer.set_version(2) == 2
@@ -59,7 +54,7 @@ def test_stale_steps_are_dropped_counted_and_refused(make_episode):
     assert buffer.draw(1, version=3).dropped_stale == 0
 
 
-def test_dropped_stale_counts_since_the_last_batch(make_episode):
+def test_dropped_stale_counts_since_the_last_batch():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (0,)), make_episode("b", (1, 2))])
     buffer.set_version(2)
@@ -67,7 +62,7 @@ def test_dropped_stale_counts_since_the_last_batch(make_episode):
     assert buffer.draw(3, version=2).dropped_stale == 2
 
 
-def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left(make_episode):
+def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (0,)), make_episode("b", (2,))])
     assert buffer.draw(2, version=2) is None
@@ -75,7 +70,7 @@ def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left(make_episode):
 
 
 @pytest.mark.parametrize(("kind", "samples"), [(StepBuffer, 4), (EpisodeBuffer, 2)])
-def test_all_turns_of_a_game_are_as_old_as_its_newest_one(make_episode, kind, samples):
+def test_all_turns_of_a_game_are_as_old_as_its_newest_one(kind, samples):
     """Else early turns of long games, and seats whose game went on without them, would be lost."""
     buffer = buffer_of(kind)
     buffer.set_version(3)
@@ -92,7 +87,7 @@ def test_all_turns_of_a_game_are_as_old_as_its_newest_one(make_episode, kind, sa
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_on_policy_a_game_is_as_old_as_its_oldest_turn(make_episode, kind):
+def test_on_policy_a_game_is_as_old_as_its_oldest_turn(kind):
     buffer = buffer_of(kind, max_staleness=0)
     buffer.add([make_episode("a", (1, 2)), make_episode("b", (2,))])
     assert buffer.set_version(2) == 2
@@ -102,7 +97,7 @@ def test_on_policy_a_game_is_as_old_as_its_oldest_turn(make_episode, kind):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_on_policy_the_learner_waits_for_the_games_in_progress(make_episode, kind):
+def test_on_policy_the_learner_waits_for_the_games_in_progress(kind):
     """Their turns would be too old after the update."""
     buffer = buffer_of(kind, max_staleness=0, samples_per_game=1.0)
     assert buffer.reserve(2) == 2
@@ -113,21 +108,21 @@ def test_on_policy_the_learner_waits_for_the_games_in_progress(make_episode, kin
     assert buffer.ready()
 
 
-def test_an_older_checkpoint_without_the_versions_of_games_is_read(make_episode):
+def test_an_older_checkpoint_without_the_versions_of_games_is_read():
     steps, groups = buffer_of(StepBuffer), buffer_of(EpisodeBuffer)
     steps.add([make_episode("a", (1, 2))])
     older = steps.state_dict()
     del older["versions"]
     steps.load_state_dict(older)
     assert steps.set_version(3) == 1
-    groups.add(group_game(make_episode, "x", 0, version=1))
+    groups.add(group_game("x", 0, version=1))
     older = groups.state_dict()
     del older["groups"][0]["version"]
     groups.load_state_dict(older)
     assert groups.set_version(3) == 4
 
 
-def test_the_learner_may_be_ahead_of_the_published_version(make_episode):
+def test_the_learner_may_be_ahead_of_the_published_version():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (2, 2))])
     assert buffer.draw(1, version=3) is not None
@@ -141,7 +136,7 @@ def test_a_draw_of_no_samples_is_refused():
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_a_full_buffer_evicts(make_episode, kind):
+def test_a_full_buffer_evicts(kind):
     buffer = buffer_of(kind, max_size=3)
     result = buffer.add([make_episode(game_id) for game_id in "abcde"])
     assert result == AddResult(stored=5, evicted=2, refused=0)
@@ -149,14 +144,14 @@ def test_a_full_buffer_evicts(make_episode, kind):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_clear_empties(make_episode, kind):
+def test_clear_empties(kind):
     buffer = buffer_of(kind)
     buffer.add([make_episode("a", (0, 0)), make_episode("b", (0,), 0, "grp", 2)])
     buffer.clear()
     assert (buffer.size(), buffer.drawable()) == (0, 0)
 
 
-def test_episodes_stay_whole_adjacent_and_in_order(make_episode):
+def test_episodes_stay_whole_adjacent_and_in_order():
     buffer = buffer_of(EpisodeBuffer, batch_size=3)
     buffer.add([make_episode(game_id, (0,) * 3, p) for game_id in "ab" for p in (0, 1)])
     batch = buffer.draw(3, version=0)
@@ -169,7 +164,7 @@ def test_episodes_stay_whole_adjacent_and_in_order(make_episode):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_games_longer_than_the_staleness_are_learned_from(make_episode, kind):
+def test_games_longer_than_the_staleness_are_learned_from(kind):
     """Each takes four updates, with max_staleness 1; no step is dropped."""
     buffer = buffer_of(kind)
     for version in range(3, 12):
@@ -178,59 +173,50 @@ def test_games_longer_than_the_staleness_are_learned_from(make_episode, kind):
         assert buffer.draw(buffer.drawable(), version=version).dropped_stale == 0
 
 
-def group_game(make_episode, group, game, version=0, size=2, seats=2):
+def group_game(group, game, version=0, size=2, seats=2):
     return [
         make_episode(f"{group}-{game}", (version, version), player, group, size)
         for player in range(seats)
     ]
 
 
-def test_a_group_is_drawn_only_when_all_its_games_are_there(make_episode):
+def test_a_group_is_drawn_only_when_all_its_games_are_there():
     buffer = buffer_of(EpisodeBuffer)
-    buffer.add(group_game(make_episode, "x", 0))
+    buffer.add(group_game("x", 0))
     assert (buffer.size(), buffer.drawable()) == (2, 0)
-    buffer.add(group_game(make_episode, "y", 0))
+    buffer.add(group_game("y", 0))
     assert buffer.draw(1, version=0) is None
-    buffer.add(group_game(make_episode, "x", 1))
+    buffer.add(group_game("x", 1))
     assert (buffer.size(), buffer.drawable()) == (6, 4)
     batch = buffer.draw(4, version=0)
     assert {step.group_id for step in batch.steps} == {"x"}
     assert len({(step.game_id, step.player_id) for step in batch.steps}) == 4
 
 
-def test_both_seats_of_the_last_game_come_with_its_group(make_episode):
-    buffer = buffer_of(EpisodeBuffer)
-    buffer.add([*group_game(make_episode, "x", 0), *group_game(make_episode, "x", 1)])
-    assert buffer.drawable() == 4
-    assert buffer.size() == 4
-
-
-def test_a_batch_takes_whole_groups_until_it_is_full(make_episode):
+def test_a_batch_takes_whole_groups_until_it_is_full():
     buffer = buffer_of(EpisodeBuffer)
     for group in "abc":
         for game in range(2):
-            buffer.add(group_game(make_episode, group, game))
+            buffer.add(group_game(group, game))
     assert len({(s.game_id, s.player_id) for s in buffer.draw(8, version=0).steps}) == 8
     assert len({(s.game_id, s.player_id) for s in buffer.draw(3, version=0).steps}) == 4
 
 
-def test_groups_are_evicted_whole(make_episode):
+def test_groups_are_evicted_whole():
     buffer = buffer_of(EpisodeBuffer, max_size=9)
-    results = [
-        buffer.add(group_game(make_episode, group, game)) for group in "abc" for game in range(2)
-    ]
+    results = [buffer.add(group_game(group, game)) for group in "abc" for game in range(2)]
     assert sum(result.evicted for result in results) == 4
     assert buffer.size() == 8
     assert len({s.group_id for s in buffer.draw(8, version=0).steps}) == 2
 
 
-def test_later_episodes_of_an_evicted_open_group_are_refused(make_episode):
+def test_later_episodes_of_an_evicted_open_group_are_refused():
     open_group_evicted = 0
     for seed in range(20):
         buffer = buffer_of(EpisodeBuffer, max_size=3, seed=seed)
-        buffer.add(group_game(make_episode, "x", 0))
+        buffer.add(group_game("x", 0))
         buffer.add([make_episode("a"), make_episode("b")])
-        late = buffer.add(group_game(make_episode, "x", 1))
+        late = buffer.add(group_game("x", 1))
         if late.refused:
             open_group_evicted += 1
             assert late == AddResult(stored=0, evicted=0, refused=2)
@@ -238,36 +224,36 @@ def test_later_episodes_of_an_evicted_open_group_are_refused(make_episode):
     assert 0 < open_group_evicted < 20
 
 
-def test_a_group_is_as_old_as_its_last_game(make_episode):
+def test_a_group_is_as_old_as_its_last_game():
     """Short games wait for the long ones of their group."""
     buffer = buffer_of(EpisodeBuffer)
-    buffer.add(group_game(make_episode, "x", 0, version=0))
+    buffer.add(group_game("x", 0, version=0))
     assert buffer.set_version(1) == 0
-    buffer.add(group_game(make_episode, "x", 1, version=1))
-    buffer.add(group_game(make_episode, "y", 0, version=0))
+    buffer.add(group_game("x", 1, version=1))
+    buffer.add(group_game("y", 0, version=0))
     assert buffer.set_version(2) == 4
     assert buffer.size() == 4
-    late = buffer.add(group_game(make_episode, "y", 1, version=2))
+    late = buffer.add(group_game("y", 1, version=2))
     assert late == AddResult(stored=0, evicted=0, refused=2)
 
 
-def test_on_policy_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_episode):
+def test_on_policy_a_group_is_dropped_whole_when_one_of_its_games_is_stale():
     buffer = buffer_of(EpisodeBuffer, max_staleness=0)
-    buffer.add(group_game(make_episode, "x", 0, version=0, size=3))
-    buffer.add(group_game(make_episode, "x", 1, version=2, size=3))
-    buffer.add(group_game(make_episode, "y", 0, version=0))
-    buffer.add(group_game(make_episode, "y", 1, version=2))
+    buffer.add(group_game("x", 0, version=0, size=3))
+    buffer.add(group_game("x", 1, version=2, size=3))
+    buffer.add(group_game("y", 0, version=0))
+    buffer.add(group_game("y", 1, version=2))
     assert buffer.set_version(2) == 16
     assert buffer.size() == 0
-    late = buffer.add(group_game(make_episode, "x", 2, version=2, size=3))
+    late = buffer.add(group_game("x", 2, version=2, size=3))
     assert late == AddResult(stored=0, evicted=0, refused=2)
 
 
-def test_on_policy_a_late_stale_episode_drops_its_group(make_episode):
+def test_on_policy_a_late_stale_episode_drops_its_group():
     buffer = buffer_of(EpisodeBuffer, max_staleness=0)
     buffer.set_version(2)
-    buffer.add(group_game(make_episode, "x", 0, version=2))
-    late = buffer.add(group_game(make_episode, "x", 1, version=0))
+    buffer.add(group_game("x", 0, version=2))
+    late = buffer.add(group_game("x", 1, version=0))
     assert late == AddResult(stored=0, evicted=0, refused=2)
     assert buffer.size() == 0
     buffer.add([make_episode("a", (2,))])
@@ -275,15 +261,15 @@ def test_on_policy_a_late_stale_episode_drops_its_group(make_episode):
     assert buffer.draw(1, version=2).dropped_stale == 8
 
 
-def test_a_group_is_complete_without_the_games_that_are_passed_over(make_episode):
+def test_a_group_is_complete_without_the_games_that_are_passed_over():
     """Their episodes were filtered; those that are left are drawn together."""
     buffer = buffer_of(EpisodeBuffer)
     buffer.pass_over("x", 3)
-    buffer.add(group_game(make_episode, "x", 0, size=3))
+    buffer.add(group_game("x", 0, size=3))
     assert buffer.drawable() == 0
-    buffer.add(group_game(make_episode, "x", 1, size=3, seats=1))
+    buffer.add(group_game("x", 1, size=3, seats=1))
     assert (buffer.size(), buffer.drawable()) == (3, 3)
-    buffer.add(group_game(make_episode, "y", 0))
+    buffer.add(group_game("y", 0))
     buffer.pass_over("y", 2)
     assert buffer.drawable() == 5
     for _ in range(2):
@@ -291,20 +277,11 @@ def test_a_group_is_complete_without_the_games_that_are_passed_over(make_episode
     assert (buffer.size(), buffer.state_dict()["given_up"]) == (5, {})
 
 
-def test_filtered_episodes_lower_the_expected_samples_of_a_game(make_episode):
-    """Two episodes a game at first, then one: twice as many games are admitted."""
-    buffer = buffer_of(EpisodeBuffer, max_size=100, batch_size=8, max_staleness=0)
-    assert buffer.reserve(100) == 4
-    buffer.add([make_episode(f"g{index}") for index in range(4)])
-    buffer.release(4)
-    assert buffer.reserve(100) == 8 - 4
-
-
-def test_refused_groups_are_forgotten_once_they_would_be_stale(make_episode):
+def test_refused_groups_are_forgotten_once_they_would_be_stale():
     buffer = buffer_of(EpisodeBuffer)
-    buffer.add(group_game(make_episode, "x", 0))
+    buffer.add(group_game("x", 0))
     buffer.clear()
-    assert buffer.add(group_game(make_episode, "x", 1)).refused == 2
+    assert buffer.add(group_game("x", 1)).refused == 2
     buffer.pass_over("x", 2)
     buffer.set_version(1)
     assert buffer.state_dict()["given_up"] == {"x": 0}
@@ -312,7 +289,7 @@ def test_refused_groups_are_forgotten_once_they_would_be_stale(make_episode):
     assert buffer.state_dict()["given_up"] == {}
 
 
-def scored_group(make_episode, group, rewards):
+def scored_group(group, rewards):
     """Two games of a group; ``rewards``: for each the rewards of its seats."""
     return [
         make_episode(f"{group}-{game}", (0,), seat, group, 2, reward)
@@ -321,75 +298,69 @@ def scored_group(make_episode, group, rewards):
     ]
 
 
-def test_groups_of_equal_scores_are_left_out_and_counted(make_episode):
+def test_groups_of_equal_scores_are_left_out_and_counted():
     buffer = buffer_of(EpisodeBuffer, max_replaced=100)
-    buffer.add(scored_group(make_episode, "equal", [(1.0, -1.0), (1.0, -1.0)]))
+    buffer.add(scored_group("equal", [(1.0, -1.0), (1.0, -1.0)]))
     assert (buffer.size(), buffer.drawable()) == (0, 0)
-    buffer.add(scored_group(make_episode, "one seat", [(0.3, -1.0), (0.1 + 0.2, 1.0)]))
+    buffer.add(scored_group("one seat", [(0.3, -1.0), (0.1 + 0.2, 1.0)]))
     assert (buffer.size(), buffer.drawable()) == (4, 4)
     assert {step.group_id for step in buffer.draw(4, version=0).steps} == {"one seat"}
     assert buffer.replaced == 4
 
 
-def test_without_replacement_groups_of_equal_scores_are_stored(make_episode):
-    buffer = buffer_of(EpisodeBuffer)
-    buffer.add(scored_group(make_episode, "equal", [(1.0, -1.0), (1.0, -1.0)]))
-    assert buffer.drawable() == 4
-
-
-def test_a_score_is_the_mean_reward_of_the_turns(make_episode):
+def test_a_score_is_the_mean_reward_of_the_turns():
     buffer = buffer_of(EpisodeBuffer, max_replaced=100)
     buffer.add([make_episode(f"g{turns}", (0,) * turns, 0, "x", 2, reward=0.7) for turns in (1, 3)])
     assert buffer.size() == 0
 
 
-def test_beyond_the_limit_groups_of_equal_scores_fill_the_batch(make_episode):
+def test_beyond_the_limit_groups_of_equal_scores_fill_the_batch():
     buffer = buffer_of(EpisodeBuffer, max_replaced=8)
     for index in range(3):
-        buffer.add(scored_group(make_episode, f"equal {index}", [(0.0, 0.0)] * 2))
+        buffer.add(scored_group(f"equal {index}", [(0.0, 0.0)] * 2))
     assert buffer.drawable() == 4
     assert buffer.draw(4, version=0) is not None
     assert buffer.replaced == 8
-    buffer.add(scored_group(make_episode, "next batch", [(0.0, 0.0)] * 2))
+    buffer.add(scored_group("next batch", [(0.0, 0.0)] * 2))
     assert buffer.size() == 0
 
 
-def test_episodes_without_a_group_are_never_left_out(make_episode):
+def test_episodes_without_a_group_are_never_left_out():
     buffer = buffer_of(EpisodeBuffer, max_replaced=8)
     buffer.add([make_episode("a"), make_episode("b")])
     assert buffer.drawable() == 2
 
 
-def test_a_restored_buffer_goes_on_counting_what_it_left_out(make_episode):
+def test_a_restored_buffer_goes_on_counting_what_it_left_out():
     buffer = buffer_of(EpisodeBuffer, max_replaced=6)
-    buffer.add(scored_group(make_episode, "equal", [(0.0, 0.0)] * 2))
+    buffer.add(scored_group("equal", [(0.0, 0.0)] * 2))
     restored = buffer_of(EpisodeBuffer, max_replaced=6)
     restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    restored.add(scored_group(make_episode, "as equal", [(0.0, 0.0)] * 2))
+    restored.add(scored_group("as equal", [(0.0, 0.0)] * 2))
     assert restored.drawable() == 4
 
 
-def test_a_step_buffer_ignores_groups(make_episode):
+def test_a_step_buffer_ignores_groups():
     buffer = buffer_of(StepBuffer)
-    buffer.add(group_game(make_episode, "x", 0))
+    buffer.add(group_game("x", 0))
     buffer.pass_over("x", 2)
     assert buffer.drawable() == 4
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_a_restored_buffer_makes_the_same_draws(make_episode, kind):
+def test_a_restored_buffer_makes_the_same_draws(kind):
     buffer, restored = buffer_of(kind, max_size=30), buffer_of(kind, max_size=30, seed=9)
     for index in range(40):
         buffer.add([make_episode(f"g{index}", (0, index % 3))])
-        buffer.add(group_game(make_episode, f"grp{index // 2}", index % 2, version=1))
-    buffer.add(group_game(make_episode, "open", 0, version=1))
+        buffer.add(group_game(f"grp{index // 2}", index % 2, version=1))
+    buffer.add(group_game("open", 0, version=1))
     buffer.set_version(1)
     buffer.pass_over("short", 2)
     restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert json.dumps(restored.state_dict()) == json.dumps(buffer.state_dict())
     for each in (buffer, restored):
-        each.add(group_game(make_episode, "open", 1, version=1))
-        each.add(group_game(make_episode, "short", 0, version=1))
+        each.add(group_game("open", 1, version=1))
+        each.add(group_game("short", 0, version=1))
     assert restored.draw(8, version=2) == buffer.draw(8, version=2)
     assert restored.size() == buffer.size()
 
@@ -401,7 +372,7 @@ def test_the_state_of_another_kind_is_refused():
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_the_seed_decides_the_draw(make_episode, kind):
+def test_the_seed_decides_the_draw(kind):
     def drawn(seed):
         buffer = buffer_of(kind, seed=seed)
         buffer.add([make_episode(f"g{index}") for index in range(50)])
@@ -412,7 +383,7 @@ def test_the_seed_decides_the_draw(make_episode, kind):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_updates_of_other_policies_make_nothing_stale(kind, make_episode):
+def test_updates_of_other_policies_make_nothing_stale(kind):
     buffer = buffer_of(kind, batch_size=1, wait=3)  # its own updates are 1, 4 and 7
     buffer.add([make_episode("a", (1,)), make_episode("b", (4,))])
     buffer.set_version(4)
@@ -423,7 +394,7 @@ def test_updates_of_other_policies_make_nothing_stale(kind, make_episode):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_a_policy_that_begins_anew_learns_from_no_former_version(kind, make_episode):
+def test_a_policy_that_begins_anew_learns_from_no_former_version(kind):
     buffer = buffer_of(kind, batch_size=1, max_staleness=9)
     buffer.add([make_episode("a", (3,))])
     buffer.begin_anew(5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +14,13 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 
 from .conftest import VOCABULARY
 
-Core = Callable[..., BatchGenerator]
-Adapter = Callable[..., tuple[PolicyRef, Any]]
-
-
 Prompt = tuple[int, ...]
+BASE_POLICY = PolicyRef(uid="base", kind="checkpoint")
 
 
-def random_prompts(count: int, seed: int = 0, longest: int = 20) -> list[tuple[int, ...]]:
+def random_prompts(count: int, seed: int = 0, longest: int = 20) -> list[Prompt]:
     rng = random.Random(seed)
-    return [
-        tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest)))
-        for _ in range(count)
-    ]
+    return [words(rng, 1, longest) for _ in range(count)]
 
 
 def finish(core: BatchGenerator) -> dict[int, Answer]:

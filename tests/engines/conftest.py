@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import factories
 
-from rlforge.engines.batching import BatchGenerator, BatchLimits
-from rlforge.engines.grammars import Grammars
-from rlforge.engines.policies import PolicyStore
-from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import PolicyRef
 
 VOCABULARY = 300
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def one_thread():
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Any:
+def tokenizer():
+    from rlforge.models.tiny.vocabulary import build_tokenizer
+
     return build_tokenizer([" yes", " no", "go"])
 
 
 @pytest.fixture(scope="session")
-def base() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def base():
+    return factories.llama(
         vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
     )
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture
-def make_adapter(base: Any, tmp_path: Path) -> Callable[..., tuple[PolicyRef, Any]]:
+def make_adapter(base, tmp_path):
     """A saved adapter drawn from ``seed``: its policy, and the PEFT model to check against."""
+
+    import torch
+    from peft import LoraConfig, get_peft_model
 
     def make(
         seed: int, scale: float = 0.1, model: Any = None, **lora: Any
@@ -76,21 +68,22 @@ def make_adapter(base: Any, tmp_path: Path) -> Callable[..., tuple[PolicyRef, An
 
 
 @pytest.fixture
-def full_weights(base: Any, tmp_path: Path) -> tuple[PolicyRef, Any]:
+def full_weights(base, tmp_path):
     """A saved model whose weights all differ from the base: its policy, and the model."""
     other = copy.deepcopy(base)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.01)
+    for parameter in other.parameters():
+        parameter.data.add_(0.01)
     other.save_pretrained(tmp_path / "full")
     return PolicyRef(uid="full", kind="checkpoint", path_or_name=str(tmp_path / "full")), other
 
 
 @pytest.fixture
-def make_core(base: Any, tokenizer: Any) -> Callable[..., BatchGenerator]:
-    def make(
-        model: Any = None, max_loras: int = 5, max_sequences: int = 64, **limits: int
-    ) -> BatchGenerator:
+def make_core(base, tokenizer):
+    from rlforge.engines.batching import BatchGenerator, BatchLimits
+    from rlforge.engines.grammars import Grammars
+    from rlforge.engines.policies import PolicyStore
+
+    def make(model: Any = None, max_loras: int = 5, max_sequences: int = 64, **limits: int) -> Any:
         return BatchGenerator(
             PolicyStore(base if model is None else model, max_loras),
             BatchLimits(max_sequences=max_sequences, **{"max_model_len": 128, **limits}),
@@ -102,8 +95,3 @@ def make_core(base: Any, tokenizer: Any) -> Callable[..., BatchGenerator]:
         )
 
     return make
-
-
-@pytest.fixture
-def base_policy() -> PolicyRef:
-    return PolicyRef(uid="base", kind="checkpoint")

@@ -34,7 +34,9 @@ from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError
-from rlforge.types import PolicyRef, SamplingParams
+from rlforge.types import SamplingParams
+
+from .answers import BASE_POLICY, assert_true_logprobs, completion_of, finish
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,
@@ -48,25 +50,28 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _models() -> list[Any]:
+LAYERS = ["sliding_attention", "full_attention"]
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 1})),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0, sliding_window=4)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=LAYERS)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
     torch.manual_seed(0)
-    layers = ["sliding_attention", "full_attention"]
-    one_group = SIZES | {"num_key_value_heads": 1}
-    return [
-        LlamaForCausalLM(LlamaConfig(**one_group)),
-        Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-        Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0, sliding_window=4)),
-        GPT2LMHeadModel(GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4)),
-        MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
-        Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=layers)),
-        Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-    ]
+    return MODELS[request.param]().eval()
 
 
-@pytest.mark.parametrize("model", _models(), ids=lambda model: type(model).__name__)
-def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
+def test_logprobs_agree_with_a_plain_forward_pass(model):
     """Of prompts, and of prompts that continue them and their answers."""
-    model.eval()
     core = BatchGenerator(
         PolicyStore(model, 1),
         BatchLimits(max_sequences=8, max_model_len=64),
@@ -76,41 +81,27 @@ def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
         seed=0,
         grammars=Grammars(None, 120),
     )
-    rng = random.Random(0)
-    policy = PolicyRef(uid="base", kind="checkpoint")
-    completions = []
+    rng, answers = random.Random(0), {}
     for index in range(12):
         prompt = [rng.randrange(120) for _ in range(rng.randint(1, 20))]
-        core.submit(
-            prompt, SamplingParams(max_tokens=2 + index, seed=index, conversation=0), policy
-        )
-        completions += [answer.completion for answer in core.step()]
-    while core.has_work:
-        completions += [answer.completion for answer in core.step()]
-    for index, said in enumerate(list(completions)):
-        assert said is not None
+        params = SamplingParams(max_tokens=2 + index, seed=index, conversation=0)
+        core.submit(prompt, params, BASE_POLICY)
+        answers |= {answer.id: answer for answer in core.step()}
+    answers |= finish(core)
+    for index, answer in enumerate(list(answers.values())):
+        said = completion_of(answer)
         prompt = [*said.prompt_token_ids, *said.token_ids]
         prompt += [rng.randrange(120) for _ in range(rng.randint(1, 8))]
-        core.submit(prompt, SamplingParams(max_tokens=3, seed=index), policy)
-    while core.has_work:
-        completions += [answer.completion for answer in core.step()]
-    assert len(completions) == 24
+        core.submit(prompt, SamplingParams(max_tokens=3, seed=index), BASE_POLICY)
+    answers |= finish(core)
+    assert len(answers) == 24
     assert core.stats().cached_tokens > 100
-    for completion in completions:
-        assert completion is not None
-        ids = torch.tensor([completion.prompt_token_ids + completion.token_ids])
-        with torch.no_grad():
-            logprobs = torch.log_softmax(model(input_ids=ids).logits[0].float(), dim=-1)
-        start = len(completion.prompt_token_ids) - 1
-        expected = [float(logprobs[start + i, t]) for i, t in enumerate(completion.token_ids)]
-        assert list(completion.logprobs) == pytest.approx(expected, abs=1e-4)
+    for answer in answers.values():
+        assert_true_logprobs(model, completion_of(answer))
 
 
 @pytest.mark.parametrize("padding", [(0, 0, 0), (3, 0, 7)], ids=["even", "padded"])
-@pytest.mark.parametrize("model", _models(), ids=lambda model: type(model).__name__)
-def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(
-    model: Any, padding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(model, padding, monkeypatch):
     """The reference is transformers' "eager" attention: two matrix products and a softmax."""
     plain = copy.deepcopy(model).eval()
     plain.set_attn_implementation("eager")
@@ -148,14 +139,14 @@ def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_models_that_use_another_attention_keep_it() -> None:
+def test_models_that_use_another_attention_keep_it():
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.set_attn_implementation("eager")
     share_keys(model)
     assert model.config._attn_implementation == "eager"
 
 
-def test_models_without_a_key_value_cache_are_refused(tokenizer: Any) -> None:
+def test_models_without_a_key_value_cache_are_refused(tokenizer):
     model = MambaForCausalLM(MambaConfig(vocab_size=120, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(ConfigError, match=r"cannot run MambaForCausalLM.*recurrent"):
         TransformersEngine(EngineConfig(), model, tokenizer)

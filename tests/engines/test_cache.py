@@ -56,14 +56,14 @@ class Book:
 
 
 @pytest.fixture(autouse=True)
-def rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
+def rubbish(monkeypatch):
     """Memory that was never written is NaN, which stays NaN under an attention weight of zero."""
     fresh = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: fresh(*a, **k).fill_(torch.nan))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_hold_their_own_keys_and_values_after_any_history(seed: int) -> None:
+def test_rows_hold_their_own_keys_and_values_after_any_history(seed):
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     book = Book.read([rng.randint(1, 9) for _ in range(3)], draw)
     for _ in range(40):
@@ -90,7 +90,7 @@ def test_rows_hold_their_own_keys_and_values_after_any_history(seed: int) -> Non
         book.check()
 
 
-def test_a_join_in_free_places_copies_no_other_row() -> None:
+def test_a_join_in_free_places_copies_no_other_row():
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5, 9, 7, 6], draw)
     book.grow(draw)
@@ -102,7 +102,7 @@ def test_a_join_in_free_places_copies_no_other_row() -> None:
     assert rooms == [layer.keys.untyped_storage().data_ptr() for layer in book.cache.layers]
 
 
-def test_a_batch_that_grows_row_by_row_is_seldom_copied() -> None:
+def test_a_batch_that_grows_row_by_row_is_seldom_copied():
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5] * 16, draw)
     rooms = set()
@@ -114,7 +114,7 @@ def test_a_batch_that_grows_row_by_row_is_seldom_copied() -> None:
     assert len(rooms) < 16
 
 
-def test_the_memory_of_rows_that_left_is_released() -> None:
+def test_the_memory_of_rows_that_left_is_released():
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5] * 10, draw)
     book.grow(draw)
@@ -144,9 +144,7 @@ class Shortage:
 
 @pytest.mark.parametrize("method", ["new_empty", "index_copy_"])
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_join_that_fails_between_layers_leaves_other_rows_intact(
-    monkeypatch: pytest.MonkeyPatch, method: str, allowed: int
-) -> None:
+def test_a_join_that_fails_between_layers_leaves_other_rows_intact(monkeypatch, method, allowed):
     draw = torch.Generator().manual_seed(0)
     book, other = Book.read([5, 9, 7], draw), Book.read([40, 3], draw)
     with monkeypatch.context() as context:
@@ -161,9 +159,7 @@ def test_a_join_that_fails_between_layers_leaves_other_rows_intact(
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_removal_that_fails_between_layers_leaves_other_rows_intact(
-    monkeypatch: pytest.MonkeyPatch, allowed: int
-) -> None:
+def test_a_removal_that_fails_between_layers_leaves_other_rows_intact(monkeypatch, allowed):
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5, 9, 7, 4], draw)
     with monkeypatch.context() as context:
@@ -176,9 +172,7 @@ def test_a_removal_that_fails_between_layers_leaves_other_rows_intact(
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_shrink_that_fails_between_layers_leaves_all_rows_intact(
-    monkeypatch: pytest.MonkeyPatch, allowed: int
-) -> None:
+def test_a_shrink_that_fails_between_layers_leaves_all_rows_intact(monkeypatch, allowed):
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5, 9, 7, 4], draw)
     book.rows = [book.rows[i] for i in keep_rows(book.cache, [1, 3])]

@@ -51,7 +51,7 @@ def _ids(admitted: list[tuple[PolicyKey, EngineRequest]]) -> list[int]:
     return [request.id for _, request in admitted]
 
 
-def test_requests_of_all_versions_are_admitted_in_order_of_arrival() -> None:
+def test_requests_of_all_versions_are_admitted_in_order_of_arrival():
     room = _room(2, (A, 1), (B, 2), (A, 3), (B, 4))
     assert room.place_policies([]) == []
     assert _ids(room.admit(3, 1000)) == [1, 2, 3]
@@ -60,13 +60,13 @@ def test_requests_of_all_versions_are_admitted_in_order_of_arrival() -> None:
     assert not room.has_work
 
 
-def test_prompt_tokens_bound_the_requests_admitted_at_once() -> None:
+def test_prompt_tokens_bound_the_requests_admitted_at_once():
     room = _room(1, *((A, number) for number in range(5)))
     room.place_policies([])
     assert _ids(room.admit(10, 3)) == [0, 1]
 
 
-def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() -> None:
+def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done():
     room = _room(2, (A, 1), (B, 2), (C, 3))
     room.place_policies([])
     assert _ids(room.admit(10, 1000)) == [1, 2]
@@ -81,7 +81,7 @@ def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() 
     assert _ids(room.admit(10, 1000)) == [4]
 
 
-def test_a_load_is_answered_once_its_version_is_resident() -> None:
+def test_a_load_is_answered_once_its_version_is_resident():
     room = _room(1, (A, 1))
     room.add_load(B, 2)
     assert room.place_policies([]) == []
@@ -90,7 +90,7 @@ def test_a_load_is_answered_once_its_version_is_resident() -> None:
     assert not room.has_work
 
 
-def test_the_next_load_does_not_replace_a_version_just_loaded_ahead() -> None:
+def test_the_next_load_does_not_replace_a_version_just_loaded_ahead():
     places = Places(2)
     room: WaitingRoom[EngineRequest] = WaitingRoom(places)
     for ticket, key in enumerate((A, B, A, C)):
@@ -99,7 +99,7 @@ def test_the_next_load_does_not_replace_a_version_just_loaded_ahead() -> None:
     assert places.resident == (A, C)
 
 
-def test_a_version_that_does_not_load_ends_only_the_requests_for_it() -> None:
+def test_a_version_that_does_not_load_ends_only_the_requests_for_it():
     room: WaitingRoom[EngineRequest] = WaitingRoom(Places(2, broken=[A]))
     for key, number in ((A, 1), (B, 2), (A, 3)):
         room.add(key, _request(number))
@@ -112,7 +112,7 @@ def test_a_version_that_does_not_load_ends_only_the_requests_for_it() -> None:
     assert _ids(room.admit(10, 1000)) == [2]
 
 
-def test_cancelled_requests_and_loads_are_forgotten() -> None:
+def test_cancelled_requests_and_loads_are_forgotten():
     room = _room(2, (A, 1), (A, 2), (B, 3))
     room.add_load(C, 4)
     room.cancel({1, 3, 4})
@@ -126,7 +126,7 @@ def test_cancelled_requests_and_loads_are_forgotten() -> None:
     assert not room.has_work
 
 
-def test_a_closed_room_takes_requests_and_admits_none() -> None:
+def test_a_closed_room_takes_requests_and_admits_none():
     room = _room(1, (A, 1))
     room.close()
     room.add(A, _request(2))
@@ -141,7 +141,7 @@ def test_a_closed_room_takes_requests_and_admits_none() -> None:
     assert _ids(room.admit(9, 1000)) == [1, 2]
 
 
-def test_requests_cancelled_in_a_closed_room_are_forgotten() -> None:
+def test_requests_cancelled_in_a_closed_room_are_forgotten():
     room = _room(1, (A, 1), (A, 2))
     room.close()
     room.cancel({1})

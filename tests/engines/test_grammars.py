@@ -17,7 +17,7 @@ from rlforge.errors import EngineError
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-from .answers import Core, completion_of, direct_logprobs, finish
+from .answers import BASE_POLICY, completion_of, direct_logprobs, finish
 from .conftest import VOCABULARY
 
 TRADE = {
@@ -73,11 +73,9 @@ def _reference(model: Any, tokenizer: Any, answer: Completion, grammar: str) -> 
     return found
 
 
-def test_every_answer_is_json_of_the_schema(
-    make_core: Core, base_policy: PolicyRef, base: Any, tokenizer: Any
-) -> None:
+def test_every_answer_is_json_of_the_schema(make_core, base, tokenizer):
     grammar = json_grammar(TRADE)
-    answers = _asked(make_core(), base_policy, tokenizer, 40, grammar)
+    answers = _asked(make_core(), BASE_POLICY, tokenizer, 40, grammar)
     for answer in answers:
         assert answer.finish_reason == "stop"
         assert answer.token_ids[-1] == tokenizer.eos_token_id
@@ -89,19 +87,19 @@ def test_every_answer_is_json_of_the_schema(
 
 
 def test_requests_with_equal_prompts_and_different_grammars_leave_each_other_alone(
-    make_core: Core, base_policy: PolicyRef, base: Any, tokenizer: Any
-) -> None:
+    make_core, base, tokenizer
+):
     grammars = [None, json_grammar(TRADE), json_grammar({"type": "boolean"})]
     core = make_core()
     params = {"max_tokens": 30, "stop_token_ids": (tokenizer.eos_token_id,)}
     requests = [
-        core.submit(PROMPT, SamplingParams(seed=seed, grammar=grammar, **params), base_policy)
+        core.submit(PROMPT, SamplingParams(seed=seed, grammar=grammar, **params), BASE_POLICY)
         for seed in range(5)
         for grammar in grammars
     ]
     together = finish(core)
     for grammar in grammars:
-        alone = _asked(make_core(), base_policy, tokenizer, 5, grammar, max_tokens=30)
+        alone = _asked(make_core(), BASE_POLICY, tokenizer, 5, grammar, max_tokens=30)
         mixed = [completion_of(together[request]) for request in requests][
             grammars.index(grammar) :: 3
         ]
@@ -110,66 +108,54 @@ def test_requests_with_equal_prompts_and_different_grammars_leave_each_other_alo
         assert list(answer.logprobs) == pytest.approx(direct_logprobs(base, answer), abs=1e-4)
 
 
-def test_temperature_and_filters_apply_to_the_tokens_that_the_grammar_leaves(
-    make_core: Core, base_policy: PolicyRef, tokenizer: Any
-) -> None:
+def test_temperature_and_filters_apply_to_the_tokens_that_the_grammar_leaves(make_core, tokenizer):
     for given_params in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.99}):
         first, *others = _asked(
-            make_core(), base_policy, tokenizer, 3, json_grammar(TRADE), **given_params
+            make_core(), BASE_POLICY, tokenizer, 3, json_grammar(TRADE), **given_params
         )
         jsonschema.validate(json.loads(_text(tokenizer, first)), TRADE)
         assert set(first.logprobs) == {0.0}
         assert all(other.token_ids == first.token_ids for other in others)
 
 
-def test_a_stop_token_with_a_text_of_its_own_may_stand_within_an_answer(
-    make_core: Core, base_policy: PolicyRef, tokenizer: Any
-) -> None:
+def test_a_stop_token_with_a_text_of_its_own_may_stand_within_an_answer(make_core, tokenizer):
     (letter,) = tokenizer.encode("x", add_special_tokens=False)
     stops = (letter, tokenizer.eos_token_id)
     (answer,) = _asked(
-        make_core(), base_policy, tokenizer, 1, json_grammar({"const": "xx"}), stop_token_ids=stops
+        make_core(), BASE_POLICY, tokenizer, 1, json_grammar({"const": "xx"}), stop_token_ids=stops
     )
     assert _text(tokenizer, answer) == '"xx"'
     assert answer.token_ids[-1] == tokenizer.eos_token_id
 
 
-def test_without_stop_tokens_an_answer_ends_where_nothing_can_follow(
-    make_core: Core, base_policy: PolicyRef, tokenizer: Any
-) -> None:
+def test_without_stop_tokens_an_answer_ends_where_nothing_can_follow(make_core, tokenizer):
     (answer,) = _asked(
-        make_core(), base_policy, tokenizer, 1, json_grammar({"const": "x"}), stop_token_ids=()
+        make_core(), BASE_POLICY, tokenizer, 1, json_grammar({"const": "x"}), stop_token_ids=()
     )
     assert _text(tokenizer, answer) == '"x"'
     assert answer.finish_reason == "stop"
 
 
-def test_an_answer_that_the_limit_cuts_is_the_beginning_of_one(
-    make_core: Core, base_policy: PolicyRef, tokenizer: Any
-) -> None:
-    for answer in _asked(make_core(), base_policy, tokenizer, 5, json_grammar(TRADE), max_tokens=4):
+def test_an_answer_that_the_limit_cuts_is_the_beginning_of_one(make_core, tokenizer):
+    for answer in _asked(make_core(), BASE_POLICY, tokenizer, 5, json_grammar(TRADE), max_tokens=4):
         assert _text(tokenizer, answer) == '{"ty'
         assert answer.finish_reason == "length"
 
 
-def test_an_invalid_grammar_fails_its_own_request_and_says_why(
-    make_core: Core, base_policy: PolicyRef
-) -> None:
+def test_an_invalid_grammar_fails_its_own_request_and_says_why(make_core):
     core = make_core()
     with pytest.raises(EngineError, match='grammar of an answer is invalid: unknown name: "x"'):
-        core.submit(PROMPT, SamplingParams(grammar="start: x"), base_policy)
-    number = core.submit(PROMPT, SamplingParams(max_tokens=2), base_policy)
+        core.submit(PROMPT, SamplingParams(grammar="start: x"), BASE_POLICY)
+    number = core.submit(PROMPT, SamplingParams(max_tokens=2), BASE_POLICY)
     assert len(completion_of(finish(core)[number]).token_ids) == 2
 
 
-def test_a_grammar_beyond_the_library_s_limits_fails_its_own_request(
-    make_core: Core, base_policy: PolicyRef
-) -> None:
+def test_a_grammar_beyond_the_library_s_limits_fails_its_own_request(make_core):
     core = make_core()
     wide = [f'word_{n}: "a" "b{n}"' for n in range(3000)]
     grammar = "\n".join(["start: " + " | ".join(f"word_{n}" for n in range(3000)), *wide])
-    failing = core.submit(PROMPT, SamplingParams(grammar=grammar, max_tokens=9), base_policy)
-    number = core.submit(PROMPT, SamplingParams(max_tokens=2), base_policy)
+    failing = core.submit(PROMPT, SamplingParams(grammar=grammar, max_tokens=9), BASE_POLICY)
+    number = core.submit(PROMPT, SamplingParams(max_tokens=2), BASE_POLICY)
     answers = finish(core)
     assert len(completion_of(answers[number]).token_ids) == 2
     assert "leaves its grammar: Parser Error: Current row has 3000 items" in str(
@@ -177,7 +163,7 @@ def test_a_grammar_beyond_the_library_s_limits_fails_its_own_request(
     )
 
 
-def test_a_tokenizer_in_python_is_refused(base_policy: PolicyRef) -> None:
+def test_a_tokenizer_in_python_is_refused():
     python = SimpleNamespace(all_special_ids=[])
     with pytest.raises(EngineError, match="with SimpleNamespace: Only fast tokenizers"):
         Grammars(python, VOCABULARY).begin(json_grammar({}), [1])
@@ -192,7 +178,7 @@ def test_a_tokenizer_in_python_is_refused(base_policy: PolicyRef) -> None:
         (json_grammar({"if": {}}), 'Unimplemented keys: \\["if"\\]'),
     ],
 )
-def test_what_is_wrong_with_a_grammar_is_one_line(grammar: str, reason: str) -> None:
+def test_what_is_wrong_with_a_grammar_is_one_line(grammar, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         check_grammar(grammar)
     assert "\n" not in str(caught.value)
@@ -228,7 +214,7 @@ _SCHEMAS = st.recursive(
 
 @settings(deadline=None, max_examples=40)
 @given(schema=_SCHEMAS, draws=st.randoms(use_true_random=False))
-def test_any_walk_through_a_grammar_ends_with_an_answer_of_it(schema: Any, draws: Any) -> None:
+def test_any_walk_through_a_grammar_ends_with_an_answer_of_it(schema, draws):
     tokenizer = build_tokenizer([" yes", " no", "go"])
     state = Grammars(tokenizer, len(tokenizer)).begin(
         json_grammar(schema), [tokenizer.eos_token_id]

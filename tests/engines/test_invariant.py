@@ -18,14 +18,14 @@ from rlforge.engines.policies import PolicyStore
 from rlforge.errors import ConfigError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-from .answers import Adapter, assert_true_logprobs, completion_of, finish
+from .answers import BASE_POLICY, assert_true_logprobs, completion_of, finish
 from .conftest import VOCABULARY
 
 LONGEST = 320
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     """Positions beyond one part of torch's attention, and layers that see a window only."""
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -105,11 +105,9 @@ def ask(core: BatchGenerator, asked: list[Asked], order: list[int], pace: int) -
     return [answers[place] for place in sorted(answers)]
 
 
-def test_answers_are_the_same_alone_and_in_any_batch(
-    model: Any, tokenizer: Any, make_adapter: Adapter, base_policy: PolicyRef
-) -> None:
+def test_answers_are_the_same_alone_and_in_any_batch(model, tokenizer, make_adapter):
     adapter, _ = make_adapter(1, model=model)
-    asked = questions([base_policy, adapter])
+    asked = questions([BASE_POLICY, adapter])
     places = list(range(len(asked)))
     alone = ask(generator(model, tokenizer, sequences=1, tokens=512), asked, places, 1)
     for seed, sequences, tokens in ((0, 64, 4096), (1, 7, 600), (2, 20, 100)):
@@ -122,27 +120,23 @@ def test_answers_are_the_same_alone_and_in_any_batch(
     assert len(alone) == 24 + 8
 
 
-def test_log_probs_are_those_of_the_plain_model(
-    model: Any, tokenizer: Any, make_adapter: Adapter, base_policy: PolicyRef
-) -> None:
+def test_log_probs_are_those_of_the_plain_model(model, tokenizer, make_adapter):
     adapter, tuned = make_adapter(2, model=model)
     core = generator(model, tokenizer, sequences=8, tokens=512)
     asked = {
         core.submit((9,) * length, SamplingParams(max_tokens=6, seed=length), policy): plain
         for length in (1, 5, 40, 200)
-        for policy, plain in ((base_policy, model), (adapter, tuned))
+        for policy, plain in ((BASE_POLICY, model), (adapter, tuned))
     }
     for number, answer in finish(core).items():
         assert_true_logprobs(asked[number], completion_of(answer))
 
 
-def test_without_it_the_batch_shows_in_the_last_bits(
-    base: Any, tokenizer: Any, make_core: Any, base_policy: PolicyRef
-) -> None:
+def test_without_it_the_batch_shows_in_the_last_bits(base, tokenizer, make_core):
     """Otherwise the first test would say nothing."""
     asked = [
-        (prompt, dataclasses.replace(params, conversation=None), base_policy)
-        for prompt, params, _ in questions([base_policy])
+        (prompt, dataclasses.replace(params, conversation=None), BASE_POLICY)
+        for prompt, params, _ in questions([BASE_POLICY])
         if len(prompt) < 80
     ]
     places = list(range(len(asked)))
@@ -151,7 +145,7 @@ def test_without_it_the_batch_shows_in_the_last_bits(
     assert [c.logprobs for c in alone] != [c.logprobs for c in together]
 
 
-def test_models_whose_rows_depend_on_their_batch_are_refused() -> None:
+def test_models_whose_rows_depend_on_their_batch_are_refused():
     model: Any = LlamaForCausalLM(
         LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4)
     ).eval()
@@ -167,7 +161,7 @@ def test_models_whose_rows_depend_on_their_batch_are_refused() -> None:
         check_invariance(model)
 
 
-def test_models_with_an_attention_of_their_own_are_refused() -> None:
+def test_models_with_an_attention_of_their_own_are_refused():
     model: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=64,
@@ -181,7 +175,7 @@ def test_models_with_an_attention_of_their_own_are_refused() -> None:
         make_invariant(model)
 
 
-def test_positions_of_keys_are_multiples_that_torch_sums_in_equal_parts() -> None:
+def test_positions_of_keys_are_multiples_that_torch_sums_in_equal_parts():
     lengths = range(1, 2000)
     assert all(key_positions(n) >= n for n in lengths)
     assert {key_positions(n) for n in lengths} == {64, 128, 512, 1024, 1536, 2048}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -122,13 +121,13 @@ ANSWERS = {
 
 
 @pytest.fixture
-def server() -> Iterator[ChatServer]:
+def server():
     with serving(Handler) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -146,7 +145,7 @@ async def _chat(config: ApiConfig, name: str = "openai:m") -> Any:
         await player.close()
 
 
-async def test_an_answer_becomes_a_completion(server: ChatServer) -> None:
+async def test_an_answer_becomes_a_completion(server):
     completion = await _chat(_config(server, temperature=0.3, max_tokens=77))
     assert completion.text == "[4]"
     assert completion.finish_reason == "stop"
@@ -159,9 +158,7 @@ async def test_an_answer_becomes_a_completion(server: ChatServer) -> None:
     assert asked["max_tokens"] == 77
 
 
-async def test_openrouter_uses_its_own_address_and_key(
-    server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_openrouter_uses_its_own_address_and_key(server, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret-1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-2")
     config = ApiConfig(openrouter_base_url=server.url)
@@ -170,23 +167,19 @@ async def test_openrouter_uses_its_own_address_and_key(
     assert server.requests[0]["key"] == "Bearer secret-1"
 
 
-async def test_an_answer_cut_short_says_so(server: ChatServer) -> None:
+async def test_an_answer_cut_short_says_so(server):
     server.mood = "cut"
     assert (await _chat(_config(server))).finish_reason == "length"
 
 
 @pytest.mark.parametrize(("most", "reason"), [(6, "context"), (5, "length"), (2, "length")])
-async def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
-    server: ChatServer, most: int, reason: str
-) -> None:
+async def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(server, most, reason):
     """Five tokens, of which three are thoughts that the server does not count."""
     server.mood = "cut by the context"
     assert (await _chat(_config(server, max_tokens=most))).finish_reason == reason
 
 
-async def test_an_answer_cut_by_the_context_before_it_has_text_is_a_full_context(
-    server: ChatServer,
-) -> None:
+async def test_an_answer_cut_by_the_context_before_it_has_text_is_a_full_context(server):
     server.mood = "cut in its thoughts"
     with pytest.raises(PromptTooLongError, match="without text"):
         await _chat(_config(server, max_tokens=6))
@@ -195,7 +188,7 @@ async def test_an_answer_cut_by_the_context_before_it_has_text_is_a_full_context
     assert not isinstance(caught.value, PromptTooLongError)
 
 
-async def test_server_errors_are_tried_again(server: ChatServer) -> None:
+async def test_server_errors_are_tried_again(server):
     server.mood = "recovers"
     assert (await _chat(_config(server))).text == "[4]"
     assert len(server.requests) == 3
@@ -214,9 +207,7 @@ async def test_server_errors_are_tried_again(server: ChatServer) -> None:
         ("no text", r"without text \(finish_reason 'tool_calls'\)", 1),
     ],
 )
-async def test_an_unusable_answer_is_an_engine_error(
-    server: ChatServer, mood: str, message: str, tries: int
-) -> None:
+async def test_an_unusable_answer_is_an_engine_error(server, mood, message, tries):
     server.mood = mood
     with pytest.raises(EngineError, match=message):
         await _chat(_config(server))
@@ -224,9 +215,7 @@ async def test_an_unusable_answer_is_an_engine_error(
 
 
 @pytest.mark.parametrize("mood", TOO_LONG)
-async def test_a_conversation_that_does_not_fit_is_told_apart(
-    server: ChatServer, mood: str
-) -> None:
+async def test_a_conversation_that_does_not_fit_is_told_apart(server, mood):
     """A game is cut there, where it would fail after another error."""
     server.mood = mood
     _, error = TOO_LONG[mood]
@@ -237,27 +226,27 @@ async def test_a_conversation_that_does_not_fit_is_told_apart(
 
 
 @pytest.mark.parametrize("mood", OTHERS)
-async def test_other_refusals_are_not_taken_for_it(server: ChatServer, mood: str) -> None:
+async def test_other_refusals_are_not_taken_for_it(server, mood):
     server.mood = mood
     with pytest.raises(EngineError) as caught:
         await _chat(_config(server, max_retries=0))
     assert not isinstance(caught.value, PromptTooLongError)
 
 
-async def test_a_slow_server_is_given_up_after_the_retries(server: ChatServer) -> None:
+async def test_a_slow_server_is_given_up_after_the_retries(server):
     server.mood = "slow"
     with pytest.raises(EngineError, match=r"no answer within 1 s in 2 tries.*timeout_s"):
         await _chat(_config(server, timeout_s=1, max_retries=1))
     assert len(server.requests) == 2
 
 
-async def test_a_server_that_sends_single_bytes_is_given_up(server: ChatServer) -> None:
+async def test_a_server_that_sends_single_bytes_is_given_up(server):
     server.mood = "byte by byte"
     with pytest.raises(EngineError, match=r"no answer within 0\.3 s in 1 try"):
         await _chat(_config(server, timeout_s=0.3, max_retries=0))
 
 
-async def test_an_address_without_a_server_is_named(server: ChatServer) -> None:
+async def test_an_address_without_a_server_is_named(server):
     config = _config(server, openai_base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(
         EngineError, match=r"openai:m at http://127.0.0.1:9/v1 cannot be reached in 1 try;"
@@ -265,7 +254,7 @@ async def test_an_address_without_a_server_is_named(server: ChatServer) -> None:
         await _chat(config)
 
 
-async def test_a_model_that_takes_no_temperature_keeps_its_own(server: ChatServer) -> None:
+async def test_a_model_that_takes_no_temperature_keeps_its_own(server):
     server.mood = "reasons"
     player = ApiPlayer(_config(server, temperature=0.3))
     policy = PolicyRef(uid="p", kind="api", path_or_name="openai:m")
@@ -275,14 +264,14 @@ async def test_a_model_that_takes_no_temperature_keeps_its_own(server: ChatServe
     assert ["temperature" in asked for asked in server.requests] == [True, False, False]
 
 
-async def test_an_answer_that_reasoning_has_used_up_names_the_key(server: ChatServer) -> None:
+async def test_an_answer_that_reasoning_has_used_up_names_the_key(server):
     server.mood = "spent"
     with pytest.raises(EngineError, match=r"used up pool\.api\.max_tokens=77; raise it"):
         await _chat(_config(server, max_tokens=77))
     assert len(server.requests) == 1
 
 
-async def test_requests_wait_for_a_place(server: ChatServer) -> None:
+async def test_requests_wait_for_a_place(server):
     server.mood = "busy"
     player = ApiPlayer(_config(server, max_concurrency=3))
     policy = PolicyRef(uid="p", kind="api", path_or_name="openai:m")
@@ -296,7 +285,7 @@ async def test_requests_wait_for_a_place(server: ChatServer) -> None:
     ("name", "variable"),
     [("openai:gpt", "OPENAI_API_KEY"), ("openrouter:org/m", "OPENROUTER_API_KEY")],
 )
-def test_a_missing_key_is_named_before_anything_starts(name: str, variable: str) -> None:
+def test_a_missing_key_is_named_before_anything_starts(name, variable):
     with pytest.raises(ConfigError, match=variable):
         check_api(name, ApiConfig())
     with pytest.raises(ConfigError, match=variable):
@@ -304,20 +293,18 @@ def test_a_missing_key_is_named_before_anything_starts(name: str, variable: str)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_a_server_on_this_machine_needs_no_key(host: str) -> None:
+def test_a_server_on_this_machine_needs_no_key(host):
     url = f"http://{host}:8000/v1"
     assert check_api("openai:m", ApiConfig(openai_base_url=url)).base_url == url
 
 
 @pytest.mark.parametrize("name", ["gpt", "openai:", "azure:gpt", ""])
-def test_other_names_are_refused(name: str) -> None:
+def test_other_names_are_refused(name):
     with pytest.raises(ConfigError, match="write openai:MODEL or openrouter:MODEL"):
         check_api(name, ApiConfig())
 
 
-async def test_a_key_is_not_part_of_an_error(
-    server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_is_not_part_of_an_error(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-3")
     server.mood = "broken"
     with pytest.raises(EngineError) as caught:
@@ -330,14 +317,12 @@ async def test_a_key_is_not_part_of_an_error(
 
 
 @pytest.fixture
-def litellm_config(server: ChatServer) -> ApiConfig:
+def litellm_config(server):
     pytest.importorskip("litellm")
     return ApiConfig(litellm_base_url=server.url, max_retries=1, timeout_s=1)
 
 
-async def test_litellm_asks_providers_in_their_own_way(
-    server: ChatServer, litellm_config: ApiConfig
-) -> None:
+async def test_litellm_asks_providers_in_their_own_way(server, litellm_config):
     server.mood = "anthropic"
     answer = await _chat(litellm_config, "litellm:anthropic/claude-sonnet-4-5")
     assert (answer.text, answer.finish_reason) == ("[5]", "stop")
@@ -347,9 +332,7 @@ async def test_litellm_asks_providers_in_their_own_way(
     assert asked["messages"][0]["content"][0]["text"] == MESSAGES[0]["content"]
 
 
-async def test_litellm_drops_what_a_model_does_not_take(
-    server: ChatServer, litellm_config: ApiConfig
-) -> None:
+async def test_litellm_drops_what_a_model_does_not_take(server, litellm_config):
     assert (await _chat(litellm_config, "litellm:openai/gpt-5-mini")).text == "[4]"
     (asked,) = server.requests
     assert "temperature" not in asked
@@ -366,17 +349,15 @@ async def test_litellm_drops_what_a_model_does_not_take(
     ],
 )
 async def test_failures_by_litellm_read_as_those_of_other_endpoints(
-    server: ChatServer, litellm_config: ApiConfig, mood: str, message: str, tries: int
-) -> None:
+    server, litellm_config, mood, message, tries
+):
     server.mood = mood
     with pytest.raises(EngineError, match=message):
         await _chat(litellm_config, "litellm:openai/m")
     assert len(server.requests) == tries
 
 
-def test_litellm_s_providers_and_keys_are_checked_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_litellm_s_providers_and_keys_are_checked_before_anything_starts(monkeypatch):
     pytest.importorskip("litellm")
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -388,7 +369,7 @@ def test_litellm_s_providers_and_keys_are_checked_before_anything_starts(
     assert check_api("litellm:anthropic/claude-sonnet-4-5", ApiConfig()).base_url is None
 
 
-def test_without_litellm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_litellm_its_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'rlforge\[litellm\]'"):
         check_api("litellm:openai/m", ApiConfig())

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,27 @@ from rlforge.errors import ConfigError, PolicyLoadError
 from rlforge.league.names import parse_opponent
 from rlforge.types import PolicyRef, SamplingParams
 
+from .answers import BASE_POLICY
+
 # PEFT looks at the base for a changed vocabulary.
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
 
 
-async def test_the_transformers_engine_answers_for_the_configured_model(
-    base: Any, tokenizer: Any, tmp_path: Path, base_policy: PolicyRef
-) -> None:
+async def test_the_transformers_engine_answers_for_the_configured_model(base, tokenizer, tmp_path):
     base.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     config = RunConfig(seed=3, model=ModelConfig(kind="hf", name=str(tmp_path / "model")))
     engine = make_engine(config, device="cpu", threads=1)
     try:
-        completion = await engine.generate([1, 2, 3], SamplingParams(max_tokens=2), base_policy)
+        completion = await engine.generate([1, 2, 3], SamplingParams(max_tokens=2), BASE_POLICY)
     finally:
         await engine.close()
     assert len(completion.token_ids) == 2
     assert torch.get_num_threads() == 1
 
 
-def test_a_loaded_engine_leaves_no_threads_that_slow_its_own_down(
-    base: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+@pytest.mark.ray
+def test_a_loaded_engine_leaves_no_threads_that_slow_its_own_down(base, tokenizer, tmp_path):
     """The thread that asks for it has no OpenMP helpers: it gets them with its first product."""
     base.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -64,7 +62,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.fixture
-def config(base: Any, tmp_path: Path) -> RunConfig:
+def config(base, tmp_path):
     base.save_pretrained(tmp_path / "base")
     lora = Trained(rank=5, target_modules=["q_proj"])
     return RunConfig(
@@ -74,7 +72,7 @@ def config(base: Any, tmp_path: Path) -> RunConfig:
 
 
 @pytest.fixture
-def opponent(base: Any, tmp_path: Path) -> Callable[..., PolicyRef]:
+def opponent(base, tmp_path):
     def make(**lora: Any) -> PolicyRef:
         settings = {"r": 4, "target_modules": ["q_proj"]} | lora
         wrapped = get_peft_model(copy.deepcopy(base), LoraConfig(**settings))
@@ -89,20 +87,16 @@ def _on_vllm(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, engine=EngineConfig(name="vllm"))
 
 
-@pytest.mark.parametrize(
-    "lora", [{}, {"r": 64}, {"target_modules": ["v_proj", "down_proj"]}, {"use_dora": True}]
-)
+@pytest.mark.parametrize("lora", [{"r": 64, "target_modules": ["v_proj"]}, {"use_dora": True}])
 def test_the_transformers_engine_plays_adapters_of_any_rank_and_layers(
-    base: Any, config: RunConfig, opponent: Callable[..., PolicyRef], lora: dict[str, Any]
-) -> None:
+    base, config, opponent, lora
+):
     policy = opponent(**lora)
     check_playable([policy], config)
     load_policy(base, policy.path_or_name or "", policy.uid)
 
 
-def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(
-    base: Any, config: RunConfig, tmp_path: Path
-) -> None:
+def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(base, config, tmp_path):
     base.save_pretrained(tmp_path / "full")
     policy = parse_opponent(f"checkpoint:{tmp_path / 'full'}")
     check_playable([policy], config)
@@ -115,10 +109,7 @@ def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(
     [
         ({"r": 8}, None),  # the smallest room for model.lora.rank=5
         ({"target_modules": ["v_proj", "down_proj"]}, None),
-        (
-            {"r": 9},
-            r"model\.lora\.rank=5 makes room for 8; raise model\.lora\.rank, or use",
-        ),
+        ({"r": 9}, r"model\.lora\.rank=5 makes room for 8; raise model\.lora\.rank, or use"),
         ({"use_rslora": True}, None),
         ({"layers_to_transform": [1]}, None),
         (
@@ -130,11 +121,8 @@ def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(
     ],
 )
 def test_vllm_plays_plain_adapters_up_to_the_rank_that_it_makes_room_for(
-    config: RunConfig,
-    opponent: Callable[..., PolicyRef],
-    lora: dict[str, Any],
-    message: str | None,
-) -> None:
+    config, opponent, lora, message
+):
     policies = [opponent(**lora)]
     if message is None:
         check_playable(policies, _on_vllm(config))
@@ -146,8 +134,8 @@ def test_vllm_plays_plain_adapters_up_to_the_rank_that_it_makes_room_for(
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_a_truncated_opponent_is_refused_by_the_check_and_by_the_engine(
-    base: Any, config: RunConfig, opponent: Callable[..., PolicyRef], engine: str
-) -> None:
+    base, config, opponent, engine
+):
     policy = opponent()
     file = Path(policy.path_or_name or "") / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
@@ -158,13 +146,13 @@ def test_a_truncated_opponent_is_refused_by_the_check_and_by_the_engine(
         load_policy(base, policy.path_or_name or "", policy.uid)
 
 
-def test_a_directory_without_weights_is_refused(config: RunConfig, tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_refused(config, tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match=r"run has neither adapter_config\.json nor config\.json"):
         check_playable([parse_opponent(f"checkpoint:{tmp_path / 'run'}")], config)
 
 
-def test_only_saved_policies_are_checked() -> None:
+def test_only_saved_policies_are_checked():
     config = RunConfig(model=ModelConfig(kind="hf", name="no/where"))
     names = ("base", "random_legal", "openai:model")
     check_playable([parse_opponent(name) for name in names], config)

@@ -19,7 +19,7 @@ def _ones(rows: int, value: float = 1.0) -> torch.Tensor:
     return torch.full((rows,), value)
 
 
-def test_uniforms_are_uniform_within_a_stream_and_across_neighbouring_seeds() -> None:
+def test_uniforms_are_uniform_within_a_stream_and_across_neighbouring_seeds():
     count = np.arange(20_000, dtype=np.uint64)
     zero = np.zeros_like(count)
     for draws in (uniforms(zero, count), uniforms(count, zero)):
@@ -31,7 +31,7 @@ def test_uniforms_are_uniform_within_a_stream_and_across_neighbouring_seeds() ->
         assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
 
 
-def test_uniforms_repeat_and_differ_by_counter() -> None:
+def test_uniforms_repeat_and_differ_by_counter():
     seeds = np.array([7, 7, 8], dtype=np.uint64)
     first = uniforms(seeds, np.array([0, 1, 0], dtype=np.uint64))
     again = uniforms(seeds, np.array([0, 1, 0], dtype=np.uint64))
@@ -40,14 +40,10 @@ def test_uniforms_repeat_and_differ_by_counter() -> None:
 
 
 @given(
-    st.lists(st.floats(-8, 8), min_size=2, max_size=12),
-    st.floats(0.1, 3.0),
-    st.floats(0.05, 1.0),
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12), st.floats(0.1, 3.0), st.floats(0.05, 1.0)
 )
 @example([0.0, -1.4491360458421653e-11, 0.0], 1.0, 0.5)
-def test_sampling_logprobs_are_a_distribution_over_the_nucleus(
-    logits: list[float], temperature: float, top_p: float
-) -> None:
+def test_sampling_logprobs_are_a_distribution_over_the_nucleus(logits, temperature, top_p):
     row = torch.tensor([logits])
     logprobs = sampling_logprobs(row, _ones(1, temperature), _ones(1, top_p))[0].double()
     assert float(logprobs.exp().sum()) == pytest.approx(1, abs=1e-5)
@@ -63,13 +59,13 @@ def test_sampling_logprobs_are_a_distribution_over_the_nucleus(
     assert logprobs[kept].exp().tolist() == pytest.approx((plain[kept] / mass).tolist(), rel=1e-4)
 
 
-def test_top_p_by_hand() -> None:
+def test_top_p_by_hand():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     logprobs = sampling_logprobs(logits, _ones(1), _ones(1, 0.7))
     assert logprobs.exp()[0].tolist() == pytest.approx([0.625, 0.375, 0, 0])
 
 
-def test_temperature_zero_takes_the_largest_logit_with_logprob_zero() -> None:
+def test_temperature_zero_takes_the_largest_logit_with_logprob_zero():
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]])
     temperature = torch.tensor([0.0, 1.0])
     tokens, logprobs = sample(
@@ -80,7 +76,7 @@ def test_temperature_zero_takes_the_largest_logit_with_logprob_zero() -> None:
     assert logprobs[1] == pytest.approx(float(torch.log_softmax(logits[1], 0)[0]))
 
 
-def test_frequencies_match_probabilities() -> None:
+def test_frequencies_match_probabilities():
     count = 40_000
     probabilities = torch.tensor([0.05, 0.6, 0.0, 0.35])
     numbers = torch.from_numpy(uniforms(*np.array([[3] * count, range(count)], dtype=np.uint64)))
@@ -94,7 +90,7 @@ def test_frequencies_match_probabilities() -> None:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
-def test_several_tokens_of_a_row_are_those_of_as_many_equal_rows(top_p: float) -> None:
+def test_several_tokens_of_a_row_are_those_of_as_many_equal_rows(top_p):
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(5, 40, generator=generator)
     numbers = torch.rand(5, 8, generator=generator, dtype=torch.float64)
@@ -107,7 +103,7 @@ def test_several_tokens_of_a_row_are_those_of_as_many_equal_rows(top_p: float) -
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
-def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform: float) -> None:
+def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform):
     logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
     tokens, logprobs = sample(
         logits, _ones(1), _ones(1), torch.tensor([[uniform]], dtype=torch.float64)
@@ -116,7 +112,7 @@ def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform: float) -> 
     assert torch.isfinite(logprobs).all()
 
 
-def test_large_batches_are_sampled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_sampled_in_chunks(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50, generator=generator)
     numbers = torch.rand(7, 3, generator=generator, dtype=torch.float64)
@@ -129,9 +125,7 @@ def test_large_batches_are_sampled_in_chunks(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("filters", [(1.0, 0, 0), (0.9, 0, 0), (1.0, 7, 0), (0.9, 9, 0.05)])
-def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(
-    temperature: float, filters: tuple[float, float, float]
-) -> None:
+def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(temperature, filters):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
     numbers = torch.rand(6, 1, generator=generator, dtype=torch.float64)
@@ -177,9 +171,7 @@ def _filtered(row: npt.NDArray[np.float64], k: int, p: float, least: float) -> l
 @example([0, 0, 0, -1], 1.0, 2, 1.0, 0.0)  # as likely as the last of two: three are left
 @example([10, 5, 0, -5], 1.0, 2, 0.999, 0.0)  # of what top-k leaves, not of all
 @example([3, 2, 1, 0], 1.0, 3, 0.9, 0.2)
-def test_filters_leave_what_their_definitions_say(
-    steps: list[int], temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
+def test_filters_leave_what_their_definitions_say(steps, temperature, top_k, top_p, min_p):
     row = np.array(steps, dtype=np.float64) / 8
     logprobs = sampling_logprobs(
         torch.tensor(row)[None],
@@ -202,7 +194,7 @@ def test_filters_leave_what_their_definitions_say(
     )
 
 
-def test_each_row_has_filters_of_its_own() -> None:
+def test_each_row_has_filters_of_its_own():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(4, 1)
     logprobs = sampling_logprobs(
         logits,
@@ -215,14 +207,14 @@ def test_each_row_has_filters_of_its_own() -> None:
     assert torch.allclose(logprobs.exp(), torch.tensor(expected))
 
 
-def test_filters_that_are_off_leave_every_token() -> None:
+def test_filters_that_are_off_leave_every_token():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     plain = sampling_logprobs(logits, _ones(5))
     off = sampling_logprobs(logits, _ones(5), _ones(5), torch.zeros(5), torch.zeros(5))
     assert torch.allclose(plain, off, atol=1e-6)
 
 
-def test_a_row_without_filters_is_the_same_among_rows_with_them() -> None:
+def test_a_row_without_filters_is_the_same_among_rows_with_them():
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     on = torch.tensor([False, True, True, True])
     filters = {

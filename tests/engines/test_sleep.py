@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +13,19 @@ import torch
 from torch import UntypedStorage
 
 from rlforge.config.schema import EngineConfig
-from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.models import devices
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
+from .answers import BASE_POLICY
+
 Asking = Callable[[int], tuple[list[int], SamplingParams, PolicyRef]]
 
 
 @pytest.fixture
-def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
+def spoilt(monkeypatch):
     """Moves to the host copy, though the device is the CPU; the memory left behind becomes NaN."""
 
     def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
@@ -36,7 +37,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def engine(base: Any, tokenizer: Any) -> AsyncIterator[TransformersEngine]:
+async def engine(base, tokenizer):
     engine = TransformersEngine(EngineConfig(max_parallel_seq=8, max_loras=2), base, tokenizer)
     yield engine
     await engine.wake()
@@ -44,9 +45,9 @@ async def engine(base: Any, tokenizer: Any) -> AsyncIterator[TransformersEngine]
 
 
 @pytest.fixture
-def asking(base_policy: PolicyRef, make_adapter: Callable[..., Any]) -> Asking:
+def asking(make_adapter):
     """Request ``index``, of three policies in turns, that takes some 60 steps."""
-    policies = [base_policy, make_adapter(1)[0], make_adapter(2)[0]]
+    policies = [BASE_POLICY, make_adapter(1)[0], make_adapter(2)[0]]
 
     def ask(index: int) -> tuple[list[int], SamplingParams, PolicyRef]:
         params = SamplingParams(max_tokens=60 + index, seed=index)
@@ -68,9 +69,7 @@ def done(tasks: list[asyncio.Task[Completion]]) -> int:
     return sum(task.done() for task in tasks)
 
 
-async def test_sleep_changes_no_answer(
-    engine: TransformersEngine, asking: Asking, spoilt: None
-) -> None:
+async def test_sleep_changes_no_answer(engine, asking, spoilt):
     steady = await asyncio.gather(*start(engine, asking, *range(12)))
     early = start(engine, asking, *range(6))
     await running(engine, 6)
@@ -89,9 +88,7 @@ async def test_sleep_changes_no_answer(
         assert after.policy_uid == before.policy_uid
 
 
-async def test_only_running_requests_are_finished_before_sleep(
-    engine: TransformersEngine, asking: Asking
-) -> None:
+async def test_only_running_requests_are_finished_before_sleep(engine, asking):
     tasks = start(engine, asking, *range(0, 60, 3))  # of one policy, with 8 places
     await running(engine, 8)
     ended_before = done(tasks)
@@ -104,9 +101,7 @@ async def test_only_running_requests_are_finished_before_sleep(
     assert len(await asyncio.gather(*tasks)) == 20
 
 
-async def test_a_load_during_sleep_is_done_after_wake(
-    engine: TransformersEngine, make_adapter: Callable[..., Any]
-) -> None:
+async def test_a_load_during_sleep_is_done_after_wake(engine, make_adapter):
     await engine.load(make_adapter(1)[0])
     await engine.sleep()
     loading = asyncio.create_task(engine.load(make_adapter(2)[0]))
@@ -117,9 +112,7 @@ async def test_a_load_during_sleep_is_done_after_wake(
     assert engine.stats().resident == ("v1", "v2")
 
 
-async def test_requests_cancelled_during_sleep_are_never_computed(
-    engine: TransformersEngine, asking: Asking
-) -> None:
+async def test_requests_cancelled_during_sleep_are_never_computed(engine, asking):
     queued = start(engine, asking, *range(0, 60, 3))
     await running(engine, 8)
     await engine.sleep()
@@ -134,7 +127,7 @@ async def test_requests_cancelled_during_sleep_are_never_computed(
     assert engine.stats().queued == engine.stats().running == 0
 
 
-async def test_sleep_and_wake_are_idempotent(engine: TransformersEngine, asking: Asking) -> None:
+async def test_sleep_and_wake_are_idempotent(engine, asking):
     await engine.wake()
     await engine.sleep()
     await engine.sleep()
@@ -143,9 +136,7 @@ async def test_sleep_and_wake_are_idempotent(engine: TransformersEngine, asking:
     await task
 
 
-async def test_wake_while_draining_ends_the_sleep(
-    engine: TransformersEngine, asking: Asking
-) -> None:
+async def test_wake_while_draining_ends_the_sleep(engine, asking):
     tasks = start(engine, asking, 0, 1, 2)
     await running(engine, 3)
     falling_asleep = asyncio.create_task(engine.sleep())
@@ -156,9 +147,7 @@ async def test_wake_while_draining_ends_the_sleep(
     await asyncio.gather(*tasks)
 
 
-async def test_closing_during_sleep_fails_the_waiting_requests(
-    base: Any, tokenizer: Any, asking: Asking
-) -> None:
+async def test_closing_during_sleep_fails_the_waiting_requests(base, tokenizer, asking):
     engine = TransformersEngine(EngineConfig(), base, tokenizer)
     await engine.sleep()
     held = start(engine, asking, 0, 1)
@@ -171,9 +160,7 @@ async def test_closing_during_sleep_fails_the_waiting_requests(
             await call()
 
 
-async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(
-    make_core: Callable[..., BatchGenerator], asking: Asking
-) -> None:
+async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(make_core, asking):
     # Long enough for a token on a busy machine.
     engine = ThreadedEngine(make_core(), stuck_after_s=1.5)
     await engine.sleep()
@@ -185,12 +172,7 @@ async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(
 
 
 @pytest.mark.parametrize("fails", ["sleep", "wake"])
-async def test_an_engine_that_fails_in_sleep_or_wake_is_dead(
-    make_core: Callable[..., BatchGenerator],
-    asking: Asking,
-    fails: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_that_fails_in_sleep_or_wake_is_dead(make_core, asking, fails, monkeypatch):
     core = make_core()
 
     def broken() -> None:
@@ -212,9 +194,7 @@ async def test_an_engine_that_fails_in_sleep_or_wake_is_dead(
     await engine.close()
 
 
-async def test_a_sleep_that_never_ends_counts_as_stuck(
-    make_core: Callable[..., BatchGenerator], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sleep_that_never_ends_counts_as_stuck(make_core, monkeypatch):
     core, never = make_core(), threading.Event()
     monkeypatch.setattr(core, "sleep", never.wait)
     engine = ThreadedEngine(core, stuck_after_s=0.2)
@@ -225,7 +205,7 @@ async def test_a_sleep_that_never_ends_counts_as_stuck(
 
 
 @pytest.mark.gpu
-async def test_a_sleeping_engine_frees_the_gpu(base: Any, tokenizer: Any, asking: Asking) -> None:
+async def test_a_sleeping_engine_frees_the_gpu(base, tokenizer, asking):
     before = torch.cuda.memory_allocated()
     engine = TransformersEngine(EngineConfig(), copy.deepcopy(base).to("cuda"), tokenizer)
     expected = await engine.generate(*asking(1))

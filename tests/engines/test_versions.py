@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,14 +47,14 @@ def _adapter(path: Path) -> Path:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Callable[..., PolicyKey]:
+def key(tmp_path):
     def make(uid: str, folder: str = "adapter") -> PolicyKey:
         return PolicyKey(uid, str(_adapter(tmp_path / folder)))
 
     return make
 
 
-def test_the_same_uid_with_another_path_is_another_adapter(key: Callable[..., PolicyKey]) -> None:
+def test_the_same_uid_with_another_path_is_another_adapter(key):
     backend = Backend(3)
     for asked in (key("a"), key("a", "other"), key("b")):
         assert backend.table.load(asked, busy=())
@@ -66,9 +65,7 @@ def test_the_same_uid_with_another_path_is_another_adapter(key: Callable[..., Po
     assert len({adapter.name for adapter in backend.ever}) == 3
 
 
-def test_a_version_loaded_again_gets_a_new_number(
-    key: Callable[..., PolicyKey],
-) -> None:
+def test_a_version_loaded_again_gets_a_new_number(key):
     backend = Backend(1)
     for uid in ("a", "b", "a"):
         assert backend.table.load(key(uid), busy=())
@@ -76,7 +73,7 @@ def test_a_version_loaded_again_gets_a_new_number(
     assert list(backend.held) == [3]
 
 
-def test_the_least_recently_used_idle_version_is_replaced(key: Callable[..., PolicyKey]) -> None:
+def test_the_least_recently_used_idle_version_is_replaced(key):
     backend = Backend(2)
     a, b, c = key("a"), key("b"), key("c")
     for asked in (a, b):
@@ -88,7 +85,7 @@ def test_the_least_recently_used_idle_version_is_replaced(key: Callable[..., Pol
     assert backend.table.resident == (a, c)
 
 
-def test_the_base_model_does_not_count_towards_the_capacity() -> None:
+def test_the_base_model_does_not_count_towards_the_capacity():
     backend = Backend(1)
     assert backend.table.load(BASE, busy=())
     assert backend.table.is_resident(BASE)
@@ -105,8 +102,8 @@ def test_the_base_model_does_not_count_towards_the_capacity() -> None:
     ],
 )
 def test_a_directory_without_an_adapter_is_refused_and_replaces_nothing(
-    key: Callable[..., PolicyKey], tmp_path: Path, file: str | None, message: str
-) -> None:
+    key, tmp_path, file, message
+):
     backend = Backend(1)
     held = key("a")
     backend.table.load(held, busy=())
@@ -120,7 +117,7 @@ def test_a_directory_without_an_adapter_is_refused_and_replaces_nothing(
     assert backend.table.resident == (held,)
 
 
-def test_an_adapter_that_the_engine_refuses_is_not_resident(key: Callable[..., PolicyKey]) -> None:
+def test_an_adapter_that_the_engine_refuses_is_not_resident(key):
     backend = Backend(1)
     broken = key("x", "broken")
     with pytest.raises(EngineError, match="broken"):
@@ -137,9 +134,7 @@ def test_an_adapter_that_the_engine_refuses_is_not_resident(key: Callable[..., P
         ("adapter_model.safetensors", 0),
     ],
 )
-def test_a_truncated_adapter_is_refused_and_replaces_nothing(
-    key: Callable[..., PolicyKey], file: str, size: int
-) -> None:
+def test_a_truncated_adapter_is_refused_and_replaces_nothing(key, file, size):
     backend = Backend(1)
     held, torn = key("a"), key("x", "torn")
     backend.table.load(held, busy=())
@@ -151,9 +146,7 @@ def test_a_truncated_adapter_is_refused_and_replaces_nothing(
     assert [adapter.name for adapter in backend.ever] == ["a#1"]
 
 
-def test_an_adapter_unloaded_in_vain_is_loaded_again(
-    key: Callable[..., PolicyKey],
-) -> None:
+def test_an_adapter_unloaded_in_vain_is_loaded_again(key):
     backend = Backend(3)
     a, b, c = key("a"), key("b"), key("c")
     for asked in (a, b, c):
@@ -167,9 +160,7 @@ def test_an_adapter_unloaded_in_vain_is_loaded_again(
     assert backend.held[adapter.number] == adapter
 
 
-def test_an_adapter_that_cannot_be_loaded_again_is_not_resident(
-    key: Callable[..., PolicyKey],
-) -> None:
+def test_an_adapter_that_cannot_be_loaded_again_is_not_resident(key):
     backend = Backend(1)
     lost = key("a", "lost")
     backend.table.load(lost, busy=())
@@ -182,9 +173,7 @@ def test_an_adapter_that_cannot_be_loaded_again_is_not_resident(
 
 
 @given(asked=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(1, 4))
-def test_capacity_is_kept_and_numbers_are_never_reused(
-    asked: list[int], capacity: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_capacity_is_kept_and_numbers_are_never_reused(asked, capacity, tmp_path_factory):
     folder = _adapter(tmp_path_factory.getbasetemp() / "table")
     backend = Backend(capacity)
     for index in asked:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,14 +29,14 @@ LORA = LoraConfig(rank=8, alpha=8)
 
 
 @pytest.fixture(autouse=True)
-def vllm_is_here() -> None:
+def vllm_is_here():
     try:
         check_installed("cuda")
     except ConfigError as error:
         pytest.skip(str(error))
 
 
-async def test_a_sleeping_engine_frees_the_gpu(tmp_path: Path) -> None:
+async def test_a_sleeping_engine_frees_the_gpu(tmp_path):
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

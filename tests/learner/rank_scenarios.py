@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import random
 import sys
@@ -13,13 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from tests.learner import parts
 from torch.distributed.tensor import DTensor
-from transformers import (
-    GraniteConfig,
-    GraniteForCausalLM,
-    MiniCPM3Config,
-    MiniCPM3ForCausalLM,
-)
+from transformers import GraniteConfig, GraniteForCausalLM, MiniCPM3Config, MiniCPM3ForCausalLM
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import (
@@ -74,17 +69,7 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
 UPDATES = 3
 
 
-def conftest() -> Any:
-    """The parts that tests get as a fixture."""
-    spec = importlib.util.spec_from_file_location("parts", Path(__file__).with_name("conftest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Parts
-
-
-def batch_of(parts: Any, games: int, version: int, rules: int, lag: int) -> TrainBatch:
+def batch_of(games: int, version: int, rules: int, lag: int) -> TrainBatch:
     """``games`` games of three turns in one group; a single turn for 0 games.
 
     rules: tokens with which all prompts begin. lag: the turns were drawn so many versions earlier.
@@ -114,7 +99,6 @@ def play(
     folder: empty; rank 0 leaves what the engine would load in ``saved``. resume_from: a state that
     other ranks saved in the same scenario, instead of this run's own.
     """
-    parts = conftest()
     algorithm, options = SCENARIOS[name]
     options = dict(options)
     games, resume = options.pop("games", 4), options.pop("resume", False)
@@ -141,7 +125,7 @@ def play(
     def new() -> tuple[Learner, Any]:
         model = parts.model(tie_word_embeddings=tied)
         if scaled or alone:
-            model = granite_model(parts) if scaled else minicpm_model(parts)
+            model = granite_model() if scaled else minicpm_model()
         with mock.patch.object(attention, "segment_attention", kernel):
             learner = parts.learner(
                 model,
@@ -158,7 +142,7 @@ def play(
     learner, model = new()
     metrics = []
     for version in range(UPDATES):
-        batch = batch_of(parts, games, version, rules, lag)
+        batch = batch_of(games, version, rules, lag)
         if lag:
             step = folder / f"step-{version}"
             if ranks.rank == 0:
@@ -181,11 +165,7 @@ def play(
     if ranks.rank == 0:
         saved.mkdir()
     learner.save(saved if ranks.rank == 0 else None)
-    return {
-        "weights": learner.state_dict()["policy"],
-        "metrics": metrics,
-        "held": held(model),
-    }
+    return {"weights": learner.state_dict()["policy"], "metrics": metrics, "held": held(model)}
 
 
 def bfloat16_gradient(ranks: Ranks, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -194,7 +174,6 @@ def bfloat16_gradient(ranks: Ranks, dtype: torch.dtype = torch.bfloat16) -> dict
     ``gradient`` by name, whole. ``dtypes``: of weights and gradients as they are held.
     ``gathered``: of weights while a layer runs.
     """
-    parts = conftest()
     model = parts.model(hidden_size=64, intermediate_size=128).to(torch.bfloat16).to(dtype)
     spread = {"shard_weights": True} if ranks.size > 1 else {}
     learner = parts.learner(model, ranks=ranks, train="full", packing="off", **spread)
@@ -215,7 +194,7 @@ def bfloat16_gradient(ranks: Ranks, dtype: torch.dtype = torch.bfloat16) -> dict
     return found
 
 
-def granite_model(parts: Any) -> Any:
+def granite_model() -> Any:
     """A model that scales its logits."""
     config = GraniteConfig(**{**parts.model().config.to_dict(), "logits_scaling": 4.0})
     with torch.random.fork_rng(devices=[]):
@@ -223,7 +202,7 @@ def granite_model(parts: Any) -> Any:
         return GraniteForCausalLM(config)
 
 
-def minicpm_model(parts: Any) -> Any:
+def minicpm_model() -> Any:
     """A model whose head reads scaled hidden states: decoder and head do not give its logits."""
     ranks = {"q_lora_rank": 8, "kv_lora_rank": 8}
     sizes = {"dim_model_base": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from itertools import pairwise
 
 import pytest
 import torch
+from tests.learner import parts
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +25,6 @@ from transformers import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlforge.config.schema import LoraConfig
 from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
 from rlforge.learner.batching import Row, collate, select_rows, whole
@@ -70,40 +71,25 @@ def assert_same(found, wanted):
 
 
 @pytest.mark.parametrize("make", [qwen3, gpt2])
-def test_packed_rows_score_like_padded_ones(parts, make):
-    torch.manual_seed(0)
-    model = make().eval()
-    scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
-    rows = select_rows(parts.random_steps(9), None).rows
-    padded = everything(scorer, model, collate(rows, 0, CPU))
-
-    assert scorer.can_pack()
-    micro = collate(rows, 0, CPU, whole(rows))
-    assert micro.input_ids.shape == (1, sum(row.input_length for row in rows))
-    assert micro.padding == 0
-    assert_same(everything(scorer, model, micro), padded)
-
-
-@pytest.mark.parametrize("make", [qwen3, gpt2])
-def test_padded_rows_and_shared_prefixes_score_the_same(parts, make):
+def test_packed_rows_and_shared_prefixes_score_like_padded_ones(make):
     torch.manual_seed(0)
     model = make().eval()
     scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
     steps = [
-        parts.step(
-            prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *step.prompt_token_ids),
-            token_ids=step.token_ids,
-            logprobs=step.logprobs,
+        dataclasses.replace(
+            step, prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *step.prompt_token_ids)
         )
         for number, step in enumerate(parts.random_steps(7))
     ]
     rows = in_order(select_rows(steps, None).rows)
-    wanted = everything(scorer, model, collate(rows, 0, CPU))
+    padded = everything(scorer, model, collate(rows, 0, CPU))
     assert scorer.can_pack()
-    assert_same(everything(scorer, model, collate(rows, 0, CPU)), wanted)
-    micro = collate(rows, 0, CPU, segments(rows))
-    assert micro.reused >= 6 * 3 + 4 * 2
-    assert_same(everything(scorer, model, micro), wanted)
+    packed, shared = collate(rows, 0, CPU, whole(rows)), collate(rows, 0, CPU, segments(rows))
+    assert packed.input_ids.shape == (1, sum(row.input_length for row in rows))
+    assert packed.padding == 0
+    assert shared.reused >= 6 * 3 + 4 * 2
+    for micro in (packed, shared, collate(rows, 0, CPU)):
+        assert_same(everything(scorer, model, micro), padded)
 
 
 @pytest.mark.parametrize(
@@ -134,30 +120,7 @@ def test_a_model_whose_outputs_change_when_packed_keeps_its_own_attention(monkey
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
-)
-def test_an_update_with_packing_is_the_same(parts, config):
-    results = []
-    for packing in ("off", "on"):
-        model = parts.model()
-        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
-        learner = parts.learner(
-            model, algorithm, lora=LoraConfig(rank=4, alpha=8), packing=packing, **config
-        )
-        parts.randomise_adapter(model)
-        gradients = parts.record_gradients(model)
-        metrics = learner.update(parts.batch(parts.random_steps(13))).metrics
-        results.append((metrics, gradients))
-    (padded, expected), (packed, found) = results
-    assert padded["padding_share"] > 0.05
-    assert packed["padding_share"] == 0.0
-    assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-5)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded(parts):
+def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded():
     model = parts.model(max_position_embeddings=128)
     for length, padded in ((10, True), (80, False)):
         steps = [
@@ -168,7 +131,7 @@ def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded(parts):
         assert (metrics["padding_share"] > 0) == padded
 
 
-def test_a_kv_cache_is_refused(parts):
+def test_a_kv_cache_is_refused():
     query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="5 keys for 3 queries"):
         causal_attention(None, query, key, key)
@@ -244,10 +207,10 @@ def test_every_version_of_the_kernel_gives_the_result_of_segment_attention(
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (4, 10, 10, 17)]
     micro = collate(rows, 0, CPU, build(rows))
-    parts = [torch.randn(micro.input_ids.numel(), heads, 8) for heads in (4, 2, 2)]
+    tensors = [torch.randn(micro.input_ids.numel(), heads, 8) for heads in (4, 2, 2)]
     gradients = []
     for attend_all in (attention.varlen_attention, attention.segment_attention):
-        copies = [part.clone().requires_grad_() for part in parts]
+        copies = [part.clone().requires_grad_() for part in tensors]
         output = attend_all(*copies, micro.packing, None, True)
         output.square().sum().backward()
         gradients.append((output.detach(), *(copy.grad for copy in copies)))
@@ -269,9 +232,7 @@ class OneByOne(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(
-    monkeypatch,
-):
+def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(monkeypatch):
     """Keys of the prefix sum the gradients of 300 rows without losing small ones."""
     torch.manual_seed(0)
     monkeypatch.setattr(varlen, "varlen_attn", torch_2_13)

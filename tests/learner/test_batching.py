@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.learner import parts
 
 from rlforge.errors import RunError
 from rlforge.learner.batching import (
@@ -33,12 +34,8 @@ def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
     )
 
 
-def test_steps_without_tokens_are_left_out_and_counted(parts):
-    steps = [
-        parts.step(token_ids=(), logprobs=()),
-        parts.step(),
-        parts.step(prompt_token_ids=()),
-    ]
+def test_steps_without_tokens_are_left_out_and_counted():
+    steps = [parts.step(token_ids=(), logprobs=()), parts.step(), parts.step(prompt_token_ids=())]
 
     selection = select_rows(steps, None)
 
@@ -46,7 +43,7 @@ def test_steps_without_tokens_are_left_out_and_counted(parts):
     assert (selection.empty, selection.tokens) == (2, 2)
 
 
-def test_max_train_len_cuts_the_end_of_answers_and_drops_prompts_without_room(parts):
+def test_max_train_len_cuts_the_end_of_answers_and_drops_prompts_without_room():
     steps = [
         parts.step(prompt_token_ids=(1, 2, 3), token_ids=(4, 5, 6), logprobs=(-1.0, -2.0, -3.0)),
         parts.step(prompt_token_ids=(1, 2, 3, 4, 5)),
@@ -62,7 +59,7 @@ def test_max_train_len_cuts_the_end_of_answers_and_drops_prompts_without_room(pa
     assert (selection.truncated, selection.too_long, selection.tokens) == (1, 1, 4)
 
 
-def test_logprobs_that_do_not_match_the_tokens_name_game_and_turn(parts):
+def test_logprobs_that_do_not_match_the_tokens_name_game_and_turn():
     with pytest.raises(RunError, match=r"game g7, turn 3: 2 tokens but 1 log-probs"):
         select_rows([parts.step(game_id="g7", turn_index=3, logprobs=(-1.0,))], None)
 
@@ -192,7 +189,7 @@ def test_the_answers_of_pairs_are_numbered_one_after_the_other():
 # ---------------------------------------------------------------- legal tokens
 
 
-def test_legal_tokens_are_cut_with_their_answer(parts):
+def test_legal_tokens_are_cut_with_their_answer():
     known = ((8, 9), (9,))
     steps = [parts.step(legal_tokens=known), parts.step()]
 
@@ -200,8 +197,8 @@ def test_legal_tokens_are_cut_with_their_answer(parts):
     assert [turn.legal for turn in select_rows(steps, 4).turns] == [((8, 9),), ()]
 
 
-def test_most_legal_is_the_largest_set_of_all_turns(parts):
-    steps = conversation(parts, 3)
+def test_most_legal_is_the_largest_set_of_all_turns():
+    steps = conversation(3)
     wide = tuple((1, 2, 3) for _ in steps[0].token_ids)
     narrow = tuple((1,) for _ in steps[2].token_ids)
     steps[0] = dataclasses.replace(steps[0], legal_tokens=wide)
@@ -242,16 +239,16 @@ lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, 
 
 
 @given(lengths, st.integers(2, 8), st.integers(0, 2**32))
-def test_split_rows_shuffles_every_row_into_even_parts(sizes, parts, seed):
+def test_split_rows_shuffles_every_row_into_even_parts(sizes, number, seed):
     rows = [row(prompt, answer, step=i) for i, (prompt, answer) in enumerate(sizes)]
 
-    split = split_rows(rows, parts, np.random.default_rng(seed))
+    split = split_rows(rows, number, np.random.default_rng(seed))
 
     assert sorted(r.step for part in split for r in part) == list(range(len(rows)))
     counts = [len(part) for part in split]
     assert min(counts) >= 1
     assert max(counts) - min(counts) <= 1
-    assert len(split) == min(parts, len(rows))
+    assert len(split) == min(number, len(rows))
 
 
 def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
@@ -266,7 +263,7 @@ def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
 # ---------------------------------------------------------------- conversations
 
 
-def conversation(parts, turns: int, game: str = "g", player: int = 0, seed: int = 0):
+def conversation(turns: int, game: str = "g", player: int = 0, seed: int = 0):
     """Steps of one seat whose prompts continue all earlier prompts and answers."""
     random = np.random.default_rng(seed)
 
@@ -291,8 +288,8 @@ def conversation(parts, turns: int, game: str = "g", player: int = 0, seed: int 
     return steps
 
 
-def test_the_turns_of_a_conversation_are_one_row(parts):
-    first, second = conversation(parts, 3, "a"), conversation(parts, 2, "b", seed=1)
+def test_the_turns_of_a_conversation_are_one_row():
+    first, second = conversation(3, "a"), conversation(2, "b", seed=1)
     steps = [second[1], *first, second[0]]
 
     selection = select_rows(steps, None)
@@ -304,8 +301,8 @@ def test_the_turns_of_a_conversation_are_one_row(parts):
     ]
 
 
-def test_a_turn_that_is_missing_stays_as_context(parts):
-    steps = conversation(parts, 4)
+def test_a_turn_that_is_missing_stays_as_context():
+    steps = conversation(4)
     del steps[1]
 
     (row,) = select_rows(steps, None).rows
@@ -313,9 +310,9 @@ def test_a_turn_that_is_missing_stays_as_context(parts):
     assert [turn.step for turn in row.turns] == [0, 1, 2]
 
 
-def test_rewritten_history_begins_a_row(parts):
+def test_rewritten_history_begins_a_row():
     """A chat template that drops the reasoning of earlier answers changes the prompt."""
-    steps = conversation(parts, 4)
+    steps = conversation(4)
     changed = [
         dataclasses.replace(step, prompt_token_ids=(1, *step.prompt_token_ids))
         for step in steps[2:]
@@ -326,15 +323,15 @@ def test_rewritten_history_begins_a_row(parts):
     assert [[turn.step for turn in row.turns] for row in rows] == [[0, 1], [2, 3]]
 
 
-def test_seats_and_games_with_equal_tokens_are_not_one_conversation(parts):
-    steps = conversation(parts, 2)
+def test_seats_and_games_with_equal_tokens_are_not_one_conversation():
+    steps = conversation(2)
     other = [dataclasses.replace(steps[1], player_id=1), dataclasses.replace(steps[1], game_id="h")]
 
     assert len(select_rows([steps[0], *other], None).rows) == 3
 
 
-def test_each_token_of_a_conversation_is_computed_once(parts):
-    steps = conversation(parts, 20)
+def test_each_token_of_a_conversation_is_computed_once():
+    steps = conversation(20)
     rows = select_rows(steps, None).rows
     whole_length = len(steps[-1].prompt_token_ids) + len(steps[-1].token_ids) - 1
     apart = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from safetensors.torch import load_file
+from tests.learner import parts
 from transformers import AutoModelForCausalLM
 
 from rlforge.algorithms.base import Reference
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.errors import CheckpointError
 from rlforge.learner.batching import collate, select_rows
 from rlforge.learner.followers import Followers
@@ -17,18 +19,18 @@ from rlforge.learner.scorer import Scorer, ScorerOptions
 TRAININGS = pytest.mark.parametrize("train", ["lora", "full"])
 
 
-def held_to(parts, to: str, every: int = 1):
+def held_to(to: str, every: int = 1):
     """An algorithm with a penalty on the distance from such a reference."""
     algorithm = parts.PolicyGradient()
     algorithm.reference = Reference(to=to, every=every)
     return algorithm
 
 
-def batches(parts, count: int):
+def batches(count: int):
     return [parts.batch(parts.random_steps(5, seed=seed)) for seed in range(count)]
 
 
-def history(parts, learner, updates: int, kind: str):
+def history(learner, updates: int, kind: str):
     """The trained weights at versions 0 to ``updates``, and those of ``kind`` that followed."""
 
     def now():
@@ -36,7 +38,7 @@ def history(parts, learner, updates: int, kind: str):
         return state["policy"], state["followers"].get(kind)
 
     states = [now()]
-    for batch in batches(parts, updates):
+    for batch in batches(updates):
         learner.update(batch)
         states.append(now())
     weights, followed = zip(*states, strict=True)
@@ -64,19 +66,24 @@ def logprobs(model, steps) -> torch.Tensor:
 def references(algorithm, steps) -> torch.Tensor:
     """The reference log-probs of the last update, a single pass, in the order of ``steps``."""
     inputs = algorithm.seen[-1]
+    assert not inputs.reference_logprobs.requires_grad
     # Rows are shuffled; advantages tell them apart.
     order = [inputs.advantages.tolist().index(pytest.approx(step.reward)) for step in steps]
     return torch.cat([inputs.reference_logprobs[n][inputs.mask[n] > 0] for n in order])
 
 
+def followers_of(model):
+    return Followers(
+        lambda: dict(model.named_parameters()), LearnerConfig(), None, fresh_adapter=True
+    )
+
+
 # ---------------------------------------------------------------- other weights in the model
 
 
-def test_other_weights_score_within_and_all_is_as_before_afterwards(parts):
-    model, other = parts.model(seed=0).eval(), parts.model(seed=1).eval()
-    followers = Followers(
-        lambda: dict(model.named_parameters()), LearnerConfig(), None, fresh_adapter=True
-    )
+def test_other_weights_score_within_and_all_is_as_before_afterwards_and_after_an_error():
+    model, other = parts.model(seed=0), parts.model(seed=1)
+    followers = followers_of(model)
     steps = parts.random_steps(4)
     micro = collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
@@ -87,31 +94,19 @@ def test_other_weights_score_within_and_all_is_as_before_afterwards(parts):
         within = scorer.score(micro).logprobs
         assert equal(parts.weights(model), parts.weights(other))
         assert equal(weights, before)
-
     torch.testing.assert_close(within, logprobs(other, steps))
     assert equal(parts.weights(model), before)
     assert equal(weights, parts.weights(other))
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == places
 
-
-def test_weights_are_as_before_after_an_error_within(parts):
-    model, other = parts.model(seed=0), parts.weights(parts.model(seed=1))
-    before = parts.weights(model)
-    followers = Followers(
-        lambda: dict(model.named_parameters()), LearnerConfig(), None, fresh_adapter=True
-    )
-
-    with pytest.raises(RuntimeError, match="out of memory"), followers.worn(other):
+    with pytest.raises(RuntimeError, match="out of memory"), followers.worn(weights):
         raise RuntimeError("out of memory")
-
     assert equal(parts.weights(model), before)
 
 
-def test_a_copy_is_put_back_and_later_training_does_not_touch_it(parts):
+def test_a_copy_is_put_back_and_later_training_does_not_touch_it():
     model = parts.model()
-    followers = Followers(
-        lambda: dict(model.named_parameters()), LearnerConfig(), None, fresh_adapter=True
-    )
+    followers = followers_of(model)
     before, kept = parts.weights(model), followers.copy("cpu")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -127,44 +122,34 @@ def test_a_copy_is_put_back_and_later_training_does_not_touch_it(parts):
 # ---------------------------------------------------------------- averages
 
 
-@TRAININGS
-def test_a_moving_average_decays(parts, train):
-    learner = parts.learner(average="moving", average_decay=0.7, train=train)
-
-    weights, averages = history(parts, learner, 4, "average")
-
+@pytest.mark.parametrize(("train", "decay"), [("lora", 0.7), ("full", 0.7), ("lora", 0.0)])
+def test_a_moving_average_decays(train, decay):
+    learner = parts.learner(average="moving", average_decay=decay, train=train)
+    weights, averages = history(learner, 4, "average")
     expected = weights[0]
     assert equal(averages[0], expected)
     for now, average in zip(weights[1:], averages[1:], strict=True):
-        expected = {n: 0.7 * expected[n] + 0.3 * now[n] for n in now}
+        expected = {n: decay * expected[n] + (1 - decay) * now[n] for n in now}
         torch.testing.assert_close(average, expected)
 
 
-def test_a_uniform_average_is_the_mean_of_all_versions(parts):
-    weights, averages = history(parts, parts.learner(average="uniform"), 5, "average")
+def test_a_uniform_average_is_the_mean_of_all_versions():
+    weights, averages = history(parts.learner(average="uniform"), 5, "average")
 
     for version, average in enumerate(averages):
         expected = {n: torch.stack([w[n] for w in weights[: version + 1]]).mean(0) for n in average}
         torch.testing.assert_close(average, expected)
 
 
-def test_a_decay_of_zero_is_the_present_policy(parts):
-    weights, averages = history(
-        parts, parts.learner(average="moving", average_decay=0), 2, "average"
-    )
-
-    torch.testing.assert_close(averages[-1], weights[-1])
-
-
-def test_an_average_changes_no_update(parts):
+def test_an_average_changes_no_update():
     plain, averaged = parts.learner(), parts.learner(average="uniform")
-    for batch in batches(parts, 3):
+    for batch in batches(3):
         assert plain.update(batch).metrics["loss"] == averaged.update(batch).metrics["loss"]
 
     assert equal(plain.state_dict()["policy"], averaged.state_dict()["policy"])
 
 
-def test_the_critic_is_not_averaged(parts):
+def test_the_critic_is_not_averaged():
     learner = parts.learner(algorithm=parts.PolicyGradient(values=True), average="uniform")
     state = learner.state_dict()
 
@@ -173,60 +158,15 @@ def test_the_critic_is_not_averaged(parts):
     assert rest == {"value_head.weight", "value_head.bias"}
 
 
-def test_the_average_is_saved_as_an_adapter_that_scores_like_it(parts, tmp_path):
-    model = parts.model()
-    learner = parts.learner(model, average="moving", average_decay=0.5)
-    for batch in batches(parts, 3):
-        learner.update(batch)
-    before = parts.weights(model)
-
-    learner.save(tmp_path)
-
-    assert sorted(path.name for path in (tmp_path / "average").iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
-    assert equal(parts.weights(model), before)
-    steps, loaded = parts.random_steps(4, seed=9), parts.model()
-    parts.learner(loaded, initial_adapter=str(tmp_path / "average"))
-    average = learner.state_dict()["followers"]["average"]
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in average:
-                parameter.copy_(average[name])
-    torch.testing.assert_close(logprobs(loaded.eval(), steps), logprobs(model.eval(), steps))
-    own = load_file(tmp_path / "adapter_model.safetensors")
-    assert not equal(own, load_file(tmp_path / "average" / "adapter_model.safetensors"))
-
-
-def test_the_average_of_a_whole_model_is_saved_as_a_model(parts, tmp_path):
-    learner = parts.learner(average="uniform", train="full")
-    learner.update(batches(parts, 1)[0])
-
-    learner.save(tmp_path)
-
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "average")
-    average = learner.state_dict()["followers"]["average"]
-    assert equal({name: p.detach() for name, p in loaded.named_parameters()}, average)
-
-
-def test_without_an_average_none_is_saved(parts, tmp_path):
-    learner = parts.learner()
-    learner.save(tmp_path)
-
-    assert not (tmp_path / "average").exists()
-    assert learner.state_dict()["followers"] == {}
-
-
 # ---------------------------------------------------------------- references
 
 
 @TRAININGS
-def test_a_snapshot_is_taken_after_every_so_many_updates(parts, train):
+def test_a_snapshot_is_taken_after_every_so_many_updates(train):
     """Before the first one the reference is the model at the start, of a fresh adapter no copy."""
-    learner = parts.learner(algorithm=held_to(parts, "snapshot", every=2), train=train)
+    learner = parts.learner(algorithm=held_to("snapshot", every=2), train=train)
 
-    weights, snapshots = history(parts, learner, 5, "snapshot")
+    weights, snapshots = history(learner, 5, "snapshot")
 
     for version, snapshot in enumerate(snapshots):
         if train == "lora" and version < 2:
@@ -235,8 +175,8 @@ def test_a_snapshot_is_taken_after_every_so_many_updates(parts, train):
             assert equal(snapshot, weights[version - version % 2])
 
 
-def test_reference_logprobs_are_those_of_the_last_snapshot(parts):
-    algorithm, model = held_to(parts, "snapshot", every=2), parts.model()
+def test_reference_logprobs_are_those_of_the_last_snapshot():
+    algorithm, model = held_to("snapshot", every=2), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16)
     steps = parts.random_steps(5)
 
@@ -250,18 +190,28 @@ def test_reference_logprobs_are_those_of_the_last_snapshot(parts):
 
 
 @TRAININGS
-def test_reference_logprobs_are_those_of_the_average(parts, tmp_path, train):
-    algorithm = held_to(parts, "average")
-    learner = parts.learner(algorithm=algorithm, mini_batch_size=16, average="uniform", train=train)
+def test_the_average_is_saved_and_gives_reference_logprobs(tmp_path, train):
+    algorithm, model = held_to("average"), parts.model()
+    learner = parts.learner(
+        model, algorithm, mini_batch_size=16, average="moving", average_decay=0.5, train=train
+    )
     steps = parts.random_steps(5)
     for _ in range(3):
         learner.update(parts.batch(steps))
+    before = parts.weights(model)
     learner.save(tmp_path)
+    assert equal(parts.weights(model), before)
+    average = learner.state_dict()["followers"]["average"]
     averaged = parts.model()
     if train == "lora":
+        files = {path.name for path in (tmp_path / "average").iterdir()}
+        assert files == {"adapter_config.json", "adapter_model.safetensors"}
         parts.learner(averaged, initial_adapter=str(tmp_path / "average"))
     else:
         averaged = AutoModelForCausalLM.from_pretrained(tmp_path / "average")
+    read = {name: p for name, p in parts.weights(averaged).items() if name in average}
+    assert equal(read, average)
+    assert not equal({name: before[name] for name in average}, average)
 
     learner.update(parts.batch(steps))
 
@@ -272,14 +222,14 @@ def test_reference_logprobs_are_those_of_the_average(parts, tmp_path, train):
 
 
 @pytest.mark.parametrize("start", ["fresh adapter", "initial_adapter", "full"])
-def test_the_base_reference_stays_the_model_at_the_start_of_training(parts, tmp_path, start):
+def test_the_base_reference_stays_the_model_at_the_start_of_training(tmp_path, start):
     options = {"train": "full"} if start == "full" else {}
     if start == "initial_adapter":
         earlier = parts.learner()
-        earlier.update(batches(parts, 1)[0])
+        earlier.update(batches(1)[0])
         earlier.save(tmp_path)
         options = {"initial_adapter": str(tmp_path)}
-    algorithm, model = held_to(parts, "base"), parts.model()
+    algorithm, model = held_to("base"), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16, average="moving", **options)
     steps = parts.random_steps(5)
     expected = logprobs(model.eval(), steps)
@@ -299,18 +249,31 @@ def test_the_base_reference_stays_the_model_at_the_start_of_training(parts, tmp_
     ("to", "average", "train"),
     [("snapshot", "uniform", "lora"), ("average", "moving", "lora"), ("base", "moving", "full")],
 )
-def test_a_resumed_learner_goes_on_as_one_without_a_stop(parts, tmp_path, to, average, train):
+def test_a_resumed_learner_goes_on_as_one_without_a_stop(tmp_path, to, average, train):
+    """Exact, with shuffling, a critic, a schedule and dropout in play."""
+
     def fresh():
+        algorithm = held_to(to, every=2)
+        algorithm.needs_values = True
         return parts.learner(
-            algorithm=held_to(parts, to, every=2), average=average, optimizer_steps=2, train=train
+            algorithm=algorithm,
+            average=average,
+            train=train,
+            lora=LoraConfig(rank=4, alpha=8, dropout=0.2),
+            seed=5,
+            optimizer_steps=2,
+            schedule="cosine",
+            warmup_updates=2,
+            total_updates=6,
+            grad_clip=0.5,
         )
 
     whole, first = fresh(), fresh()
-    updates = batches(parts, 5)
+    updates = batches(5)
     losses = [whole.update(batch).metrics["loss"] for batch in updates]
     stopped = [first.update(batch).metrics["loss"] for batch in updates[:3]]
     first.save_state(tmp_path)
-
+    torch.manual_seed(99)  # the process's random state must not matter
     second = fresh()
     second.load_state(tmp_path)
     kept = first.state_dict()["followers"]
@@ -318,37 +281,34 @@ def test_a_resumed_learner_goes_on_as_one_without_a_stop(parts, tmp_path, to, av
     stopped += [second.update(batch).metrics["loss"] for batch in updates[3:]]
 
     assert stopped == losses
+    assert (second.version, second.samples_seen) == (5, 25)
     assert equal(second.state_dict()["policy"], whole.state_dict()["policy"])
     for kind, weights in whole.state_dict()["followers"].items():
         assert equal(second.state_dict()["followers"][kind], weights)
 
 
-def test_a_state_is_a_copy_that_later_updates_do_not_touch(parts):
-    learner = parts.learner(algorithm=held_to(parts, "snapshot"), average="moving")
-    learner.update(batches(parts, 1)[0])
-    state = learner.state_dict()["followers"]
-    before = {kind: parts_of(weights) for kind, weights in state.items()}
-    other = parts.learner(algorithm=held_to(parts, "snapshot"), average="moving")
-    other.load_state_dict(learner.state_dict() | {"followers": state})
-
+def test_a_state_is_a_copy_that_later_updates_do_not_touch():
+    learner, other = (
+        parts.learner(algorithm=held_to("snapshot"), average="moving") for _ in range(2)
+    )
+    learner.update(batches(1)[0])
+    state = learner.state_dict()
+    before = copy.deepcopy(state)
+    other.load_state_dict(learner.state_dict() | {"followers": state["followers"]})
     for one in (learner, other):
-        one.update(batches(parts, 1)[0])
-
-    assert all(equal(state[kind], before[kind]) for kind in ("average", "snapshot"))
-
-
-def parts_of(weights):
-    return {name: tensor.clone() for name, tensor in weights.items()}
+        one.update(batches(1)[0])
+    assert state["followers"].keys() == {"average", "snapshot"}
+    assert str(state) == str(before)
 
 
-def test_a_state_without_an_average_is_refused_where_one_is_kept(parts, tmp_path):
+def test_a_state_without_an_average_is_refused_where_one_is_kept(tmp_path):
     parts.learner().save_state(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"no average .* saved with learner\.average=off"):
         parts.learner(average="moving").load_state(tmp_path)
 
 
-def test_an_average_of_another_shape_is_refused_by_name(parts):
+def test_an_average_of_another_shape_is_refused_by_name():
     learner = parts.learner(average="moving")
     state = learner.state_dict()
     name = next(iter(state["followers"]["average"]))
@@ -358,9 +318,9 @@ def test_an_average_of_another_shape_is_refused_by_name(parts):
         learner.load_state_dict(state)
 
 
-def test_an_average_that_is_switched_off_ends_with_the_resumed_run(parts, tmp_path):
+def test_an_average_that_is_switched_off_ends_with_the_resumed_run(tmp_path):
     before = parts.learner(average="moving")
-    before.update(batches(parts, 1)[0])
+    before.update(batches(1)[0])
     before.save_state(tmp_path)
     learner = parts.learner()
 
@@ -369,13 +329,13 @@ def test_an_average_that_is_switched_off_ends_with_the_resumed_run(parts, tmp_pa
     assert learner.state_dict()["followers"] == {}
 
 
-def test_a_snapshot_does_not_become_the_base_reference_of_a_resumed_run(parts, tmp_path):
+def test_a_snapshot_does_not_become_the_base_reference_of_a_resumed_run(tmp_path):
     steps = parts.random_steps(5)
     expected = logprobs(parts.model().eval(), steps)
-    before = parts.learner(algorithm=held_to(parts, "snapshot"))
+    before = parts.learner(algorithm=held_to("snapshot"))
     before.update(parts.batch(steps))
     before.save_state(tmp_path)
-    algorithm = held_to(parts, "base")
+    algorithm = held_to("base")
     learner = parts.learner(algorithm=algorithm, mini_batch_size=16)
     learner.load_state(tmp_path)
 

@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
+from tests.learner import parts
 
 from rlforge.algorithms.base import Reference
 
 
-def with_legal(parts, count: int = 6):
+def with_legal(count: int = 6):
     """Steps whose answers have 1, 2 or 3 legal tokens at each place; of every third none."""
     steps = []
     for n, step in enumerate(parts.random_steps(count)):
@@ -46,25 +47,14 @@ def check(field, inputs, model, steps) -> None:
             assert (of_step[at, len(logprobs) :] == -math.inf).all()
 
 
-@pytest.mark.parametrize("packing", ["off", "on"])
-@pytest.mark.parametrize("share_prefixes", [True, False])
-def test_each_policy_scores_the_legal_tokens_of_each_answer(parts, packing, share_prefixes):
-    algorithm, steps = parts.PolicyGradient(), with_legal(parts)
+@pytest.mark.parametrize(("packing", "share_prefixes"), [("off", False), ("on", True)])
+def test_each_policy_scores_the_legal_tokens_of_each_answer(packing, share_prefixes):
+    algorithm, steps = parts.PolicyGradient(), with_legal()
     algorithm.reference = Reference(to="base")
-    model, base = parts.model(), parts.model().eval()
-    learner = parts.learner(
-        model,
-        algorithm,
-        mini_batch_size=2,
-        optimizer_steps=2,
-        packing=packing,
-        share_prefixes=share_prefixes,
-    )
-    parts.randomise_adapter(model)
-    start = parts.model()
-    parts.learner(start)
-    parts.randomise_adapter(start)
-    start.eval()
+    base = parts.model()
+    options = {"packing": packing, "share_prefixes": share_prefixes}
+    learner, _ = parts.adapted(algorithm, mini_batch_size=2, optimizer_steps=2, **options)
+    start = parts.adapted()[1].eval()
 
     learner.update(parts.batch(steps))
 
@@ -82,8 +72,8 @@ def test_each_policy_scores_the_legal_tokens_of_each_answer(parts, packing, shar
     assert not torch.equal(seen[-1].legal_logprobs, seen[-1].proximal_legal)
 
 
-def test_with_a_single_optimizer_step_the_proximal_policy_is_the_one_in_training(parts):
-    algorithm, steps = parts.PolicyGradient(), with_legal(parts)
+def test_with_a_single_optimizer_step_the_proximal_policy_is_the_one_in_training():
+    algorithm, steps = parts.PolicyGradient(), with_legal()
     learner = parts.learner(algorithm=algorithm, mini_batch_size=2)
 
     learner.update(parts.batch(steps))
@@ -95,7 +85,7 @@ def test_with_a_single_optimizer_step_the_proximal_policy_is_the_one_in_training
         assert inputs.reference_legal is None
 
 
-def test_batches_without_legal_tokens_give_none(parts):
+def test_batches_without_legal_tokens_give_none():
     algorithm = parts.PolicyGradient(reference=True)
     learner = parts.learner(algorithm=algorithm)
 
@@ -105,24 +95,10 @@ def test_batches_without_legal_tokens_give_none(parts):
     assert inputs.legal_logprobs is inputs.proximal_legal is inputs.reference_legal is None
 
 
-def test_progress_is_the_share_of_updates_that_are_done(parts):
+def test_progress_is_the_share_of_updates_that_are_done():
     for total, shares in ((4, [0.0, 0.25, 0.5, 0.75]), (None, [0.0] * 4)):
         algorithm = parts.PolicyGradient()
         learner = parts.learner(algorithm=algorithm, total_updates=total)
         for _ in range(4):
             learner.update(parts.batch([parts.step()]))
         assert [inputs.progress for inputs in algorithm.seen] == shares
-
-
-def test_whole_answers_score_like_the_sum_over_their_tokens(parts):
-    model = parts.model()
-    learner = parts.learner(model)
-    parts.randomise_adapter(model)
-    steps = parts.random_steps(5)
-
-    found = learner.answer_logprobs([(step.prompt_token_ids, step.token_ids) for step in steps])
-
-    model.eval()
-    for step, logprob in zip(steps, found, strict=True):
-        own = dataclasses.replace(step, legal_tokens=tuple((token,) for token in step.token_ids))
-        assert logprob == pytest.approx(sum(sum(token) for token in expected(model, own)), abs=1e-4)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.learner import parts
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -160,7 +161,7 @@ LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 @pytest.fixture
-def adapted(parts):
+def adapted():
     """A function that makes an adapted model with layers of three sizes, some with a bias."""
 
     def make(rank=16, **lora):
@@ -181,29 +182,32 @@ def loss_and_gradient(model):
     return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_merged_layers_give_loss_and_gradient_of_peft(adapted):
-    plain = adapted()
-    merged = copy.deepcopy(plain)
-    assert merge_small_lora(merged) == 2 * len(LAYERS)
-    loss, gradient = loss_and_gradient(merged)
+FUSIONS = pytest.mark.parametrize(("fuse", "rank"), [(merge_small_lora, 16), (fuse_lora_add, 3)])
+
+
+@FUSIONS
+def test_merged_and_fused_layers_give_loss_and_gradient_of_peft(adapted, fuse, rank):
+    plain = adapted(rank=rank)
+    fused = copy.deepcopy(plain)
+    assert fuse(fused) == 2 * len(LAYERS)
+    loss, gradient = loss_and_gradient(fused)
     expected_loss, expected = loss_and_gradient(plain)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
-    assert gradient.keys() == expected.keys()
     assert all("lora_" in name for name in gradient)
-    for name, wanted in expected.items():
-        torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
+    parts.same_gradients(gradient, expected)
 
 
-def test_a_switched_off_adapter_of_merged_layers_stays_off(adapted):
-    plain = adapted()
-    merged = copy.deepcopy(plain)
-    merge_small_lora(merged)
+@FUSIONS
+def test_a_switched_off_adapter_of_merged_and_fused_layers_stays_off(adapted, fuse, rank):
+    plain = adapted(rank=rank)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
     ids = torch.arange(9)[None]
     with torch.no_grad():
-        on = merged(ids).logits
-        with plain.disable_adapter(), merged.disable_adapter():
-            torch.testing.assert_close(merged(ids).logits, plain(ids).logits)
-            assert not torch.allclose(merged(ids).logits, on)
+        on = fused(ids).logits
+        with plain.disable_adapter(), fused.disable_adapter():
+            torch.testing.assert_close(fused(ids).logits, plain(ids).logits)
+            assert not torch.allclose(fused(ids).logits, on)
 
 
 def test_saved_weights_keep_their_names(adapted):
@@ -222,18 +226,6 @@ def test_only_layers_that_gain_are_merged(adapted, rank, merged):
 def test_layers_with_dropout_or_bfloat16_are_not_merged(adapted):
     assert merge_small_lora(adapted(dropout=0.1)) == 0
     assert merge_small_lora(adapted().to(torch.bfloat16)) == 0
-
-
-def test_fused_layers_give_loss_and_gradient_of_peft(adapted):
-    plain = adapted(rank=3)
-    fused = copy.deepcopy(plain)
-    assert fuse_lora_add(fused) == 2 * len(LAYERS)
-    loss, gradient = loss_and_gradient(fused)
-    expected_loss, expected = loss_and_gradient(plain)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
-    assert gradient.keys() == expected.keys()
-    for name, wanted in expected.items():
-        torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_fused_layers_apply_the_same_dropout_as_peft(adapted):
@@ -317,19 +309,6 @@ def test_fused_layers_add_in_place_without_another_tensor_of_all_outputs(adapted
     with Made():
         layer(x)
     assert len(set(made)) == 1
-
-
-def test_a_switched_off_adapter_of_fused_layers_stays_off(adapted):
-    fused = adapted(rank=3)
-    fuse_lora_add(fused)
-    ids = torch.arange(9)[None]
-    with torch.no_grad():
-        on = fused(ids).logits
-        with fused.disable_adapter():
-            off = fused(ids).logits
-        bare = fused.unload()(ids).logits
-    torch.testing.assert_close(off, bare)
-    assert not torch.allclose(on, off)
 
 
 def test_merged_layers_are_not_fused(adapted):

@@ -7,19 +7,10 @@ import shutil
 
 import pytest
 import torch
+from tests.learner import parts
 
 from rlforge.errors import ConfigError
 from rlforge.learner.layers import check_compiling, compile_layers
-
-
-def gradients(parts, steps, **settings):
-    """(all gradients of an update in one tensor, its metrics)."""
-    model = parts.model()
-    learner = parts.learner(model, parts.PolicyGradient(entropy=True), **settings)
-    parts.randomise_adapter(model)
-    recorded = parts.record_gradients(model)
-    metrics = learner.update(parts.batch(steps)).metrics
-    return torch.cat([recorded[name].flatten() for name in sorted(recorded)]), metrics
 
 
 @pytest.mark.slow
@@ -34,22 +25,25 @@ def gradients(parts, steps, **settings):
     ],
     ids=str,
 )
-def test_compiled_layers_have_the_same_gradients(parts, settings):
+def test_compiled_layers_have_the_same_gradients(settings):
     torch._dynamo.reset()
     steps = parts.random_steps(9)
 
-    plain, expected = gradients(parts, steps, **settings)
-    compiled, metrics = gradients(parts, steps, compile=True, **settings)
+    (plain, expected), (compiled, metrics) = (
+        parts.first_update(steps, parts.PolicyGradient(entropy=True), compile=compiled, **settings)
+        for compiled in (False, True)
+    )
 
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-    assert (compiled - plain).norm() <= 1e-4 * plain.norm()
+    one, other = (torch.cat([g[name].flatten() for name in plain]) for g in (plain, compiled))
+    assert (other - one).norm() <= 1e-4 * one.norm()
     assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("packing", ["on", "off"])
-def test_passes_of_other_lengths_do_not_compile_again(parts, packing):
+def test_passes_of_other_lengths_do_not_compile_again(packing):
     torch._dynamo.reset()
     learner = parts.learner(parts.model(num_hidden_layers=4), compile=True, packing=packing)
     graphs = []

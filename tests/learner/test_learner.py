@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import random
@@ -10,22 +9,20 @@ from itertools import product
 
 import pytest
 import torch
+from tests.learner import parts
+from torch.nn.utils.rnn import pad_sequence
 
-from rlforge.config.schema import LoraConfig
 from rlforge.errors import CheckpointError, RunError
 
 
-def naive_loss(model, steps, reference=None):
+def naive_loss(model, steps):
     """The loss of ``PolicyGradient`` from full logits of one left-to-right padded batch."""
-    width = max(len(s.prompt_token_ids + s.token_ids) for s in steps)
-    ids = torch.zeros(len(steps), width, dtype=torch.long)
-    attention = torch.zeros(len(steps), width, dtype=torch.long)
-    chosen = torch.zeros(len(steps), width)
+    texts = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in steps]
+    ids = pad_sequence(texts, batch_first=True)
+    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+    chosen = torch.zeros(ids.shape)
     for i, s in enumerate(steps):
-        n, p = len(s.prompt_token_ids + s.token_ids), len(s.prompt_token_ids)
-        ids[i, :n] = torch.tensor(s.prompt_token_ids + s.token_ids)
-        attention[i, :n] = 1
-        chosen[i, p:n] = 1.0
+        chosen[i, len(s.prompt_token_ids) : len(texts[i])] = 1.0
     logits = model(input_ids=ids, attention_mask=attention).logits
     table = torch.log_softmax(logits[:, :-1], -1)
     logprobs = table.gather(-1, ids[:, 1:, None]).squeeze(-1)
@@ -40,44 +37,35 @@ def distance(actual: dict, expected: dict) -> float:
     return math.sqrt(off / sum(float((g**2).sum()) for g in expected.values()))
 
 
-def test_gradient_is_that_of_a_naive_padded_full_logits_loss(parts):
+def test_gradient_is_that_of_a_naive_padded_full_logits_loss():
     steps = parts.random_steps(13)
-    model = parts.model()
-    learner = parts.learner(model, mini_batch_size=4)
-    parts.randomise_adapter(model)
-
+    learner, model = parts.adapted(mini_batch_size=4)
     loss = naive_loss(model, steps)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     expected = dict(zip(trained, torch.autograd.grad(loss, trained.values()), strict=True))
     gradients = parts.record_gradients(model)
     result = learner.update(parts.batch(steps))
-
     assert distance(gradients, expected) < 1e-5
     assert result.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     norm = math.sqrt(sum(float((g**2).sum()) for g in expected.values()))
     assert result.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 64])
-def test_micro_batch_size_changes_neither_gradient_nor_metrics(parts, size):
-    runs = []
-    for mini_batch_size in (13, size):
-        model = parts.model()
-        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
-        learner = parts.learner(model, algorithm, mini_batch_size=mini_batch_size)
-        parts.randomise_adapter(model)
-        gradients = parts.record_gradients(model)
-        result = learner.update(parts.batch(parts.random_steps(13)))
-        metrics = {
-            name: number for name, number in result.metrics.items() if not parts.of_speed(name)
-        }
-        runs.append((gradients, metrics))
-
-    assert distance(runs[1][0], runs[0][0]) < 1e-5
-    assert runs[1][1] == pytest.approx(runs[0][1], rel=1e-4, abs=1e-6)
+@pytest.mark.parametrize("size", [1, 7])
+def test_micro_batch_size_changes_neither_gradient_nor_metrics(size):
+    (whole, metrics), (split, split_metrics) = (
+        parts.first_update(
+            parts.random_steps(13),
+            parts.PolicyGradient(reference=True, values=True, entropy=True),
+            mini_batch_size=mini_batch_size,
+        )
+        for mini_batch_size in (13, size)
+    )
+    assert distance(split, whole) < 1e-5
+    assert parts.outcome(split_metrics) == pytest.approx(parts.outcome(metrics), rel=1e-4, abs=1e-6)
 
 
-def test_the_loss_sees_answer_tokens_only_and_all_of_them(parts):
+def test_the_loss_sees_answer_tokens_only_and_all_of_them():
     algorithm = parts.PolicyGradient()
     steps = [
         parts.step(token_ids=(8, 9, 3), logprobs=(-0.1, -0.2, -0.3), reward=2.0),
@@ -100,19 +88,7 @@ def test_the_loss_sees_answer_tokens_only_and_all_of_them(parts):
     assert result.metrics["samples_empty"] == 1.0
 
 
-def test_padding_does_not_change_logprobs(parts):
-    """The same step alone and batched with a longer one gives the same log-probs."""
-    short, long = parts.step(token_ids=(8,), logprobs=(-1.0,)), parts.random_steps(1, seed=3)[0]
-    seen = []
-    for steps in ([short], [short, dataclasses.replace(long, prompt_token_ids=(3,) * 20)]):
-        algorithm = parts.PolicyGradient()
-        parts.learner(algorithm=algorithm).update(parts.batch(steps))
-        seen.append(algorithm.seen[0].logprobs[0, 0].item())
-
-    assert seen[0] == pytest.approx(seen[1], abs=1e-6)
-
-
-def test_gap_compares_engine_and_learner_on_steps_of_the_current_version(parts):
+def test_gap_compares_engine_and_learner_on_steps_of_the_current_version():
     model = parts.model().eval()
     with torch.no_grad():
         table = torch.log_softmax(model(torch.tensor([[5, 6, 7, 8]])).logits[0] / 0.8, -1)
@@ -129,17 +105,7 @@ def test_gap_compares_engine_and_learner_on_steps_of_the_current_version(parts):
     assert metrics["entropy"] == pytest.approx(entropy, abs=1e-5)
 
 
-def test_gap_is_absent_when_no_step_is_of_the_current_version(parts):
-    learner = parts.learner()
-    learner.update(parts.batch([parts.step()]))
-
-    metrics = learner.update(parts.batch([parts.step(policy_version=0)])).metrics
-
-    assert "logprob_gap_mean" not in metrics
-    assert metrics["lag_mean"] == 1.0
-
-
-def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps(parts):
+def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps():
     gaps = []
     for settings in ({}, {"optimizer_steps": 2, "epochs": 2}):
         learner = parts.learner(parts.model(), learning_rate=0.5, **settings)
@@ -149,7 +115,7 @@ def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps(par
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-5)
 
 
-def test_metrics_of_rewards_algorithm_and_progress(parts):
+def test_metrics_of_rewards_algorithm_and_progress():
     noted = {"curiosity": 0.5, "legal": True, "tag": "x"}, {"legal_actions": 3, "curiosity": None}
     steps = [
         parts.step(reward=1.0, raw_reward=-1.0, info=noted[0]),
@@ -174,7 +140,7 @@ def test_metrics_of_rewards_algorithm_and_progress(parts):
     assert (result.version, learner.version, learner.samples_seen) == (1, 1, 2)
 
 
-def test_padding_share_counts_computed_positions(parts):
+def test_padding_share_counts_computed_positions():
     steps = [
         parts.step(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
         parts.step(game_id="h", prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
@@ -187,13 +153,13 @@ def test_padding_share_counts_computed_positions(parts):
     assert apart["padding_share"] == 0.0
 
 
-def test_dropped_stale_share_is_relative_to_dropped_and_trained_steps(parts):
+def test_dropped_stale_share_is_relative_to_dropped_and_trained_steps():
     batch = dataclasses.replace(parts.batch(parts.random_steps(6)), dropped_stale=2)
     metrics = parts.learner().update(batch).metrics
     assert (metrics["dropped_stale"], metrics["dropped_stale_share"]) == (2.0, 0.25)
 
 
-def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version(parts):
+def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
@@ -205,7 +171,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version(parts)
     assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
 
 
-def test_a_two_action_bandit_is_solved_in_a_few_updates(parts):
+def test_a_two_action_bandit_is_solved_in_a_few_updates():
     """Sampled on-policy: token 9 pays 1, token 8 pays -1."""
     model = parts.model()
     learner = parts.learner(model, mini_batch_size=64, learning_rate=2e-2, grad_clip=1.0)
@@ -237,73 +203,19 @@ def test_a_two_action_bandit_is_solved_in_a_few_updates(parts):
     assert log_policy()[9].exp() > 0.95
 
 
-@pytest.mark.parametrize("train", ["lora", "full"])
-def test_resuming_after_two_updates_equals_four_without_a_stop(parts, tmp_path, train):
-    """Exact, with shuffling, a critic, a schedule and dropout in play."""
-
-    def fresh():
-        model = parts.model()
-        learner = parts.learner(
-            model,
-            parts.PolicyGradient(values=True, reference=True),
-            lora=LoraConfig(rank=4, alpha=8, dropout=0.2),
-            seed=5,
-            train=train,
-            optimizer_steps=2,
-            schedule="cosine",
-            warmup_updates=2,
-            total_updates=6,
-            grad_clip=0.5,
-        )
-        return model, learner
-
-    batches = [parts.batch(parts.random_steps(10, seed=seed)) for seed in range(4)]
-    model, learner = fresh()
-    whole = [learner.update(batch).metrics["loss"] for batch in batches]
-
-    _, first = fresh()
-    stopped = [first.update(batch).metrics["loss"] for batch in batches[:2]]
-    first.save_state(tmp_path)
-    torch.manual_seed(99)  # the process's random state must not matter
-    resumed_model, second = fresh()
-    second.load_state(tmp_path)
-    stopped += [second.update(batch).metrics["loss"] for batch in batches[2:]]
-
-    assert stopped == whole
-    assert (second.version, second.samples_seen) == (4, 40)
-    expected = parts.weights(model)
-    for name, parameter in parts.weights(resumed_model).items():
-        assert torch.equal(parameter, expected[name]), name
-
-
-def test_a_directory_without_state_is_named(parts, tmp_path):
+def test_a_directory_without_state_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=rf"{tmp_path} holds no learner\.pt to resume from"):
         parts.learner().load_state(tmp_path)
 
 
-def test_state_is_a_copy_that_later_updates_do_not_touch(parts):
-    learner = parts.learner()
-    batch = parts.batch(parts.random_steps(4))
-    learner.update(batch)
-    state = learner.state_dict()
-    before = copy.deepcopy(state)
-
-    learner.update(batch)
-
-    assert str(state) == str(before)
-
-
-def test_state_of_another_model_is_refused_by_name(parts):
+def test_state_of_another_model_is_refused_by_name():
     state = parts.learner().state_dict()
 
-    with pytest.raises(
-        CheckpointError,
-        match=r"learner state does not fit: .* is \(32, 4\), and",
-    ):
+    with pytest.raises(CheckpointError, match=r"learner state does not fit: .* is \(32, 4\), and"):
         parts.learner(parts.model(hidden_size=16)).load_state_dict(state)
 
 
-def test_an_update_leaves_the_global_random_state_alone(parts):
+def test_an_update_leaves_the_global_random_state_alone():
     learner = parts.learner(optimizer_steps=2)
     before = torch.get_rng_state()
 
@@ -312,7 +224,7 @@ def test_an_update_leaves_the_global_random_state_alone(parts):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted(parts):
+def test_a_step_that_is_not_finite_is_skipped_and_counted():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
@@ -330,7 +242,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(parts):
     assert not all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
 
 
-def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run(parts):
+def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run():
     learner = parts.learner(max_nonfinite=2)
     bad, good = parts.batch([parts.step(reward=math.nan)]), parts.batch([parts.step()])
 
@@ -344,7 +256,7 @@ def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run(parts):
 # ---------------------------------------------------------------- conversations
 
 
-def conversations(parts, games=3):
+def conversations(games=3):
     """Steps of both seats of several games, each seat's turns one growing conversation."""
     draw = random.Random(3)
 
@@ -373,18 +285,19 @@ def conversations(parts, games=3):
 
 @pytest.mark.parametrize("packing", ["off", "on"])
 @pytest.mark.parametrize("optimizer_steps", [1, 2])
-def test_a_conversation_learns_what_its_turns_would_learn_apart(parts, packing, optimizer_steps):
+def test_a_conversation_learns_what_its_turns_would_learn_apart(packing, optimizer_steps):
     """The reference has every turn in a game of its own, so that no row holds two."""
-    together = conversations(parts)
+    together = conversations()
     apart = [dataclasses.replace(step, game_id=f"{number}") for number, step in enumerate(together)]
     critic = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.zeros(1)}
-    losses, seen, values, gradients, reused = [], [], [], [], []
-    for steps in (together, apart):
-        model = parts.model(max_position_embeddings=128)
-        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
-        learner = parts.learner(
-            model,
+    ours, plain = (
+        parts.PolicyGradient(reference=True, values=True, entropy=True) for _ in range(2)
+    )
+    (learned, found), (expected, wanted) = (
+        parts.first_update(
+            steps,
             algorithm,
+            parts.model(max_position_embeddings=128),
             packing=packing,
             share_prefixes=False,
             mini_batch_size=None,
@@ -392,27 +305,22 @@ def test_a_conversation_learns_what_its_turns_would_learn_apart(parts, packing, 
             learning_rate=1e-9,
             initial_value_head=critic,
         )
-        parts.randomise_adapter(model)
-        gradients.append(parts.record_gradients(model))
-        metrics = learner.update(parts.batch(steps)).metrics
-        losses.append(metrics["loss"])
-        seen.append([metrics[name] for name in ("tokens", "samples_seen", "entropy")])
-        reused.append(metrics["reused_share"])
-        values.append(algorithm.critic[0])
-    assert seen[0] == pytest.approx(seen[1], rel=1e-5)
-    assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
-    assert reused[0] > 0.3
-    assert reused[1] == 0.0
+        for steps, algorithm in ((together, ours), (apart, plain))
+    )
+    for name in ("tokens", "samples_seen", "entropy"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5)
+    assert ours.critic[0] == pytest.approx(plain.critic[0], rel=1e-4, abs=1e-5)
+    assert found["reused_share"] > 0.3
+    assert wanted["reused_share"] == 0.0
     if optimizer_steps == 1:
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-        for name, gradient in gradients[1].items():
-            torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-6)
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+        parts.same_gradients(learned, expected)
 
 
 # ---------------------------------------------------------------- the sentinel's actions
 
 
-def test_smaller_steps_multiply_the_learning_rate_beside_its_schedule(parts):
+def test_smaller_steps_multiply_the_learning_rate_beside_its_schedule():
     learner = parts.learner(schedule="linear", final_lr_ratio=0.0, total_updates=10)
     batch = parts.batch(parts.random_steps(4))
 
@@ -428,7 +336,7 @@ def test_smaller_steps_multiply_the_learning_rate_beside_its_schedule(parts):
     assert resumed.update(batch).metrics["lr"] == pytest.approx(1e-2 * 0.8 / 4)
 
 
-def test_going_back_trains_an_earlier_version_as_if_it_were_the_start(parts, tmp_path):
+def test_going_back_trains_an_earlier_version_as_if_it_were_the_start(tmp_path):
     learner = parts.learner(betas=[0.9, 0.9])
     batch = parts.batch(parts.random_steps(4))
     learner.update(batch)
@@ -447,7 +355,7 @@ def test_going_back_trains_an_earlier_version_as_if_it_were_the_start(parts, tmp
         assert torch.equal(learner.state_dict()["policy"][name], tensor), name
 
 
-def test_going_back_to_the_start_without_an_adapter_answers_as_the_model_does(parts):
+def test_going_back_to_the_start_without_an_adapter_answers_as_the_model_does():
     learner = parts.learner()
     answers = [((5, 6, 7), (8, 9)), ((1, 2), (3,))]
     before = learner.answer_logprobs(answers)
@@ -457,7 +365,7 @@ def test_going_back_to_the_start_without_an_adapter_answers_as_the_model_does(pa
     assert learner.answer_logprobs(answers) == before
 
 
-def test_the_gap_of_the_version_that_was_left_is_measured_with_its_own_weights(parts, tmp_path):
+def test_the_gap_of_the_version_that_was_left_is_measured_with_its_own_weights(tmp_path):
     learner = parts.learner(kept_versions=2, learning_rate=0.1)
     learner.save(tmp_path)
     learner.update(parts.batch(parts.random_steps(4)))
@@ -472,7 +380,7 @@ def test_the_gap_of_the_version_that_was_left_is_measured_with_its_own_weights(p
     assert learner.update(parts.batch(steps)).metrics["logprob_gap_max"] < 1e-5
 
 
-def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured(parts):
+def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured():
     learner = parts.learner()
     steps = [
         parts.step(player_id=seat, reward=reward, raw_reward=raw)

@@ -10,14 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.learner import parts
 
 from rlforge.config.schema import LoraConfig
+from rlforge.learner import partition
 from rlforge.learner.batching import Row, collate, whole
 from rlforge.learner.partition import (
     balanced,
     deal,
     in_order,
-    parts,
     segments,
     shared_with_previous,
     shares,
@@ -82,7 +83,7 @@ def test_turns_continue_earlier_turns_and_games_continue_the_rules():
 
 def test_a_game_of_many_turns_needs_no_recursion():
     """Each turn continues all earlier ones: more than Python's recursion limit."""
-    rows = [row((*range(n), 9000 + n)) for n in range(2, 3002)]
+    rows = [row((*range(n), 9000 + n)) for n in range(2, 1202)]
     assert len(segments(in_order(rows)).segments) == 2 * len(rows) - 1
 
 
@@ -94,7 +95,7 @@ def test_a_game_of_many_turns_needs_no_recursion():
 )
 def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_tokens, layout):
     rows = [row(range(1, n + 1), step) for step, n in enumerate(lengths)]
-    cut = list(parts(rows, max_rows, max_tokens, layout))
+    cut = list(partition.parts(rows, max_rows, max_tokens, layout))
     assert sorted(r.step for part in cut for r in part) == list(range(len(rows)))
     for part in cut:
         micro = built(part, layout)
@@ -108,47 +109,49 @@ def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_to
     assert lengths_in_order == sorted(lengths_in_order)
 
 
-def alike(parts, number=7):
+def alike(number=7):
     """Steps whose prompts share five tokens, every second step two more."""
-    beginning = (9, 8, 7, 6, 5)
     return [
-        parts.step(
-            prompt_token_ids=(*beginning, index % 2 + 1, 3, *step.prompt_token_ids),
-            token_ids=step.token_ids,
-            logprobs=step.logprobs,
-            reward=step.reward,
+        replace(
+            step,
+            prompt_token_ids=(9, 8, 7, 6, 5, index % 2 + 1, 3, *step.prompt_token_ids),
             game_id=f"game-{index}",
         )
         for index, step in enumerate(parts.random_steps(number))
     ]
 
 
-def update(parts, steps, lora=None, **config):
-    """Share of tokens that an update did not compute; also its loss and gradient."""
-    model = parts.model()
-    learner = parts.learner(model, lora=lora, mini_batch_size=None, **config)
-    parts.randomise_adapter(model)
-    gradients = parts.record_gradients(model)
-    metrics = learner.update(parts.batch(steps)).metrics
-    return metrics["reused_share"], metrics["loss"], gradients
-
-
 CHECKPOINTING = [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
 
 
 @pytest.mark.parametrize("config", CHECKPOINTING)
-def test_sharing_prefixes_gives_the_same_update_from_fewer_positions(parts, config):
-    steps = alike(parts)
-    share, *learned = update(parts, steps, packing="on", **config)
-    none, *expected = update(parts, steps, packing="on", share_prefixes=False, **config)
-    # Six of seven rows reuse the five tokens, five reuse two more (others by chance).
-    assert share >= (6 * 5 + 2 * 5) / tokens_read(steps)
-    assert none == 0.0
-    same_update(learned, expected)
+def test_packing_and_shared_prefixes_give_the_same_update(config):
+    steps = alike(13)
+    options = {"reference": True, "values": True, "entropy": True}
+    (expected, padded), (apart, packed), (together, shared) = (
+        parts.first_update(
+            steps,
+            parts.PolicyGradient(**options),
+            mini_batch_size=None,
+            packing=packing,
+            share_prefixes=share,
+            **config,
+        )
+        for packing, share in (("off", False), ("on", False), ("on", True))
+    )
+    # Twelve of 13 rows reuse the five tokens, eleven reuse two more (others by chance).
+    read = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
+    assert shared["reused_share"] >= (12 * 5 + 11 * 2) / read
+    assert padded["reused_share"] == packed["reused_share"] == packed["padding_share"] == 0.0
+    assert padded["padding_share"] > 0.05
+    assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-5)
+    assert shared["loss"] == pytest.approx(padded["loss"], rel=1e-5)
+    parts.same_gradients(apart, expected)
+    parts.same_gradients(together, expected)
 
 
 @pytest.mark.parametrize("config", CHECKPOINTING)
-def test_equal_turns_give_the_same_update_from_one_padded_row(parts, config):
+def test_equal_turns_give_the_same_update_from_one_padded_row(config):
     """Self-play at small games: the same states with the same and with other answers."""
     states = [
         replace(step, token_ids=step.token_ids[:1], logprobs=step.logprobs[:1])
@@ -157,30 +160,21 @@ def test_equal_turns_give_the_same_update_from_one_padded_row(parts, config):
     answers = {"token_ids": (4,), "logprobs": (-0.5,)}
     others = [replace(s, reward=-s.reward, **answers, game_id="other") for s in states]
     steps = [*states, *others, *(replace(s, reward=0.3, game_id="third") for s in states)]
-    share, *learned = update(parts, steps, packing="off", **config)
-    none, *expected = update(parts, steps, packing="off", share_prefixes=False, **config)
-    assert share == pytest.approx(2 / 3)
-    assert none == 0.0
-    same_update(learned, expected)
-
-
-def tokens_read(steps):
-    """By the model, of all ``steps``."""
-    return sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
-
-
-def same_update(learned, expected):
-    """Loss and gradients agree to rounding."""
-    (loss, gradients), (expected_loss, expected_gradients) = learned, expected
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
-    for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
+    (learned, shared), (expected, plain) = (
+        parts.first_update(steps, mini_batch_size=None, packing="off", share_prefixes=on, **config)
+        for on in (True, False)
+    )
+    assert shared["reused_share"] == pytest.approx(2 / 3)
+    assert plain["reused_share"] == 0.0
+    assert shared["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    parts.same_gradients(learned, expected)
 
 
 @pytest.mark.parametrize("packing", ["on", "off"])
-def test_nothing_is_shared_under_dropout(parts, packing):
+def test_nothing_is_shared_under_dropout(packing):
     lora = LoraConfig(rank=4, alpha=8, dropout=0.1)
-    assert update(parts, alike(parts) * 2, lora, packing=packing)[0] == 0.0
+    learner = parts.learner(lora=lora, mini_batch_size=None, packing=packing)
+    assert learner.update(parts.batch(alike() * 2)).metrics["reused_share"] == 0.0
 
 
 # ---------------------------------------------------------------- ranks
@@ -190,36 +184,34 @@ PARTS = st.integers(1, 9)
 
 
 @given(COSTS, PARTS)
-def test_every_index_is_dealt_once_in_ascending_order(costs: list[int], parts: int) -> None:
-    dealt = balanced(costs, parts)
-    assert len(dealt) == parts
+def test_every_index_is_dealt_once_in_ascending_order(costs, count):
+    dealt = balanced(costs, count)
+    assert len(dealt) == count
     assert sorted(index for indexes in dealt for index in indexes) == list(range(len(costs)))
     assert all(indexes == sorted(indexes) for indexes in dealt)
 
 
 @given(COSTS, PARTS)
-def test_no_load_exceeds_the_mean_by_more_than_the_largest_cost(
-    costs: list[int], parts: int
-) -> None:
-    loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, parts)]
-    assert max(loads) * parts <= sum(costs) + max(costs, default=0) * (parts - 1)
+def test_no_load_exceeds_the_mean_by_more_than_the_largest_cost(costs, count):
+    loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, count)]
+    assert max(loads) * count <= sum(costs) + max(costs, default=0) * (count - 1)
 
 
 @given(st.lists(st.integers(1, 30), max_size=6), st.integers(1, 3))
-def test_the_largest_load_is_near_the_smallest_possible(costs: list[int], parts: int) -> None:
+def test_the_largest_load_is_near_the_smallest_possible(costs, count):
     def largest(owners: tuple[int, ...]) -> int:
         pairs = list(zip(owners, costs, strict=True))
-        return max(sum(cost for owner, cost in pairs if owner == part) for part in range(parts))
+        return max(sum(cost for owner, cost in pairs if owner == part) for part in range(count))
 
-    best = min(map(largest, product(range(parts), repeat=len(costs))))
-    loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, parts)]
-    assert max(loads) <= (4 / 3 - 1 / (3 * parts)) * best + 1e-9
+    best = min(map(largest, product(range(count), repeat=len(costs))))
+    loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, count)]
+    assert max(loads) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
 @given(st.integers(0, 40), PARTS)
-def test_equal_costs_are_dealt_evenly_even_if_zero(count: int, parts: int) -> None:
+def test_equal_costs_are_dealt_evenly_even_if_zero(number, count):
     for cost in (0, 5):
-        sizes = [len(indexes) for indexes in balanced([cost] * count, parts)]
+        sizes = [len(indexes) for indexes in balanced([cost] * number, count)]
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -232,9 +224,7 @@ def reads(rows: list[Row]) -> int:
 
 
 @given(PROMPTS, PARTS)
-def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(
-    prompts: list[list[int]], size: int
-) -> None:
+def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(prompts, size):
     rows = [Row(step=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
     dealt = deal(rows, size, "shared")
     assert len(dealt) == size
@@ -244,7 +234,7 @@ def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(
     assert max(map(reads, dealt)) <= reads(in_order(rows)) / size + 2 * longest
 
 
-def test_a_game_stays_on_one_rank_while_others_balance_it() -> None:
+def test_a_game_stays_on_one_rank_while_others_balance_it():
     rules = [tuple(range(100 * n, 100 * n + 80)) for n in range(8)]
     rows = [
         Row(step=10 * game + turn, prompt=(*rules[game], *range(900, 901 + turn)), answer=(1,))
@@ -257,7 +247,7 @@ def test_a_game_stays_on_one_rank_while_others_balance_it() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_rows_with_one_common_prefix_are_divided(size: int) -> None:
+def test_rows_with_one_common_prefix_are_divided(size):
     rules = tuple(range(50))
     rows = [
         Row(step=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))
@@ -274,13 +264,11 @@ def rows_of(lengths: list[int]) -> list[Row]:
 
 
 def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    return parts(rows, 3, 1000, "padded")
+    return partition.parts(rows, 3, 1000, "padded")
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), PARTS, st.booleans())
-def test_all_ranks_together_count_every_row_once(
-    lengths: list[int], size: int, in_step: bool
-) -> None:
+def test_all_ranks_together_count_every_row_once(lengths, size, in_step):
     dealt = deal(rows_of(lengths), size, "padded")
     by_rank = [list(shares(dealt, rank, cut, in_step=in_step)) for rank in range(size)]
     counted = [row.step for mine in by_rank for share in mine if share.counts for row in share.rows]
@@ -291,7 +279,7 @@ def test_all_ranks_together_count_every_row_once(
         assert all(share.counts for mine in by_rank for share in mine)
 
 
-def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it() -> None:
+def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it():
     rows = rows_of([7, 3])
     dealt = deal(rows, 3, "padded")
     assert dealt[2] == []
@@ -302,7 +290,7 @@ def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it()
 
 
 @pytest.mark.parametrize("in_step", [False, True])
-def test_one_rank_makes_the_micro_batches_of_all_rows(in_step: bool) -> None:
+def test_one_rank_makes_the_micro_batches_of_all_rows(in_step):
     rows = rows_of([5, 1, 4, 2, 3, 9, 8])
     alone = [share.rows for share in shares([rows], 0, cut, in_step=in_step)]
     assert alone == list(cut(rows))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.learner import parts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -91,7 +92,7 @@ def mixtral() -> MixtralForCausalLM:
     return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
 
 
-def test_logprob_by_hand(parts):
+def test_logprob_by_hand():
     """With a zero head but for one row, logits are known without running the model."""
     model = parts.model(tie_word_embeddings=False)
     torch.nn.init.zeros_(model.lm_head.weight)
@@ -104,31 +105,23 @@ def test_logprob_by_hand(parts):
     assert uniform.entropy.tolist() == pytest.approx([math.log(40)], abs=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_padded_batch_scores_like_each_sequence_alone(parts, temperature):
-    model = parts.model().eval()
-    steps = parts.random_steps(9)
-
-    scores = Scorer(model, ScorerOptions(temperature=temperature)).score(micro_of(steps))
-
-    expected = [p for step in steps for p in plain_logprobs(model, step, temperature)]
-    assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("make", "by_decoder_and_head"),
-    [(granite, True), (cohere, True), (gemma, True), (gpt2, True), (minicpm, False)],
+    [
+        (parts.model, True),
+        (granite, True),
+        (cohere, True),
+        (gemma, True),
+        (gpt2, True),
+        (minicpm, False),
+    ],
 )
-def test_models_that_scale_or_cap_their_logits_score_as_their_own_forward(
-    parts, make, by_decoder_and_head
-):
+def test_padded_models_score_as_their_own_forward(make, by_decoder_and_head):
     torch.manual_seed(0)
     model = make().eval()
     steps = parts.random_steps(5)
-
     scorer = Scorer(model, ScorerOptions(temperature=0.9))
     scores = scorer.score(micro_of(steps), entropy=True)
-
     assert scorer.decoder_and_head is by_decoder_and_head
     expected = [p for step in steps for p in plain_logprobs(model, step, 0.9)]
     assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
@@ -144,9 +137,11 @@ LAST_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
-@pytest.mark.parametrize("name", LAST_LAYERS)
-def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(parts, name, layout):
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, "padded") for name in LAST_LAYERS), ("llama", "packed"), ("llama", "shared")],
+)
+def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(name, layout):
     makers = {"granite": granite, "cohere": cohere, "gemma": gemma, "gpt2": gpt2}
     makers |= {"mixtral": mixtral, "llama": parts.model}
     torch.manual_seed(0)
@@ -159,11 +154,9 @@ def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(parts, name,
     results = []
     for narrow in (False, True):
         scorer = Scorer(model, ScorerOptions(temperature=0.9, narrow=narrow), head)
-        packs = layout != "padded" and scorer.can_pack()
+        assert layout == "padded" or scorer.can_pack()
         rows = select_rows(steps, None).rows
-        rows = in_order(rows) if packs else rows
-        cut = {"padded": None, "packed": whole(rows), "shared": segments(rows)}[layout]
-        micro = collate(rows, 0, torch.device("cpu"), cut if packs else None)
+        micro = collated(rows if layout == "padded" else in_order(rows), layout)
         scores = scorer.score(micro, entropy=True)
         model.zero_grad()
         (scores.logprobs.sum() + scores.values.square().sum()).backward()
@@ -181,13 +174,13 @@ def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(parts, name,
         torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5)
 
 
-def test_the_last_layer_is_not_narrowed_if_most_positions_are_read(parts):
+def test_the_last_layer_is_not_narrowed_if_most_positions_are_read():
     step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
     scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.score(micro_of([step])).unread == 0
 
 
-def test_a_last_layer_that_mixes_positions_is_not_narrowed(parts):
+def test_a_last_layer_that_mixes_positions_is_not_narrowed():
     model = parts.model().eval()
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
@@ -199,7 +192,7 @@ def test_a_last_layer_that_mixes_positions_is_not_narrowed(parts):
     assert scorer.score(micro_of(steps)).logprobs.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):
+def test_a_narrowed_head_gives_the_critic_the_same_hidden_state():
     torch.manual_seed(0)
     model = minicpm().eval()
     steps = parts.random_steps(4)
@@ -217,32 +210,6 @@ def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):
     assert model(input_ids=micro.input_ids).logits.shape[:2] == micro.input_ids.shape
 
 
-def test_entropy_is_that_of_the_tempered_distribution_and_has_a_gradient(parts):
-    model = parts.model()
-    step = parts.random_steps(1)[0]
-    micro = micro_of([step])
-
-    entropy = Scorer(model, ScorerOptions(temperature=0.5)).score(micro, entropy=True).entropy
-
-    logits = model(input_ids=micro.input_ids).logits.flatten(0, 1)[micro.positions] / 0.5
-    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
-    assert entropy.requires_grad
-
-
-def test_chunked_logits_change_neither_scores_nor_gradients(parts):
-    results = []
-    for max_logits in (2**26, 3 * 40):
-        model = parts.model()
-        scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=max_logits))
-        scores = scorer.score(micro_of(parts.random_steps(8)), entropy=True)
-        (scores.logprobs.sum() + scores.entropy.sum()).backward()
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        results.append((scores.logprobs.detach(), scores.entropy.detach(), gradient))
-
-    for at_once, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(at_once, chunked, rtol=1e-5, atol=1e-5)
-
-
 @pytest.fixture
 def logits_at_once(monkeypatch):
     """Positions whose logits were computed together, pass by pass."""
@@ -257,7 +224,7 @@ def logits_at_once(monkeypatch):
     return rows
 
 
-def test_only_answer_positions_reach_the_head(parts, logits_at_once):
+def test_only_answer_positions_reach_the_head(logits_at_once):
     steps = parts.random_steps(8)
     scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0))
     logits_at_once.clear()  # of trying how the model makes its logits
@@ -267,19 +234,19 @@ def test_only_answer_positions_reach_the_head(parts, logits_at_once):
     assert logits_at_once == [sum(len(step.token_ids) for step in steps)]
 
 
-def adapted_llama(parts) -> torch.nn.Module:
-    return with_adapter(parts, parts.model(tie_word_embeddings=False))
+def adapted_llama() -> torch.nn.Module:
+    return with_adapter(parts.model(tie_word_embeddings=False))
 
 
-def adapted_tied_llama(parts) -> torch.nn.Module:
-    return with_adapter(parts, parts.model())
+def adapted_tied_llama() -> torch.nn.Module:
+    return with_adapter(parts.model())
 
 
-def adapted_qwen(parts) -> torch.nn.Module:
-    return with_adapter(parts, Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)))
+def adapted_qwen() -> torch.nn.Module:
+    return with_adapter(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)))
 
 
-def with_adapter(parts, model) -> torch.nn.Module:
+def with_adapter(model) -> torch.nn.Module:
     """An adapter on the output layer, too."""
     lora = LoraConfig(rank=2, target_modules=["q_proj", "up_proj", "lm_head"])
     parts.randomise_adapter(attach_lora(model, lora, seed=0))
@@ -287,10 +254,10 @@ def with_adapter(parts, model) -> torch.nn.Module:
 
 
 HEADS = {
-    "granite": lambda parts: granite(),
-    "cohere": lambda parts: cohere(),
-    "gemma": lambda parts: gemma(),
-    "llama": lambda parts: parts.model(),
+    "granite": lambda: granite(),
+    "cohere": lambda: cohere(),
+    "gemma": lambda: gemma(),
+    "llama": lambda: parts.model(),
     "llama, adapted head": adapted_llama,
     "llama, adapted tied head": adapted_tied_llama,
     "qwen3, adapted head": adapted_qwen,
@@ -299,8 +266,8 @@ EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
 
 
 @EVERY_HEAD
-def test_no_more_logits_than_allowed_are_computed_at_once(parts, make, logits_at_once):
-    scorer = Scorer(make(parts), ScorerOptions(temperature=1.0, max_logits=3 * 40))
+def test_no_more_logits_than_allowed_are_computed_at_once(make, logits_at_once):
+    scorer = Scorer(make(), ScorerOptions(temperature=1.0, max_logits=3 * 40))
     steps = parts.random_steps(8)
     logits_at_once.clear()
     answers = sum(len(step.token_ids) for step in steps)
@@ -352,11 +319,18 @@ class Plain:
         return Scores(logprobs=chosen, entropy=-(logs.exp() * logs).sum(-1), values=None)
 
 
-@EVERY_HEAD
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
-def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(parts, make, layout):
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *((name, "padded") for name in HEADS),
+        ("llama", "packed"),
+        ("llama", "shared"),
+        ("llama, adapted head", "shared"),
+    ],
+)
+def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(name, layout):
     torch.manual_seed(0)
-    model = make(parts)
+    model = HEADS[name]()
     steps = parts.random_steps(7)
     alike = [replace(s, prompt_token_ids=(9, 8, 7, *s.prompt_token_ids)) for s in steps]
     rows = in_order(select_rows(alike, None).rows)
@@ -364,15 +338,8 @@ def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(parts, make
     expected = scored(Plain(model, 0.8), model, padded)
 
     scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
-    micro = padded
-    if layout != "padded":
-        if make is HEADS["gemma"]:
-            assert not scorer.can_pack()  # it caps its attention, too
-            return
-        assert scorer.can_pack()
-        made = whole(rows) if layout == "packed" else segments(rows)
-        micro = collate(rows, 0, torch.device("cpu"), made)
-    actual = scored(scorer, model, micro)
+    assert layout == "padded" or scorer.can_pack()
+    actual = scored(scorer, model, collated(rows, layout))
 
     assert scorer.decoder_and_head
     assert len(actual) == len(expected) > 3
@@ -381,8 +348,8 @@ def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(parts, make
 
 
 @pytest.mark.parametrize("make", [adapted_llama, adapted_tied_llama])
-def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(parts, make):
-    model = make(parts)
+def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(make):
+    model = make()
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if "lora" in name else torch.bfloat16)
     micro = micro_of(parts.random_steps(6))
@@ -405,7 +372,7 @@ def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(parts, m
     assert errors[1] > 1e-4
 
 
-def test_a_reference_without_its_adapter_has_the_head_without_it(parts):
+def test_a_reference_without_its_adapter_has_the_head_without_it():
     model = parts.model()
     lora = LoraConfig(rank=2, target_modules=["lm_head"])
     adapted = attach_lora(model, lora, seed=0)
@@ -426,7 +393,7 @@ def test_a_float32_head_is_refused_where_only_the_whole_model_gives_logits():
         Scorer(minicpm(), ScorerOptions(temperature=1.0, fp32_head=True))
 
 
-def test_values_come_from_the_last_prompt_token_only(parts):
+def test_values_come_from_the_last_prompt_token_only():
     model = parts.model().eval()
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
@@ -441,7 +408,7 @@ def test_values_come_from_the_last_prompt_token_only(parts):
 # ---------------------------------------------------------------- legal tokens
 
 
-def some_legal(parts) -> list:
+def some_legal() -> list:
     """Steps with and without legal tokens, and two of equal tokens with other legal ones."""
     generator = torch.Generator().manual_seed(3)
 
@@ -483,21 +450,20 @@ def expected_legal(model, steps, temperature: float, width: int) -> torch.Tensor
     return torch.stack(rows)
 
 
-MODELS = {
-    "llama": lambda parts: parts.model(),
-    "llama, adapted head": adapted_llama,
-    "granite": lambda parts: granite(),
-    "minicpm": lambda parts: minicpm(),  # all logits of a pass at once
-}
-
-
-@pytest.mark.parametrize("layout", ["padded", "distinct", "packed", "shared"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(parts, make, layout):
+@pytest.mark.parametrize(
+    ("make", "layout"),
+    [
+        *((parts.model, layout) for layout in ("padded", "distinct", "packed", "shared")),
+        *((adapted_llama, layout) for layout in ("padded", "shared")),
+        (granite, "padded"),
+        *((minicpm, layout) for layout in ("padded", "distinct")),  # all logits of a pass at once
+    ],
+)
+def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(make, layout):
     torch.manual_seed(0)
-    model = make(parts).eval()
-    rows = in_order(select_rows(some_legal(parts), None).rows)
-    steps = [some_legal(parts)[row.step] for row in rows]
+    model = make().eval()
+    rows = in_order(select_rows(some_legal(), None).rows)
+    steps = [some_legal()[row.step] for row in rows]
     weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
     expected = expected_legal(model, steps, 0.8, most_legal(rows))
     known = expected.isfinite()
@@ -508,11 +474,7 @@ def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(parts
     sampled = torch.tensor([p for step in steps for p in plain_logprobs(model, step, 0.8)])
 
     scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
-    packs = layout in ("packed", "shared")
-    if packs and not scorer.decoder_and_head:
-        assert not scorer.can_pack()
-        return
-    assert not packs or scorer.can_pack()
+    assert scorer.can_pack() is (make is not minicpm)
     micro = collated(rows, layout)
     scores = scorer.score(micro, entropy=True)
 
@@ -532,9 +494,9 @@ def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(parts
             assert (ours - plain).norm() <= 1e-4 * plain.norm()
 
 
-def test_legal_tokens_change_neither_logprobs_nor_entropies(parts):
+def test_legal_tokens_change_neither_logprobs_nor_entropies():
     model = parts.model().eval()
-    steps = some_legal(parts)
+    steps = some_legal()
     bare = [replace(step, legal_tokens=()) for step in steps]
     scorer = Scorer(model, ScorerOptions(temperature=0.9))
 
@@ -545,10 +507,10 @@ def test_legal_tokens_change_neither_logprobs_nor_entropies(parts):
     torch.testing.assert_close(found.entropy, plain.entropy)
 
 
-def test_logprobs_of_a_batch_are_filled_in_pass_by_pass(parts):
+def test_logprobs_of_a_batch_are_filled_in_pass_by_pass():
     """Passes with fewer legal tokens, and with none, keep their places."""
     model = parts.model().eval()
-    steps = some_legal(parts)
+    steps = some_legal()
     selection = select_rows(steps, None)
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
     width = most_legal(selection.rows)
@@ -568,7 +530,7 @@ def test_logprobs_of_a_batch_are_filled_in_pass_by_pass(parts):
 
 
 @pytest.mark.parametrize("most_tokens", [4096, 20])
-def test_answers_score_like_the_sum_over_their_tokens(parts, most_tokens):
+def test_answers_score_like_the_sum_over_their_tokens(most_tokens):
     model = parts.model().eval()
     steps = parts.random_steps(8)
     pairs = [(step.prompt_token_ids, step.token_ids) for step in [*steps, steps[0]]]

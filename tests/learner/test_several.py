@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tests.learner import parts
 
 from rlforge.learner import Learner, Learners
 from rlforge.models.files import ADAPTER_WEIGHTS
@@ -15,7 +16,7 @@ from rlforge.models.files import ADAPTER_WEIGHTS
 NAMES = ("main", "rival")
 
 
-def settings(parts: Any, name: str) -> dict[str, Any]:
+def settings(name: str) -> dict[str, Any]:
     """Two policies that differ in algorithm, step size, critic, reference and average."""
     if name == "main":
         return {
@@ -27,20 +28,20 @@ def settings(parts: Any, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def alone(parts: Any) -> dict[str, Learner]:
-    return {name: parts.learner(name=name, **settings(parts, name)) for name in NAMES}
+def alone():
+    return {name: parts.learner(name=name, **settings(name)) for name in NAMES}
 
 
 @pytest.fixture
-def together(parts: Any) -> Learners:
-    return make_together(parts)
+def together():
+    return make_together()
 
 
-def make_together(parts: Any) -> Learners:
+def make_together() -> Learners:
     model = parts.model()
-    first = parts.learner(model, name="main", **settings(parts, "main"))
+    first = parts.learner(model, name="main", **settings("main"))
     first.step_aside()
-    second = parts.learner(model, name="rival", beside=first, **settings(parts, "rival"))
+    second = parts.learner(model, name="rival", beside=first, **settings("rival"))
     return Learners({"main": first, "rival": second})
 
 
@@ -57,31 +58,26 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert all(tensors[name].equal(other[file][name]) for name in tensors | other[file])
 
 
-def test_in_turns_each_learns_bit_for_bit_what_it_learns_alone(
-    parts: Any, alone: dict[str, Learner], together: Learners, tmp_path: Path
-) -> None:
+def test_in_turns_each_learns_bit_for_bit_what_it_learns_alone(alone, together, tmp_path):
     for round_, name in enumerate(("main", "rival", "rival", "main", "rival", "main")):
         batch = parts.batch(parts.random_steps(6, seed=round_))
         own, shared = alone[name].update(batch), together.turn(name).update(batch)
         assert shared.version == own.version
-        same = {key for key in own.metrics if not parts.of_speed(key)}
-        assert {key: shared.metrics[key] for key in same} == {key: own.metrics[key] for key in same}
+        assert parts.outcome(shared.metrics).items() >= parts.outcome(own.metrics).items()
     for name in NAMES:
         files = saved(together.turn(name), tmp_path / f"{name} together")
         assert ADAPTER_WEIGHTS in files
         assert_same(files, saved(alone[name], tmp_path / name))
 
 
-def test_a_resumed_pair_goes_on_as_the_one_that_was_not_interrupted(
-    parts: Any, together: Learners, tmp_path: Path
-) -> None:
+def test_a_resumed_pair_goes_on_as_the_one_that_was_not_interrupted(together, tmp_path):
     batches = [parts.batch(parts.random_steps(6, seed=seed)) for seed in range(4)]
     together.turn("main").update(batches[0])
     together.turn("rival").update(batches[1])
     for learner in together.each():
         learner.save_state(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"learner-main.pt", "learner-rival.pt"}
-    resumed = make_together(parts)
+    resumed = make_together()
     for learner in resumed.each():
         learner.load_state(tmp_path)
     for each in (together, resumed):
@@ -92,9 +88,7 @@ def test_a_resumed_pair_goes_on_as_the_one_that_was_not_interrupted(
         assert_same(first, saved(resumed.turn(name), tmp_path / f"{name} resumed"))
 
 
-def test_one_that_begins_anew_learns_as_it_did_at_first(
-    parts: Any, together: Learners, tmp_path: Path
-) -> None:
+def test_one_that_begins_anew_learns_as_it_did_at_first(together, tmp_path):
     batches = [parts.batch(parts.random_steps(6, seed=seed)) for seed in range(3)]
     rival = together.turn("rival")
     critic = rival.state_dict()["policy"]
@@ -110,9 +104,7 @@ def test_one_that_begins_anew_learns_as_it_did_at_first(
     assert [rival.update(batch).metrics["loss"] for batch in batches] == first
 
 
-def test_one_can_begin_anew_as_another_is_now(
-    parts: Any, together: Learners, tmp_path: Path
-) -> None:
+def test_one_can_begin_anew_as_another_is_now(together, tmp_path):
     main = together.turn("main")
     main.update(parts.batch(parts.random_steps(6)))
     adapter = saved(main, tmp_path / "main")[ADAPTER_WEIGHTS]
@@ -124,7 +116,7 @@ def test_one_can_begin_anew_as_another_is_now(
     assert_same({"adapter": still}, {"adapter": adapter})
 
 
-def test_the_numbers_of_updates_may_be_those_of_a_whole_run(parts: Any, together: Learners) -> None:
+def test_the_numbers_of_updates_may_be_those_of_a_whole_run(together):
     for number, name in ((1, "main"), (2, "rival"), (3, "main"), (4, "main"), (5, "rival")):
         learner = together.turn(name)
         learner.version = number - 1

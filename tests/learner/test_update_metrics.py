@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.learner import parts
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlforge.config.schema import LoraConfig
@@ -15,7 +16,7 @@ from rlforge.learner.weights import attach_lora
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_operations_are_those_that_torch_counts(parts, full):
+def test_operations_are_those_that_torch_counts(full):
     """Torch counts attention as if it were not causal, and leaves out what needs no gradient."""
     model = parts.model(
         hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2
@@ -35,14 +36,14 @@ def test_operations_are_those_that_torch_counts(parts, full):
     assert operations.training([row], reused=0, scored=0) == pytest.approx(counted, rel=0.03)
 
 
-def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing(parts):
+def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing():
     operations = Operations(linear=100, trained=10, head=1000, attention=7)
     rows = [Row(step=0, prompt=(1, 2, 3), answer=(4, 5)), Row(step=1, prompt=(1, 2), answer=(9,))]
     by_hand = (6 - 2) * (4 * 100 + 2 * 10) + 3 * 4 * 1000 + (16 + 4) * 6 * 7
     assert operations.training(rows, reused=2, scored=3) == by_hand
 
 
-def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(parts):
+def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values():
     """Torch's own counts of passes with and without them."""
     model = parts.model(hidden_size=64, intermediate_size=160, num_attention_heads=4)
     model.set_attn_implementation("eager")
@@ -61,7 +62,7 @@ def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(
     assert planned[0] - planned[1] == pytest.approx(counted[0] - counted[1], rel=0.001)
 
 
-def test_an_update_reports_the_seconds_of_each_phase(parts):
+def test_an_update_reports_the_seconds_of_each_phase():
     learner = parts.learner(algorithm=parts.PolicyGradient(reference=True, values=True))
     metrics = learner.update(parts.batch(parts.random_steps(9))).metrics
     phases = {name: number for name, number in metrics.items() if name.startswith("seconds_")}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from tests.learner import parts
+from transformers import AutoModelForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.engines.policies import load_policy
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.weights import attach_lora, linear_layers
+from rlforge.models.files import ADAPTER_WEIGHTS
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -27,7 +29,7 @@ def logits(model) -> torch.Tensor:
         return model(input_ids=IDS).logits
 
 
-def trained(parts, **settings):
+def trained(**settings):
     """A learner after some updates, and its model."""
     model = parts.model()
     learner = parts.learner(model, **settings)
@@ -36,21 +38,10 @@ def trained(parts, **settings):
     return model, learner
 
 
-def test_peft_loads_a_saved_adapter_onto_the_base_model(parts, tmp_path):
-    model, learner = trained(parts)
-
-    learner.save(tmp_path)
-
-    loaded = PeftModel.from_pretrained(parts.model(), str(tmp_path))
-    assert torch.equal(logits(loaded), logits(model))
-    assert not torch.equal(logits(loaded), logits(parts.model()))
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["inference_mode"] is True
-
-
-def test_saving_leaves_the_learner_as_it_was(parts, tmp_path):
+def test_saving_leaves_the_learner_as_it_was(tmp_path):
     ends = []
     for save in (False, True):
-        model, learner = trained(parts)
+        model, learner = trained()
         if save:
             learner.save(tmp_path)
         learner.update(parts.batch(parts.random_steps(6, seed=9)))
@@ -59,8 +50,8 @@ def test_saving_leaves_the_learner_as_it_was(parts, tmp_path):
     assert torch.equal(*ends)
 
 
-def test_a_tiny_adapter_is_saved_within_30_ms(parts, tmp_path):
-    _, learner = trained(parts)
+def test_a_tiny_adapter_is_saved_within_30_ms(tmp_path):
+    _, learner = trained()
     learner.save(tmp_path)
 
     seconds = []
@@ -73,7 +64,7 @@ def test_a_tiny_adapter_is_saved_within_30_ms(parts, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_transformers_loads_saved_full_weights(parts, tmp_path, dtype):
+def test_transformers_loads_saved_full_weights(tmp_path, dtype):
     model = parts.model().to(dtype)
     learner = parts.learner(model, train="full")
     learner.update(parts.batch(parts.random_steps(6)))
@@ -88,8 +79,8 @@ def test_transformers_loads_saved_full_weights(parts, tmp_path, dtype):
         assert not torch.equal(parameter, before[name]), name
 
 
-def test_the_critic_is_saved_with_the_policy_and_warm_starts(parts, tmp_path):
-    _, learner = trained(parts, algorithm=parts.PolicyGradient(values=True))
+def test_the_critic_is_saved_with_the_policy_and_warm_starts(tmp_path):
+    _, learner = trained(algorithm=parts.PolicyGradient(values=True))
     learner.save(tmp_path)
     saved = load_file(tmp_path / "value_head.safetensors")
     assert saved["weight"].abs().max() > 0
@@ -102,8 +93,8 @@ def test_the_critic_is_saved_with_the_policy_and_warm_starts(parts, tmp_path):
     assert torch.equal(again["value_head.bias"], saved["bias"])
 
 
-def test_without_a_critic_none_is_saved(parts, tmp_path):
-    _, learner = trained(parts)
+def test_without_a_critic_none_is_saved(tmp_path):
+    _, learner = trained()
     learner.save(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -112,45 +103,38 @@ def test_without_a_critic_none_is_saved(parts, tmp_path):
     ]
 
 
-def test_a_warm_start_gives_the_logprobs_of_the_saved_adapter(parts, tmp_path):
-    model, learner = trained(parts)
-    learner.save(tmp_path)
-
-    warm = parts.model()
-    parts.learner(warm, initial_adapter=str(tmp_path))
-
-    assert torch.equal(logits(warm), logits(model))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The files of a trained adapter; only read."""
+    folder = tmp_path_factory.mktemp("saved")
+    trained()[1].save(folder)
+    return folder
 
 
-def test_reference_of_a_warm_start_is_the_warm_started_model(parts, tmp_path):
-    model, learner = trained(parts)
-    learner.save(tmp_path)
-    expected = torch.log_softmax(logits(model)[0, 2], -1)[8].item()
-    algorithm = parts.PolicyGradient(reference=True)
-    warm = parts.learner(parts.model(), algorithm, initial_adapter=str(tmp_path))
-
-    for _ in range(2):
-        warm.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
-
-    last = algorithm.seen[-1]
-    assert last.reference_logprobs.item() == pytest.approx(expected, abs=1e-6)
-    assert last.logprobs.item() != pytest.approx(expected, abs=1e-3)
+@pytest.fixture
+def adapter(saved, tmp_path):
+    """A copy of those files to damage."""
+    return shutil.copytree(saved, tmp_path / "adapter")
 
 
-def test_a_missing_initial_adapter_names_its_path(parts, tmp_path):
-    missing = tmp_path / "nowhere"
-    with pytest.raises(CheckpointError, match=rf"{missing} holds no adapter_model\.safetensors"):
-        parts.learner(initial_adapter=str(missing))
-
-
-def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
-    _, learner = trained(parts)
-    learner.save(tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors cannot be read"):
-        parts.learner(initial_adapter=str(tmp_path))
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, r"holds no adapter_model\.safetensors"),
+        (
+            lambda path: (path / ADAPTER_WEIGHTS).write_bytes(
+                (path / ADAPTER_WEIGHTS).read_bytes()[:100]
+            ),
+            r"adapter_model\.safetensors cannot be read",
+        ),
+        (lambda path: (path / "adapter_config.json").unlink(), r"adapter_config\.json is missing"),
+    ],
+)
+def test_a_missing_or_damaged_initial_adapter_is_named(adapter, damage, message):
+    damage(adapter)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        parts.learner(initial_adapter=str(adapter))
+    assert str(adapter) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -163,35 +147,24 @@ def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
         (LoraConfig(rank=4, alpha=8, last_layers=1), r"the model has no .*layers\.0"),
     ],
 )
-def test_an_initial_adapter_that_does_not_fit_says_why(parts, tmp_path, lora, message):
-    _, learner = trained(parts)
-    learner.save(tmp_path)
-
+def test_an_initial_adapter_that_does_not_fit_says_why(saved, lora, message):
     with pytest.raises(CheckpointError, match=message) as caught:
-        parts.learner(lora=lora, initial_adapter=str(tmp_path))
-    assert str(Path(tmp_path)) in str(caught.value)
+        parts.learner(lora=lora, initial_adapter=str(saved))
+    assert str(saved) in str(caught.value)
 
 
-def test_an_adapter_without_its_config_is_refused(parts, tmp_path):
-    _, learner = trained(parts)
-    learner.save(tmp_path)
-    (tmp_path / "adapter_config.json").unlink()
-
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json is missing"):
-        parts.learner(initial_adapter=str(tmp_path))
-
-
+PLAIN = LoraConfig(rank=4, alpha=8)
 RSLORA = LoraConfig(rank=4, alpha=8, use_rslora=True)
 LAST = LoraConfig(rank=4, alpha=8, last_layers=1)
 
 
-@pytest.mark.parametrize(("lora", "scale"), [(RSLORA, 8 / 4**0.5), (LAST, 8 / 4)])
-def test_adapters_of_other_scale_or_some_layers_are_trained_saved_and_played_as_by_peft(
-    parts, tmp_path, lora, scale
-):
-    model, learner = trained(parts, lora=lora)
+@pytest.mark.parametrize(("lora", "scale"), [(PLAIN, 8 / 4), (RSLORA, 8 / 4**0.5), (LAST, 8 / 4)])
+def test_adapters_are_trained_saved_and_played_as_by_peft(tmp_path, lora, scale):
+    model, learner = trained(lora=lora)
     learner.save(tmp_path)
     plain = PeftModel.from_pretrained(parts.model(), str(tmp_path))
+    assert not torch.equal(logits(plain), logits(parts.model()))
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["inference_mode"] is True
     warm = parts.model()
     parts.learner(warm, lora=lora, initial_adapter=str(tmp_path))
 
@@ -215,37 +188,26 @@ def test_adapters_of_other_scale_or_some_layers_are_trained_saved_and_played_as_
     ],
 )
 def test_a_learner_refuses_adapters_whose_weights_fit_and_whose_scale_does_not(
-    parts, tmp_path, changed, message
+    adapter, changed, message
 ):
-    _, learner = trained(parts)
-    learner.save(tmp_path)
-    file = tmp_path / "adapter_config.json"
+    file = adapter / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-
     with pytest.raises(CheckpointError, match=message):
-        parts.learner(initial_adapter=str(tmp_path))
+        parts.learner(initial_adapter=str(adapter))
 
 
 ATTENTION = ["q_proj", "v_proj"]
 
 
 def one_layer_llama() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config).eval()
+    return parts.model(num_hidden_layers=1, hidden_size=16)
 
 
 def trainable(model: Any) -> dict[str, torch.Tensor]:
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
-def test_a_new_adapter_changes_nothing_and_is_all_that_trains() -> None:
+def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
     model = one_layer_llama()
     ids = torch.arange(10)[None]
     before = model(ids).logits
@@ -259,7 +221,7 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_trains() -> None:
     assert wrapped.peft_config["default"].lora_dropout == 0
 
 
-def test_the_seed_decides_the_adapter_and_nothing_else() -> None:
+def test_the_seed_decides_the_adapter_and_nothing_else():
     lora = LoraConfig(rank=4, dropout=0.1, target_modules=ATTENTION)
     state = torch.random.get_rng_state()
     first, again, other = (
@@ -278,7 +240,7 @@ def test_the_seed_decides_the_adapter_and_nothing_else() -> None:
     torch.random.set_rng_state(state)
 
 
-def test_unknown_target_modules_are_refused_with_the_known_ones() -> None:
+def test_unknown_target_modules_are_refused_with_the_known_ones():
     lora = LoraConfig(target_modules=["q_proj", "query_key_value"])
     with pytest.raises(ConfigError, match=r"no linear layers named query_key_value; it has down"):
         attach_lora(one_layer_llama(), lora, seed=0)
@@ -288,6 +250,6 @@ def test_unknown_target_modules_are_refused_with_the_known_ones() -> None:
         attach_lora(one_layer_llama(), LoraConfig(last_layers=2), seed=0)
 
 
-def test_linear_layers_of_a_llama() -> None:
+def test_linear_layers_of_a_llama():
     expected = {*LoraConfig().target_modules, "lm_head"}
     assert linear_layers(one_layer_llama()) == sorted(expected)

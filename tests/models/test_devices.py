@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -14,19 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.errors import ConfigError
 from rlforge.models import devices
-from rlforge.models.devices import (
-    give_back,
-    move,
-    named_device,
-    resolve_device,
-    resolve_dtype,
-)
+from rlforge.models.devices import give_back, move, named_device, resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def elsewhere(monkeypatch):
     """Moves to the CPU copy, and the memory left behind becomes NaN; returns the sizes moved."""
     sizes: list[int] = []
 
@@ -41,7 +34,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -59,7 +52,7 @@ def everything(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def test_a_moved_model_predicts_the_same(model: Any, elsewhere: list[int]) -> None:
+def test_a_moved_model_predicts_the_same(model, elsewhere):
     ids = torch.arange(10)[None]
     with torch.no_grad():
         before = model(input_ids=ids).logits
@@ -70,7 +63,7 @@ def test_a_moved_model_predicts_the_same(model: Any, elsewhere: list[int]) -> No
     assert len(elsewhere) == len(objects)
 
 
-def test_shared_memory_moves_once_and_stays_shared(model: Any, elsewhere: list[int]) -> None:
+def test_shared_memory_moves_once_and_stays_shared(model, elsewhere):
     whole = torch.arange(12.0).reshape(3, 4)
     row, column, alias = whole[1], whole[:, 2], nn.Parameter(whole.data, requires_grad=False)
     move([whole, row, column, alias], CPU)
@@ -82,23 +75,21 @@ def test_shared_memory_moves_once_and_stays_shared(model: Any, elsewhere: list[i
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_repeated_and_empty_tensors_are_moved(elsewhere: list[int]) -> None:
+def test_repeated_and_empty_tensors_are_moved(elsewhere):
     tensor, empty, other = torch.ones(3), torch.empty(0), torch.empty(0, 4, dtype=torch.long)
     move([tensor, tensor, empty, other], CPU)
     assert tensor.tolist() == [1.0, 1.0, 1.0]
     assert (empty.shape, other.shape, other.dtype) == ((0,), (0, 4), torch.long)
 
 
-def test_tensors_already_on_the_device_keep_their_memory(model: Any) -> None:
+def test_tensors_already_on_the_device_keep_their_memory(model):
     before = [tensor.data_ptr() for tensor in everything(model)]
     move(everything(model), CPU)
     give_back(CPU)
     assert [tensor.data_ptr() for tensor in everything(model)] == before
 
 
-def test_cublas_workspaces_are_freed_before_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cublas_workspaces_are_freed_before_the_cache(monkeypatch):
     done: list[str] = []
     # Absent in a torch without CUDA.
     monkeypatch.setattr(
@@ -112,7 +103,7 @@ def test_cublas_workspaces_are_freed_before_the_cache(
 
 
 @pytest.mark.gpu
-def test_moving_a_model_away_frees_the_gpu(model: Any) -> None:
+def test_moving_a_model_away_frees_the_gpu(model):
     gpu = torch.device("cuda")
     big = nn.Linear(4096, 4096).to(gpu)  # 64 MiB
     expected = big.weight.detach().cpu().clone()
@@ -132,9 +123,7 @@ def test_moving_a_model_away_frees_the_gpu(model: Any) -> None:
     optimizer.step()
 
 
-def test_a_device_is_chosen_by_name_and_availability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_is_chosen_by_name_and_availability(monkeypatch):
     assert resolve_device("cpu") == CPU
     with pytest.raises(ConfigError, match=r"hardware\.device 'tpu' is unknown"):
         resolve_device("tpu")
@@ -157,8 +146,8 @@ def test_a_device_is_chosen_by_name_and_availability(
     ],
 )
 def test_expandable_segments_are_on_unless_the_user_set_the_allocator(
-    monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, str], expected: dict[str, str]
-) -> None:
+    monkeypatch, device, given, expected
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for name in names:
@@ -173,7 +162,7 @@ def test_expandable_segments_are_on_unless_the_user_set_the_allocator(
 
 
 @pytest.mark.gpu
-def test_the_allocator_of_a_gpu_uses_expandable_segments() -> None:
+def test_the_allocator_of_a_gpu_uses_expandable_segments():
     code = (
         "from rlforge.models.devices import resolve_device; import torch;"
         "x = torch.ones(1, device=resolve_device('cuda'));"
@@ -196,14 +185,12 @@ def test_the_allocator_of_a_gpu_uses_expandable_segments() -> None:
         ("bfloat16", None, torch.bfloat16),
     ],
 )
-def test_auto_is_bfloat16_on_gpus_that_compute_in_it(
-    name: str, capability: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_bfloat16_on_gpus_that_compute_in_it(name, capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     device = CPU if capability is None else torch.device("cuda")
     assert resolve_dtype(name, device) is expected
 
 
-def test_an_unknown_dtype_is_refused() -> None:
+def test_an_unknown_dtype_is_refused():
     with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
         resolve_dtype("float16", CPU)

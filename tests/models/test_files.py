@@ -13,21 +13,19 @@ from rlforge.models.made import MadeModel
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def test_the_environment_variable_names_the_cache(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_variable_names_the_cache(own_cache, monkeypatch):
     assert cache_dir() == own_cache
     monkeypatch.delenv("RLFORGE_CACHE")
     monkeypatch.setenv("HOME", "/somewhere")
     assert cache_dir() == Path("/somewhere/.cache/rlforge/models")
 
 
-def test_a_cached_model_is_made_once(own_cache: Path) -> None:
+def test_a_cached_model_is_made_once(own_cache):
     calls = []
 
     def make(directory: Path) -> None:
@@ -39,7 +37,7 @@ def test_a_cached_model_is_made_once(own_cache: Path) -> None:
     assert len(calls) == 1
 
 
-def test_a_failure_leaves_nothing_behind(own_cache: Path) -> None:
+def test_a_failure_leaves_nothing_behind(own_cache):
     def fail(directory: Path) -> None:
         (directory / "half").write_text("")
         raise RuntimeError("power cut")
@@ -65,7 +63,7 @@ def _make(name: str) -> None:
     made_once(name, _make_slowly, say)
 
 
-def test_two_processes_do_the_work_once(own_cache: Path) -> None:
+def test_two_processes_do_the_work_once(own_cache):
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_make, args=("m",)) for _ in range(3)]
     for process in processes:
@@ -78,7 +76,7 @@ def test_two_processes_do_the_work_once(own_cache: Path) -> None:
     assert (own_cache / "said").read_text().splitlines() == [waits, waits]
 
 
-def test_a_model_that_is_made_says_what_where_and_for_how_long(own_cache: Path) -> None:
+def test_a_model_that_is_made_says_what_where_and_for_how_long(own_cache):
     lines: list[str] = []
     model = MadeModel(cache_name="m", create=lambda folder, say: say("copying"), takes="no time")
     for _ in range(2):

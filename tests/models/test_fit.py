@@ -43,13 +43,13 @@ def _llama(**sizes: Any) -> Any:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> ModelConfig:
+def model(tmp_path):
     _llama().save_pretrained(tmp_path / "small")
     return ModelConfig(kind="hf", name=str(tmp_path / "small"))
 
 
 @pytest.fixture
-def adapter(tmp_path: Path) -> Callable[..., Path]:
+def adapter(tmp_path):
     def make(base: str = "/another/cache/small", model: Any = None, **lora: Any) -> Path:
         settings = {"r": 4, "target_modules": ["q_proj", "down_proj"]} | lora
         wrapped = get_peft_model(model or _llama(), LoraConfig(**settings))
@@ -90,32 +90,26 @@ def _weigh(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None
         ({"rank_pattern": {"q_proj": 2}}, ["down_proj", "q_proj"]),
     ],
 )
-def test_adapters_of_any_rank_and_layers_fit(
-    model: ModelConfig, adapter: Callable[..., Path], lora: dict[str, Any], layers: list[str]
-) -> None:
+def test_adapters_of_any_rank_and_layers_fit(model, adapter, lora, layers):
     assert _check(adapter(**lora), model) == layers
 
 
-def test_an_adapter_that_names_no_base_fits_by_its_shapes(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_an_adapter_that_names_no_base_fits_by_its_shapes(model, adapter):
     assert _check(adapter(base=""), model) == ["down_proj", "q_proj"]
 
 
-def test_the_check_draws_no_random_number(model: ModelConfig, adapter: Callable[..., Path]) -> None:
+def test_the_check_draws_no_random_number(model, adapter):
     path, state = adapter(), torch.random.get_rng_state()
     _check(path, model)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_the_largest_rank_counts_those_of_single_layers(adapter: Callable[..., Path]) -> None:
+def test_the_largest_rank_counts_those_of_single_layers(adapter):
     assert largest_rank(read_adapter(adapter())) == 4
     assert largest_rank(read_adapter(adapter(rank_pattern={"q_proj": 12}))) == 12
 
 
-def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(model, adapter):
     with pytest.raises(ConfigError, match=r"another base model: org/large; this one is .*small"):
         _check(adapter(base="org/large"), model)
     with pytest.raises(ConfigError, match=r"does not fit.* is \(32, 4\), and.*\(16, 4\)"):
@@ -132,10 +126,7 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
         (lambda p: (p / "adapter_config.json").write_text("[]"), r"is not a JSON object"),
         (lambda p: (p / "adapter_config.json").write_text("{}"), r"describes no adapter of PEFT"),
         (lambda p: _describe(p, r=0), r"describes no adapter of PEFT"),
-        (
-            lambda p: _describe(p, r=7),
-            r"does not fit.* is \(4, 24\), and.*\(7, 24\)",
-        ),
+        (lambda p: _describe(p, r=7), r"does not fit.* is \(4, 24\), and.*\(7, 24\)"),
         (lambda p: _describe(p, target_modules=["query"]), r"does not fit the model: Target mod"),
         (
             lambda p: _describe(p, target_modules=["q_proj", "down_proj", "k_proj"]),
@@ -154,9 +145,7 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
         ),
     ],
 )
-def test_a_damaged_adapter_is_refused_in_one_line_with_its_file(
-    model: ModelConfig, adapter: Callable[..., Path], damage: Callable[[Path], Any], message: str
-) -> None:
+def test_a_damaged_adapter_is_refused_in_one_line_with_its_file(model, adapter, damage, message):
     path = adapter()
     damage(path)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -165,7 +154,7 @@ def test_a_damaged_adapter_is_refused_in_one_line_with_its_file(
     assert "\n" not in str(caught.value)
 
 
-def test_full_weights_with_the_same_vocabulary_fit(model: ModelConfig, tmp_path: Path) -> None:
+def test_full_weights_with_the_same_vocabulary_fit(model, tmp_path):
     _llama(hidden_size=32, num_hidden_layers=1).save_pretrained(tmp_path / "wide")
     check_model_fits(tmp_path / "wide", model)
     _llama(vocab_size=60).save_pretrained(tmp_path / "other")
@@ -173,9 +162,7 @@ def test_full_weights_with_the_same_vocabulary_fit(model: ModelConfig, tmp_path:
         check_model_fits(tmp_path / "other", model)
 
 
-def test_full_weights_of_other_shapes_are_refused_where_they_must_be_the_same(
-    model: ModelConfig, tmp_path: Path
-) -> None:
+def test_full_weights_of_other_shapes_are_refused_where_they_must_be_the_same(model, tmp_path):
     check_model_fits(Path(model.name or ""), model, same_shapes=True)
     _llama(intermediate_size=32).save_pretrained(tmp_path / "wide")
     with pytest.raises(ConfigError, match=r"down_proj.weight is \(16, 32\), and the model takes"):
@@ -183,7 +170,7 @@ def test_full_weights_of_other_shapes_are_refused_where_they_must_be_the_same(
 
 
 @pytest.mark.parametrize("size", ["1KB", "1GB"])
-def test_incomplete_full_weights_are_refused(model: ModelConfig, tmp_path: Path, size: str) -> None:
+def test_incomplete_full_weights_are_refused(model, tmp_path, size):
     path = tmp_path / "full"
     _llama(hidden_size=32).save_pretrained(path, max_shard_size=size)
     check_model_fits(path, model)
@@ -206,9 +193,7 @@ def _training(model: ModelConfig, **lora: Any) -> ModelConfig:
     return dataclasses.replace(model, lora=TrainedLora(**trained))
 
 
-def test_training_continues_an_adapter_of_its_own_kind_wherever_its_base_is_cached(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_training_continues_an_adapter_of_its_own_kind_wherever_its_base_is_cached(model, adapter):
     check_initial_adapter(adapter(base="/one/cache/tiny-1"), _training(model), "/another/tiny-1")
 
 
@@ -222,8 +207,8 @@ def test_training_continues_an_adapter_of_its_own_kind_wherever_its_base_is_cach
     ],
 )
 def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
-    model: ModelConfig, adapter: Callable[..., Path], lora: Any, base: str, message: str
-) -> None:
+    model, adapter, lora, base, message
+):
     path = adapter()
     with pytest.raises(ConfigError, match=message) as caught:
         check_initial_adapter(path, _training(model, **lora), base)
@@ -249,9 +234,7 @@ def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
         ("a_setting_of_tomorrow", True),
     ],
 )
-def test_training_refuses_what_is_more_than_plain_lora_by_its_name(
-    model: ModelConfig, adapter: Callable[..., Path], setting: str, value: Any
-) -> None:
+def test_training_refuses_what_is_more_than_plain_lora_by_its_name(model, adapter, setting, value):
     path = adapter()
     _describe(path, **{setting: value})
     message = re.escape(
@@ -261,34 +244,28 @@ def test_training_refuses_what_is_more_than_plain_lora_by_its_name(
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_refuses_an_adapter_of_other_layers_by_their_number(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_training_refuses_an_adapter_of_other_layers_by_their_number(model, adapter):
     path = adapter(layers_to_transform=[1])
     with pytest.raises(ConfigError, match=r"model\.lora\.last_layers 1 against None"):
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_takes_settings_that_change_nothing(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_training_takes_settings_that_change_nothing(model, adapter):
     path = adapter(lora_dropout=0.1, init_lora_weights="gaussian")
     _describe(path, revision="main", a_setting_of_tomorrow=None, eva_config={"rho": 2.0})
     check_initial_adapter(path, _training(model), "small")
 
 
 def test_training_continues_rank_stabilised_adapters_where_the_configuration_says_so(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+    model, adapter
+):
     path = adapter(use_rslora=True)
     check_initial_adapter(path, _training(model, use_rslora=True), "small")
     with pytest.raises(ConfigError, match=r"model\.lora\.use_rslora True against False"):
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_refuses_another_kind_of_adapter(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_training_refuses_another_kind_of_adapter(model, adapter):
     path = adapter()
     _describe(path, peft_type="LOHA")
     with pytest.raises(ConfigError, match="has peft_type='LOHA', and the learner trains LoRA"):
@@ -307,8 +284,8 @@ def test_training_refuses_another_kind_of_adapter(
     ],
 )
 def test_an_adapter_that_no_engine_computes_as_peft_does_is_refused_by_name(
-    model: ModelConfig, adapter: Callable[..., Path], setting: str, value: Any
-) -> None:
+    model, adapter, setting, value
+):
     path = adapter()
     _describe(path, **{setting: value})
     with pytest.raises(
@@ -317,9 +294,7 @@ def test_an_adapter_that_no_engine_computes_as_peft_does_is_refused_by_name(
         _check(path, model)
 
 
-def test_training_refuses_a_missing_or_damaged_initial_adapter(
-    model: ModelConfig, adapter: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_training_refuses_a_missing_or_damaged_initial_adapter(model, adapter, tmp_path):
     with pytest.raises(ConfigError, match=r"learner\.initial_adapter=.*nowhere: no adapter there"):
         check_initial_adapter(tmp_path / "nowhere", _training(model), "small")
     path = adapter()
@@ -328,9 +303,7 @@ def test_training_refuses_a_missing_or_damaged_initial_adapter(
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_target_modules_given_as_a_pattern_are_compared_as_they_are(
-    model: ModelConfig, adapter: Callable[..., Path]
-) -> None:
+def test_target_modules_given_as_a_pattern_are_compared_as_they_are(model, adapter):
     path = adapter()
     _describe(path, target_modules="all-linear")
     with pytest.raises(ConfigError, match="'all-linear' against"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -38,7 +37,7 @@ def model() -> Any:
 
 
 @torch.no_grad()
-def test_read_positions_are_unchanged_and_only_they_are_computed(model: Any) -> None:
+def test_read_positions_are_unchanged_and_only_they_are_computed(model):
     ids, read = torch.arange(20)[None], torch.tensor([7, 19])
     rows: list[int] = []
     for layer in model.model.layers:
@@ -53,7 +52,7 @@ def test_read_positions_are_unchanged_and_only_they_are_computed(model: Any) -> 
     assert rows == [20, 20, 20, 2]
 
 
-def test_the_layer_is_restored_even_after_an_error(model: Any) -> None:
+def test_the_layer_is_restored_even_after_an_error(model):
     mlp = model.model.layers[-1].mlp
     own = mlp.forward = lambda x: x
     layer = LastLayer(model.model)
@@ -69,16 +68,14 @@ def test_the_layer_is_restored_even_after_an_error(model: Any) -> None:
     assert all("forward" not in vars(module) for module in layer.modules if module is not mlp)
 
 
-def test_all_positions_are_computed_when_half_of_them_are_read(model: Any) -> None:
+def test_all_positions_are_computed_when_half_of_them_are_read(model):
     mlp = model.model.layers[-1].mlp
     with LastLayer(model.model).read_at(torch.arange(5), 10) as left_out:
         assert "forward" not in vars(mlp)
     assert left_out == 0
 
 
-def test_a_model_that_predicts_differently_is_found_by_a_trial(
-    model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_predicts_differently_is_found_by_a_trial(model, caplog):
     caplog.set_level("INFO")
     model.train()
     assert predicts_the_same(model)
@@ -93,7 +90,7 @@ def test_a_model_that_predicts_differently_is_found_by_a_trial(
     assert all("last layer of LlamaForCausalLM is computed whole" in m for m in caplog.messages)
 
 
-def test_a_lost_device_is_no_difference(model: Any) -> None:
+def test_a_lost_device_is_no_difference(model):
     """Later calls fail, too; lack of memory passes."""
     lost: RuntimeError = torch.AcceleratorError("CUDA error")
     own = model.model.layers[-1].mlp.forward
@@ -112,7 +109,7 @@ def test_a_lost_device_is_no_difference(model: Any) -> None:
     assert difference(partial(fail, ValueError("short"), ones()[None]), ones).startswith("fails")
 
 
-def test_under_autocast_the_tolerance_is_that_of_its_dtype(model: Any) -> None:
+def test_under_autocast_the_tolerance_is_that_of_its_dtype(model):
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
     mlp.forward = lambda x: own(x) * (1 if x.shape[1] == 9 else 1.002)

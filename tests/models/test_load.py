@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -32,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub_is_reachable.cache_clear()
     yield
@@ -40,7 +39,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def local_model(tmp_path: Path) -> ModelConfig:
+def local_model(tmp_path):
     """A chat model of random weights in a directory, without a padding token."""
     tokenizer = build_tokenizer([" a"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
@@ -59,7 +58,7 @@ def local_model(tmp_path: Path) -> ModelConfig:
     return ModelConfig(kind="hf", name=str(tmp_path / "model"))
 
 
-def test_a_local_directory_is_loaded(local_model: ModelConfig) -> None:
+def test_a_local_directory_is_loaded(local_model):
     assert resolve_model(local_model) == local_model.name
     model = load_base_model(local_model, CPU, torch.bfloat16)
     assert model.dtype is torch.bfloat16
@@ -69,15 +68,13 @@ def test_a_local_directory_is_loaded(local_model: ModelConfig) -> None:
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
-def test_loading_prints_nothing(
-    local_model: ModelConfig, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_loading_prints_nothing(local_model, capfd):
     load_base_model(local_model, CPU, torch.float32)
     load_tokenizer(local_model)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_tokenizer_of_a_tiny_model_needs_no_torch(small_model: Path) -> None:
+def test_the_tokenizer_of_a_tiny_model_needs_no_torch(small_model):
     code = f"""
 import sys
 from rlforge.config.schema import ModelConfig
@@ -94,13 +91,13 @@ sys.exit("torch" in sys.modules)
     assert ours.init_kwargs.keys() == theirs.init_kwargs.keys()
 
 
-def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model: ModelConfig) -> None:
+def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model):
     tokenizer = load_tokenizer(local_model)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
 
 
-def test_stop_tokens_without_a_generation_config(local_model: ModelConfig) -> None:
+def test_stop_tokens_without_a_generation_config(local_model):
     assert local_model.name is not None
     (Path(local_model.name) / "generation_config.json").unlink()
     settings = Path(local_model.name) / "config.json"
@@ -110,7 +107,7 @@ def test_stop_tokens_without_a_generation_config(local_model: ModelConfig) -> No
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
 
 
-def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
+def test_other_models_have_no_value_head(local_model):
     assert load_value_head(local_model) is None
 
 
@@ -122,13 +119,13 @@ def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
         (ModelConfig(kind="hf", name="/nowhere/model"), "=/nowhere/model: there is no such"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_named(config: ModelConfig, message: str) -> None:
+def test_a_model_that_cannot_be_loaded_is_named(config, message):
     for loader in (load_tokenizer, lambda c: load_base_model(c, CPU, torch.float32)):
         with pytest.raises(ConfigError, match=message):
             loader(config)
 
 
-def test_directories_without_a_model_are_named(local_model: ModelConfig, tmp_path: Path) -> None:
+def test_directories_without_a_model_are_named(local_model, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty is a directory without config\.json"):
         resolve_model(ModelConfig(kind="hf", name=str(tmp_path / "empty")))
@@ -138,9 +135,7 @@ def test_directories_without_a_model_are_named(local_model: ModelConfig, tmp_pat
         load_base_model(local_model, CPU, torch.float32)
 
 
-def test_an_unreachable_hub_falls_back_to_its_local_copy(
-    local_model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, monkeypatch):
     cache = tmp_path / "hub"
     repository = cache / "models--org--m"
     (repository / "refs").mkdir(parents=True)
@@ -155,7 +150,7 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(
     assert 5 in stop_token_ids(config, load_tokenizer(config))
 
 
-def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch):
     constants = "huggingface_hub.constants."
     monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(load, "getproxies", dict)
@@ -202,9 +197,7 @@ class Hub(BaseHTTPRequestHandler):
         ("broken", r"model\.name=org/broken: the hub does not answer: .*500"),
     ],
 )
-def test_the_hub_is_asked_whether_it_has_the_model(
-    name: str, problem: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_whether_it_has_the_model(name, problem, monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         constants = "huggingface_hub.constants."
@@ -228,11 +221,11 @@ def test_the_hub_is_asked_whether_it_has_the_model(
         ("org/m", r"model\.name=org/m: not on this machine, .* and the .* hub cannot be reached"),
     ],
 )
-def test_a_model_that_is_nowhere_is_refused_without_a_hub(name: str, problem: str) -> None:
+def test_a_model_that_is_nowhere_is_refused_without_a_hub(name, problem):
     with pytest.raises(ConfigError, match=problem):
         check_source(ModelConfig(kind="hf", name=name))
 
 
-def test_a_model_on_this_machine_needs_no_hub(local_model: ModelConfig) -> None:
+def test_a_model_on_this_machine_needs_no_hub(local_model):
     check_source(local_model)
     check_source(ModelConfig(kind="tiny"))

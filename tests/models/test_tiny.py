@@ -37,14 +37,14 @@ def _small(steps: int = 60) -> TinyRecipe:
 
 
 @pytest.fixture(scope="module")
-def taught() -> tuple[Any, list[Any]]:
+def taught():
     return corpus(_small())
 
 
 # ---------------------------------------------------------------- words
 
 
-def test_every_board_word_and_action_is_one_token(taught: tuple[Any, list[Any]]) -> None:
+def test_every_board_word_and_action_is_one_token(taught):
     tokenizer, _ = taught
     for env in (SIMPLETAK, TICTACTOE, KUHN):
         for seed in range(20):
@@ -60,20 +60,20 @@ def test_every_board_word_and_action_is_one_token(taught: tuple[Any, list[Any]])
 
 
 @pytest.mark.parametrize("text", ["Ünïcode ♟ 你好\n\ttabs", "<|im_start|>user\nPlay [12]!", ""])
-def test_any_text_survives_the_tokenizer(taught: tuple[Any, list[Any]], text: str) -> None:
+def test_any_text_survives_the_tokenizer(taught, text):
     tokenizer, _ = taught
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_conversations_are_rendered_by_the_chat_template(taught: tuple[Any, list[Any]]) -> None:
+def test_conversations_are_rendered_by_the_chat_template(taught):
     tokenizer, _ = taught
     messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": "[1]?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == "Play.\n\n[1]?\n\n"
 
 
-def test_all_tokens_with_a_closing_bracket_end_an_action(taught: tuple[Any, list[Any]]) -> None:
+def test_all_tokens_with_a_closing_bracket_end_an_action(taught):
     tokenizer, _ = taught
     closing = closing_ids(tokenizer)
     assert token_id(tokenizer, " [12]") in closing
@@ -82,7 +82,7 @@ def test_all_tokens_with_a_closing_bracket_end_an_action(taught: tuple[Any, list
     assert all("]" in tokenizer.decode([index]) for index in closing)
 
 
-def test_a_word_that_the_pre_split_divides_is_refused() -> None:
+def test_a_word_that_the_pre_split_divides_is_refused():
     with pytest.raises(RlforgeError, match="tokens for 'a b'"):
         build_tokenizer(["a b"])
 
@@ -90,7 +90,7 @@ def test_a_word_that_the_pre_split_divides_is_refused() -> None:
 # ---------------------------------------------------------------- lessons
 
 
-def test_outcomes_are_discounted_by_own_turns_and_at_most_one() -> None:
+def test_outcomes_are_discounted_by_own_turns_and_at_most_one():
     states = play(WarmupGame(env=KUHN, games=50, batch_size=1), discount=0.5, seed=3)
     # Kuhn pays 1 or 2 chips, scaled to at most 1; a later turn of the player halves it.
     assert {abs(state.outcome) for state in states} == {0.25, 0.5, 1.0}
@@ -102,7 +102,7 @@ def test_outcomes_are_discounted_by_own_turns_and_at_most_one() -> None:
         assert state.outcome == pytest.approx(final * 0.5 ** len(own_later))
 
 
-def test_random_play_repeats_from_its_seed() -> None:
+def test_random_play_repeats_from_its_seed():
     game = WarmupGame(env=SIMPLETAK, games=2, batch_size=1)
     first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 50))
     assert first == again
@@ -118,9 +118,7 @@ def _lessons_of(grids: list[Grid], tokenizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("env", [SIMPLETAK, TICTACTOE])
-def test_lessons_describe_their_boards_correctly(
-    env: EnvSpec, taught: tuple[Any, list[Any]]
-) -> None:
+def test_lessons_describe_their_boards_correctly(env, taught):
     """Each row, in each orientation, is decoded back into a board and checked with the rules."""
     tokenizer, _ = taught
     states = play(WarmupGame(env=env, games=3, batch_size=1), 0.9, seed=11)
@@ -153,7 +151,7 @@ def test_lessons_describe_their_boards_correctly(
     assert len(seen) > 3 * len({state.view.board for state in states})
 
 
-def test_lessons_of_games_without_a_grid(taught: tuple[Any, list[Any]]) -> None:
+def test_lessons_of_games_without_a_grid(taught):
     tokenizer, _ = taught
     states = play(WarmupGame(env=KUHN, games=20, batch_size=1), 0.9, seed=5)
     taken = lessons(states, tokenizer)
@@ -165,7 +163,7 @@ def test_lessons_of_games_without_a_grid(taught: tuple[Any, list[Any]]) -> None:
         assert shown == set(state.view.legal_actions or ())
 
 
-def test_games_without_a_board_are_refused() -> None:
+def test_games_without_a_board_are_refused():
     game = WarmupGame(env=EnvSpec(id="Nim-v0-train"), games=1, batch_size=1)
     with pytest.raises(RlforgeError, match="Nim-v0-train has no compact board"):
         play(game, 0.9, seed=0)
@@ -174,7 +172,7 @@ def test_games_without_a_board_are_refused() -> None:
 # ---------------------------------------------------------------- training
 
 
-def test_the_learning_rate_rises_stays_and_falls() -> None:
+def test_the_learning_rate_rises_stays_and_falls():
     factors = [lr_factor(step, TINY) for step in range(TINY.steps)]
     assert factors[0] == pytest.approx(1 / 30)
     assert set(factors[30:270]) == {1.0}
@@ -183,13 +181,13 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     directory: Path = tmp_path_factory.mktemp("tiny")
     create_tiny(directory, _small(), lambda text: None)
     return directory
 
 
-def test_a_little_training_teaches_which_moves_are_legal(made: Path) -> None:
+def test_a_little_training_teaches_which_moves_are_legal(made):
     summary = json.loads((made / "warmup.json").read_text())
     for states in summary["states"].values():
         assert states["illegal"] < 0.6  # an untrained model puts 0.98 on other tokens
@@ -198,7 +196,7 @@ def test_a_little_training_teaches_which_moves_are_legal(made: Path) -> None:
     assert summary["recipe"]["steps"] == 60
 
 
-def test_the_saved_model_is_an_ordinary_one(made: Path) -> None:
+def test_the_saved_model_is_an_ordinary_one(made):
     model = AutoModelForCausalLM.from_pretrained(made)
     tokenizer = AutoTokenizer.from_pretrained(made)
     assert model.config.vocab_size == len(tokenizer)
@@ -212,7 +210,7 @@ def test_the_saved_model_is_an_ordinary_one(made: Path) -> None:
     assert tokenizer.decode(generated[0]).count("]") == 1
 
 
-def test_the_value_head_predicts_outcomes(made: Path) -> None:
+def test_the_value_head_predicts_outcomes(made):
     head = load_value_head(ModelConfig(kind="hf", name=str(made)))
     assert head is not None
     assert {name: tuple(t.shape) for name, t in head.items()} == {"weight": (1, 64), "bias": (1,)}
@@ -220,7 +218,7 @@ def test_the_value_head_predicts_outcomes(made: Path) -> None:
     assert summary["states"]["kuhn_poker"]["value_r2"] > 0.1
 
 
-def test_the_recipe_decides_the_weights(made: Path, tmp_path: Path) -> None:
+def test_the_recipe_decides_the_weights(made, tmp_path):
     torch.rand(1)
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
@@ -232,7 +230,7 @@ def test_the_recipe_decides_the_weights(made: Path, tmp_path: Path) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_the_digest_follows_every_part_of_the_recipe() -> None:
+def test_the_digest_follows_every_part_of_the_recipe():
     changed = [
         dataclasses.replace(TINY, seed=1),
         dataclasses.replace(TINY, steps=901),
@@ -244,7 +242,7 @@ def test_the_digest_follows_every_part_of_the_recipe() -> None:
     assert len({recipe.digest() for recipe in [TINY, TinyRecipe(), *changed]}) == 5
 
 
-def test_progress_is_reported(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path):
     lines: list[str] = []
     create_tiny(tmp_path, _small(steps=18), lines.append)
     assert lines[0] == "playing 180 random games"
@@ -253,7 +251,7 @@ def test_progress_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tiny_model_plays_like_random_legal() -> None:
+def test_the_tiny_model_plays_like_random_legal():
     directory = Path(resolve_model(ModelConfig(kind="tiny")))
     summary = json.loads((directory / "warmup.json").read_text())
     for states in summary["states"].values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import load_value_head, resolve_model
 from rlforge.models.tiny.corpus import corpus
 from rlforge.models.tiny.create import create_tiny
-from rlforge.models.tiny.random_play import State, market_words, play
+from rlforge.models.tiny.random_play import market_words, play
 from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket
 from rlforge.models.tiny.vocabulary import spaced_words, token_id
 from rlforge.types import EnvSpec
@@ -34,16 +33,16 @@ def _small(steps: int = 90) -> TinyRecipe:
 
 
 @pytest.fixture(scope="module")
-def taught() -> tuple[Any, list[Any]]:
+def taught():
     return corpus(_small())
 
 
 @pytest.fixture(scope="module")
-def states() -> list[State]:
+def states():
     return play(WarmupMarket(accounts=2, games=3, batch_size=1), discount=0.5, seed=7)
 
 
-def test_every_word_and_answer_of_every_market_is_one_token(taught: tuple[Any, list[Any]]) -> None:
+def test_every_word_and_answer_of_every_market_is_one_token(taught):
     tokenizer, _ = taught
     for market_id in env_ids():
         game = make_game(EnvSpec(id=market_id, source="market", num_players=2), seed=3)
@@ -57,9 +56,7 @@ def test_every_word_and_answer_of_every_market_is_one_token(taught: tuple[Any, l
             game.step(view.legal_actions[turn % len(view.legal_actions)])
 
 
-def test_answers_that_no_warm_up_state_allowed_are_one_token_too(
-    taught: tuple[Any, list[Any]],
-) -> None:
+def test_answers_that_no_warm_up_state_allowed_are_one_token_too(taught):
     tokenizer, _ = taught
     words, answers = market_words()
     assert "e_down" in words
@@ -68,13 +65,13 @@ def test_answers_that_no_warm_up_state_allowed_are_one_token_too(
     )
 
 
-def test_random_markets_offer_every_answer(states: list[State]) -> None:
+def test_random_markets_offer_every_answer(states):
     offered = {action for state in states for action in state.view.legal_actions or ()}
     assert offered == set(market_words()[1])
     assert {state.view.player_id for state in states} == set(range(12))
 
 
-def test_facts_name_the_words_of_the_prompt(states: list[State]) -> None:
+def test_facts_name_the_words_of_the_prompt(states):
     words, _ = market_words()
     for state in states:
         assert state.view.board is not None
@@ -82,7 +79,7 @@ def test_facts_name_the_words_of_the_prompt(states: list[State]) -> None:
         assert held == set(state.view.board.split())
 
 
-def test_facts_tell_how_the_market_in_focus_ends() -> None:
+def test_facts_tell_how_the_market_in_focus_ends():
     """An account is right with probability 0.5 to 0.95, so where two agree, most are right."""
     many = play(WarmupMarket(accounts=2, games=12, batch_size=1, players=6), 0.9, seed=1)
     for yes, no in (("yes", "no"), ("up", "down")):
@@ -94,14 +91,14 @@ def test_facts_tell_how_the_market_in_focus_ends() -> None:
         assert np.mean(bad) < 0.4
 
 
-def test_outcomes_are_discounted_by_own_turns(states: list[State]) -> None:
+def test_outcomes_are_discounted_by_own_turns(states):
     assert max(abs(state.outcome) for state in states) == 1
     one = [state.outcome for state in states[: 24 * 12] if state.view.player_id == 4]
     assert len(one) == 24
     assert one == pytest.approx([one[-1] * 0.5**ahead for ahead in reversed(range(24))])
 
 
-def test_random_markets_repeat_from_their_seed() -> None:
+def test_random_markets_repeat_from_their_seed():
     game = WarmupMarket(accounts=3, games=1, batch_size=1, players=2)
     first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 2))
     assert first == again
@@ -109,13 +106,13 @@ def test_random_markets_repeat_from_their_seed() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     directory: Path = tmp_path_factory.mktemp("tiny_market")
     create_tiny(directory, _small(), lambda text: None)
     return directory
 
 
-def test_a_little_training_teaches_which_answers_are_legal(made: Path) -> None:
+def test_a_little_training_teaches_which_answers_are_legal(made):
     summary = json.loads((made / "warmup.json").read_text())
     assert set(summary["states"]) == {"market-3", "market-1"}
     for measured in summary["states"].values():
@@ -123,7 +120,7 @@ def test_a_little_training_teaches_which_answers_are_legal(made: Path) -> None:
         assert -1e-6 < measured["kl_uniform"] < 0.5
 
 
-def test_the_tiny_trader_answers_one_word_in_brackets(made: Path) -> None:
+def test_the_tiny_trader_answers_one_word_in_brackets(made):
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(made),
         AutoTokenizer.from_pretrained(made),
@@ -135,15 +132,13 @@ def test_the_tiny_trader_answers_one_word_in_brackets(made: Path) -> None:
     assert generated.shape[1] == prompt["input_ids"].shape[1] + 1
 
 
-def test_the_tiny_trader_has_a_value_head(made: Path) -> None:
+def test_the_tiny_trader_has_a_value_head(made):
     head = load_value_head(ModelConfig(kind="hf", name=str(made)))
     assert head is not None
     assert tuple(head["weight"].shape) == (1, 48)
 
 
-def test_the_two_tiny_models_have_separate_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_two_tiny_models_have_separate_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
     # Recorded studies used exactly this model.
     assert kinds.TINY.cache_name == "tiny-0f17f27402"
@@ -162,7 +157,7 @@ def test_the_two_tiny_models_have_separate_folders(
 
 
 @pytest.mark.slow
-def test_the_tiny_trader_starts_with_random_play() -> None:
+def test_the_tiny_trader_starts_with_random_play():
     directory = Path(resolve_model(ModelConfig(kind="tiny_market")))
     summary = json.loads((directory / "warmup.json").read_text())
     for measured in summary["states"].values():

@@ -6,18 +6,18 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import factories
 
 from rlforge.rewards.final import Clamp, RoleAdvantage, RoleAdvantageByEnv, Scale, WinDrawLoss
-from rlforge.types import EnvSpec, GameRecord, GameSpec
+from rlforge.types import EnvSpec
 
 games = st.lists(st.dictionaries(st.sampled_from([0, 1]), st.floats(-2, 2)), max_size=20)
 
 
 def shaped(transform, rewards, env_id="env", learned=None, win_score=1.0):
     """What the transform makes of a game; learned None: every player is learned from."""
-    env = EnvSpec(id=env_id, win_score=win_score)
-    spec = GameSpec(game_id="g", env=env, seed=0, purpose="train", seats=())
-    record = GameRecord(spec=spec, turns=(), rewards=rewards, end_reason="finished")
+    spec = factories.game_spec(env=EnvSpec(id=env_id, win_score=win_score), seats=())
+    record = factories.game_record(spec, (), rewards)
     return transform.of_game(rewards, record, rewards if learned is None else learned)
 
 

@@ -2,16 +2,18 @@
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests import factories
+from tests.factories import seat
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import RewardsConfig
 from rlforge.errors import CheckpointError, ConfigError, ExtensionError
 from rlforge.rewards import RewardPipeline
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn
+from rlforge.types import GameRecord, Turn
 
 QUICK_START = RewardsConfig(
     final=[{"name": "role_advantage_by_env", "decay": 0.5}],
@@ -23,48 +25,15 @@ QUICK_START = RewardsConfig(
 )
 
 
-def seat(player_id: int, trained: bool = True) -> Seat:
-    return Seat(
-        player_id=player_id,
-        policy=PolicyRef(uid="learner", kind="checkpoint", version=3),
-        trained=trained,
-        prompt_template="default",
-        action_extraction="boxed",
-    )
+def turn(player_id: int, text: str, **changes: Any) -> Turn:
+    before = {"observation": f"board before {text}", "info": {"try": 1}}
+    return factories.turn(player_id, f"[{text}]", **before, **changes)
 
 
-def turn(player_id: int, text: str, well_formed: bool = True, legal: bool = True) -> Turn:
-    return Turn(
-        player_id=player_id,
-        observation=f"board before {text}",
-        completion=Completion(
-            text=text,
-            prompt_token_ids=(1, 2),
-            token_ids=(3, 4),
-            logprobs=(-0.1, -0.2),
-            policy_uid="learner",
-            policy_version=3,
-        ),
-        action=f"[{text}]",
-        well_formed=well_formed,
-        legal=legal,
-        info={"try": 1},
-    )
-
-
-def record(turns, rewards, seats=None, **fields) -> GameRecord:
-    seats = seats or tuple(seat(player) for player in rewards)
-    spec = GameSpec(
-        game_id="g1",
-        env=EnvSpec(id="Game-v0"),
-        seed=0,
-        purpose="train",
-        seats=seats,
-        group_id="grp",
-        group_size=4,
-    )
-    fields = {"end_reason": "finished", **fields}
-    return GameRecord(spec=spec, turns=tuple(turns), rewards=rewards, **fields)
+def record(turns, rewards, seats=None, **changes) -> GameRecord:
+    seats = [seat(player) for player in rewards] if seats is None else seats
+    spec = factories.game_spec(env="Game-v0", seats=seats, group_id="grp", group_size=4)
+    return factories.game_record(spec, turns, rewards, **changes)
 
 
 GAME = record(
@@ -83,9 +52,9 @@ def test_each_trained_seat_gets_its_own_turns_in_order():
     first = one.steps[0]
     assert (one.group_id, one.group_size, first.policy_version) == ("grp", 4, 3)
     assert first.observation == "board before a"
-    assert first.prompt_token_ids == (1, 2)
-    assert (first.token_ids, first.logprobs) == ((3, 4), (-0.1, -0.2))
-    assert (first.policy_uid, first.group_id) == ("learner", "grp")
+    assert first.prompt_token_ids == (5, 6, 7)
+    assert (first.token_ids, first.logprobs) == ((9, 2), (-0.5, -0.1))
+    assert (first.policy_uid, first.group_id) == ("step-3", "grp")
     assert first.info == {"try": 1, "well_formed": True, "legal": True}
 
 

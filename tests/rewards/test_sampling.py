@@ -5,30 +5,15 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import factories
 
 from rlforge.rewards.sampling import Clamp, Normalize, NormalizeByEnv, Scale
 from rlforge.types import Step
 
 
 def step(reward: float, env_id: str = "a", outcome: float | None = None) -> Step:
-    return Step(
-        game_id="g",
-        env_id=env_id,
-        player_id=0,
-        group_id=None,
-        turn_index=0,
-        last_turn=True,
-        observation="",
-        action="",
-        prompt_token_ids=(1,),
-        token_ids=(2,),
-        logprobs=(-0.5,),
-        raw_reward=7.0,
-        reward=reward,
-        outcome_reward=reward if outcome is None else outcome,
-        policy_uid="p",
-        policy_version=0,
-    )
+    outcome = reward if outcome is None else outcome
+    return factories.step(env_id=env_id, raw_reward=7.0, reward=reward, outcome_reward=outcome)
 
 
 def rewards(steps: list[Step]) -> list[float]:

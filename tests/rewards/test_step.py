@@ -1,9 +1,10 @@
 """Step transforms on one turn of a trajectory."""
 
 import pytest
+from tests import factories
 
 from rlforge.rewards.step import Clamp, Discount, FormatReward, InvalidMovePenalty, Scale
-from rlforge.types import Completion, Trajectory, Turn
+from rlforge.types import Trajectory
 
 
 def trajectory(*turns: tuple[bool, bool]) -> Trajectory:
@@ -13,17 +14,7 @@ def trajectory(*turns: tuple[bool, bool]) -> Trajectory:
         player_id=0,
         group_id=None,
         group_size=1,
-        turns=tuple(
-            Turn(
-                player_id=0,
-                observation="board",
-                completion=Completion(text="[1]"),
-                action="[1]",
-                well_formed=well_formed,
-                legal=legal,
-            )
-            for well_formed, legal in turns
-        ),
+        turns=tuple(factories.turn(well_formed=formed, legal=legal) for formed, legal in turns),
         final_reward=1.0,
         policy_uid="p",
         policy_version=0,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ VOCABULARY = 300
 
 
 @pytest.fixture(scope="session", autouse=True)
-def vllm_is_here() -> None:
+def vllm_is_here():
     try:
         check_installed("cpu")
     except ConfigError as error:
@@ -35,7 +33,7 @@ def vllm_is_here() -> None:
 
 
 @pytest.fixture(scope="session")
-def base() -> Any:
+def base():
     """Weights large enough that one adapter's answers are unlikely under another."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -54,7 +52,7 @@ def base() -> Any:
 
 
 @pytest.fixture(scope="session")
-def model_folder(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "llama"
     base.save_pretrained(folder)
     build_tokenizer([" yes", " no", "go"]).save_pretrained(folder)
@@ -62,7 +60,7 @@ def model_folder(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_config(model_folder: Path) -> Callable[..., RunConfig]:
+def make_config(model_folder):
     def make(**engine: Any) -> RunConfig:
         sizes = {"max_parallel_seq": 16, "max_model_len": 512, "max_loras": 2} | engine
         return RunConfig(
@@ -74,7 +72,7 @@ def make_config(model_folder: Path) -> Callable[..., RunConfig]:
 
 
 @pytest.fixture(scope="module")
-def engine(make_config: Callable[..., RunConfig], vllm_is_here: None) -> Iterator[Any]:
+def engine(make_config, vllm_is_here):
     """Prefix caching is on, as by default. One per module: vLLM keeps its process groups in
     globals, which an engine of another module takes with it when it closes."""
     engine = make_engine(make_config(), device="cpu", threads=1)
@@ -83,9 +81,7 @@ def engine(make_config: Callable[..., RunConfig], vllm_is_here: None) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def make_adapter(
-    base: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], tuple[PolicyRef, Any]]:
+def make_adapter(base, tmp_path_factory):
     """Version ``seed`` as the learner writes it, and the model to check its answers with."""
     folder = tmp_path_factory.mktemp("adapters")
 
@@ -107,14 +103,12 @@ def make_adapter(
 
 
 @pytest.fixture(scope="session")
-def versions(
-    make_adapter: Callable[[int], tuple[PolicyRef, Any]],
-) -> tuple[tuple[PolicyRef, Any], ...]:
+def versions(make_adapter):
     return tuple(make_adapter(seed) for seed in (1, 2, 3))
 
 
 @pytest.fixture(scope="session")
-def base_policy() -> PolicyRef:
+def base_policy():
     return PolicyRef(uid="step-0", kind="checkpoint")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlforge.types import PolicyRef, SamplingParams
+from rlforge.types import SamplingParams
 
 from .conftest import LORA
 
@@ -21,13 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5, 4])
 
 
-def test_two_ranks_answer_as_one(
-    engine: Any,
-    model_folder: Path,
-    base_policy: PolicyRef,
-    versions: tuple[tuple[PolicyRef, Any], ...],
-    tmp_path: Path,
-) -> None:
+def test_two_ranks_answer_as_one(engine, model_folder, base_policy, versions, tmp_path):
     adapted = versions[0][0]
     job = {
         "folder": str(model_folder),

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import gc
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ async def _running(engine: Any, number: int) -> None:
 
 
 @pytest.fixture
-def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
+def torn(make_adapter):
     """A version whose weights file is truncated."""
     policy, _ = make_adapter(10)
     Path(policy.path_or_name or "", "adapter_model.safetensors").write_bytes(b"torn")
@@ -45,9 +44,7 @@ def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.smoke), 0.6, 1.7])
-async def test_logprobs_are_those_of_the_learner(
-    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions, temperature: float
-) -> None:
+async def test_logprobs_are_those_of_the_learner(engine, base, base_policy, versions, temperature):
     asked = [(base_policy, base), *versions[:2]]
     answers = await asyncio.gather(
         *(
@@ -67,8 +64,8 @@ async def test_logprobs_are_those_of_the_learner(
 
 
 async def test_answers_keep_to_their_grammar_with_the_log_probs_of_what_it_leaves(
-    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions
-) -> None:
+    engine, base, base_policy, versions
+):
     """Next to requests without one, of several versions."""
     tokenizer = build_tokenizer([" yes", " no", "go"])
     grammars = Grammars(tokenizer, VOCABULARY)
@@ -111,17 +108,15 @@ async def test_answers_keep_to_their_grammar_with_the_log_probs_of_what_it_leave
     assert texts == {'"YES"', '"NO"', "true", "false"}
 
 
-async def test_an_invalid_grammar_fails_its_own_request(
-    engine: Any, base_policy: PolicyRef
-) -> None:
+async def test_an_invalid_grammar_fails_its_own_request(engine, base_policy):
     with pytest.raises(EngineError, match="unknown name"):
         await engine.generate([1, 2], SamplingParams(grammar="start: x"), base_policy)
     assert len((await engine.generate([1], SamplingParams(max_tokens=2), base_policy)).token_ids)
 
 
 async def test_more_prompt_tokens_than_a_step_computes_are_answered_by_their_seeds(
-    engine: Any, base: Any, base_policy: PolicyRef
-) -> None:
+    engine, base, base_policy
+):
     prompts = [[(index * place + index) % 50 for place in range(500)] for index in range(16)]
     answers = await asyncio.gather(
         *(
@@ -134,8 +129,8 @@ async def test_more_prompt_tokens_than_a_step_computes_are_answered_by_their_see
 
 @pytest.mark.smoke
 async def test_versions_in_flight_together_answer_with_their_own_weights_and_cache(
-    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, versions, monkeypatch
+):
     cached = record_cached_tokens(engine, monkeypatch)
 
     async def ask(index: int) -> tuple[float, float]:
@@ -159,9 +154,7 @@ async def test_versions_in_flight_together_answer_with_their_own_weights_and_cac
 
 
 @pytest.mark.smoke
-async def test_a_uid_whose_path_changes_gets_the_new_weights(
-    engine: Any, versions: Versions
-) -> None:
+async def test_a_uid_whose_path_changes_gets_the_new_weights(engine, versions):
     for policy, model in versions:
         asked = PolicyRef(uid="current", kind="checkpoint", path_or_name=policy.path_or_name)
         completion = await engine.generate(
@@ -171,8 +164,8 @@ async def test_a_uid_whose_path_changes_gets_the_new_weights(
 
 
 async def test_a_path_whose_weights_change_is_read_again_under_a_new_uid(
-    engine: Any, versions: Versions, tmp_path: Path
-) -> None:
+    engine, versions, tmp_path
+):
     for uid, (policy, model) in zip("abc", versions, strict=True):
         shutil.copytree(policy.path_or_name or "", tmp_path / "latest", dirs_exist_ok=True)
         asked = PolicyRef(uid=uid, kind="checkpoint", path_or_name=str(tmp_path / "latest"))
@@ -182,7 +175,7 @@ async def test_a_path_whose_weights_change_is_read_again_under_a_new_uid(
         assert logprob_gap(model, completion) < 1e-4
 
 
-async def test_more_versions_than_places_are_all_answered(engine: Any, versions: Versions) -> None:
+async def test_more_versions_than_places_are_all_answered(engine, versions):
     answers = await asyncio.gather(
         *(
             engine.generate([5, index], SamplingParams(max_tokens=25, seed=index), policy)
@@ -196,9 +189,7 @@ async def test_more_versions_than_places_are_all_answered(engine: Any, versions:
     assert len(engine.llm.list_loras()) == 2
 
 
-async def test_a_version_that_vllm_refuses_replaces_none(
-    engine: Any, versions: Versions, make_adapter: Callable[..., tuple[PolicyRef, Any]]
-) -> None:
+async def test_a_version_that_vllm_refuses_replaces_none(engine, versions, make_adapter):
     large, _ = make_adapter(11, LoraConfig(rank=64))
     for policy, _ in versions[:2]:
         await engine.load(policy)
@@ -213,14 +204,12 @@ async def test_a_version_that_vllm_refuses_replaces_none(
 
 
 async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
-    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, versions, monkeypatch
+):
     llm, numbers, most = engine.llm, [], 0
     add = llm.add_lora
     monkeypatch.setattr(
-        llm,
-        "add_lora",
-        lambda request: (numbers.append(request.lora_int_id), add(request))[1],
+        llm, "add_lora", lambda request: (numbers.append(request.lora_int_id), add(request))[1]
     )
     process = psutil.Process()
 
@@ -248,9 +237,7 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
 
 
 @pytest.mark.smoke
-async def test_a_stop_token_ends_the_answer_and_stays_in_it(
-    engine: Any, base_policy: PolicyRef
-) -> None:
+async def test_a_stop_token_ends_the_answer_and_stays_in_it(engine, base_policy):
     free = await engine.generate([1, 2], SamplingParams(max_tokens=40, seed=3), base_policy)
     assert free.finish_reason == "length"
     stop = free.token_ids[10]
@@ -261,7 +248,7 @@ async def test_a_stop_token_ends_the_answer_and_stays_in_it(
     assert stopped.logprobs == pytest.approx(free.logprobs[: len(stopped.token_ids)], abs=1e-5)
 
 
-async def test_only_the_named_tokens_end_an_answer(engine: Any, base_policy: PolicyRef) -> None:
+async def test_only_the_named_tokens_end_an_answer(engine, base_policy):
     """The model's own end of text among the drawn tokens does not."""
     answers = await asyncio.gather(
         *(
@@ -274,7 +261,7 @@ async def test_only_the_named_tokens_end_an_answer(engine: Any, base_policy: Pol
     assert {len(answer.token_ids) for answer in answers} == {100}
 
 
-async def test_text_leaves_special_tokens_out(engine: Any, base_policy: PolicyRef) -> None:
+async def test_text_leaves_special_tokens_out(engine, base_policy):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(engine.llm.model_config.tokenizer)
@@ -290,9 +277,7 @@ async def test_text_leaves_special_tokens_out(engine: Any, base_policy: PolicyRe
         assert answer.text == tokenizer.decode([t for t in answer.token_ids if t not in special])
 
 
-async def test_a_seed_repeats_its_draw_whatever_else_runs(
-    engine: Any, base_policy: PolicyRef, versions: Versions
-) -> None:
+async def test_a_seed_repeats_its_draw_whatever_else_runs(engine, base_policy, versions):
     params = SamplingParams(max_tokens=30, seed=2**64 - 5)
     alone = await engine.generate([4, 2], params, base_policy)
     crowd = [
@@ -306,9 +291,7 @@ async def test_a_seed_repeats_its_draw_whatever_else_runs(
     assert len({answer.token_ids for answer in others}) > 1
 
 
-async def test_greedy_answers_take_the_likeliest_token_and_are_certain(
-    engine: Any, base: Any, base_policy: PolicyRef
-) -> None:
+async def test_greedy_answers_take_the_likeliest_token_and_are_certain(engine, base, base_policy):
     import torch
 
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
@@ -327,8 +310,8 @@ async def test_greedy_answers_take_the_likeliest_token_and_are_certain(
     ("top_p", "top_k", "min_p"), [(0.6, 0, 0), (1, 5, 0), (1, 0, 0.2), (0.9, 20, 0.02)]
 )
 async def test_filters_cut_the_distribution_and_the_logprobs_are_those_of_the_rest(
-    engine: Any, base: Any, base_policy: PolicyRef, top_p: float, top_k: int, min_p: float
-) -> None:
+    engine, base, base_policy, top_p, top_k, min_p
+):
     import torch
 
     from rlforge.engines.sampling import sampling_logprobs
@@ -345,21 +328,15 @@ async def test_filters_cut_the_distribution_and_the_logprobs_are_those_of_the_re
     assert answer.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-async def test_an_answer_ends_where_the_model_length_ends(
-    engine: Any, base_policy: PolicyRef
-) -> None:
+async def test_an_answer_ends_where_the_model_length_ends(engine, base_policy):
     answer = await engine.generate([1] * 500, SamplingParams(max_tokens=100, seed=0), base_policy)
     assert len(answer.token_ids) == 12
     assert answer.finish_reason == "length"
 
 
 async def test_errors_reach_the_caller_that_caused_them(
-    engine: Any,
-    base_policy: PolicyRef,
-    make_adapter: Callable[..., tuple[PolicyRef, Any]],
-    torn: PolicyRef,
-    tmp_path: Path,
-) -> None:
+    engine, base_policy, make_adapter, torn, tmp_path
+):
     one = SamplingParams(max_tokens=1)
     missing = PolicyRef(uid="m", kind="checkpoint", path_or_name=str(tmp_path / "nowhere"))
     large, _ = make_adapter(9, LoraConfig(rank=64))
@@ -383,7 +360,7 @@ async def test_errors_reach_the_caller_that_caused_them(
     assert engine.stats().queued == engine.stats().running == 0
 
 
-async def test_tokens_are_streamed_as_they_are_drawn(engine: Any, versions: Versions) -> None:
+async def test_tokens_are_streamed_as_they_are_drawn(engine, versions):
     heard: list[tuple[int, ...]] = []
     params = SamplingParams(max_tokens=24, seed=3)
     policy = versions[0][0]
@@ -396,9 +373,7 @@ async def test_tokens_are_streamed_as_they_are_drawn(engine: Any, versions: Vers
 
 
 @pytest.mark.smoke
-async def test_a_cancelled_request_frees_its_place(
-    engine: Any, versions: Versions, base_policy: PolicyRef
-) -> None:
+async def test_a_cancelled_request_frees_its_place(engine, versions, base_policy):
     long = SamplingParams(max_tokens=400, seed=0)
     doomed = [
         asyncio.create_task(engine.generate([index], long, versions[index % 2][0]))
@@ -417,9 +392,7 @@ async def test_a_cancelled_request_frees_its_place(
     assert engine.llm.get_num_unfinished_requests() == 0
 
 
-async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(
-    engine: Any, base_policy: PolicyRef
-) -> None:
+async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(engine, base_policy):
     before = engine.stats()
     engine.take_busy_spans()
     task = asyncio.create_task(
@@ -439,9 +412,7 @@ async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(
     assert covered >= after.busy_s - before.busy_s - 1e-6
 
 
-def test_a_model_that_does_not_fit_vllm_is_refused_in_one_message(
-    make_config: Callable[..., RunConfig], model_folder: Path
-) -> None:
+def test_a_model_that_does_not_fit_vllm_is_refused_in_one_message(make_config, model_folder):
     config = make_config()
     config.engine.vllm.kv_cache_gb = 1e-5
     with pytest.raises(ConfigError, match=r"vLLM does not start.*engine\.max_model_len") as caught:
@@ -450,7 +421,7 @@ def test_a_model_that_does_not_fit_vllm_is_refused_in_one_message(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_heads_that_vllm_has_no_kernel_for_are_refused(base: Any, tmp_path: Path) -> None:
+def test_heads_that_vllm_has_no_kernel_for_are_refused(base, tmp_path):
     described = copy.deepcopy(base.config)
     described.num_attention_heads, described.head_dim = 4, 16
     described.save_pretrained(tmp_path)
@@ -460,9 +431,7 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(base: Any, tmp_path: Path
         make_engine(config, device="cpu", threads=1)
 
 
-async def test_closing_fails_running_and_later_requests(
-    make_config: Callable[..., RunConfig], base_policy: PolicyRef
-) -> None:
+async def test_closing_fails_running_and_later_requests(make_config, base_policy):
     engine = make_engine(make_config(), device="cpu", threads=1)
     long = SamplingParams(max_tokens=500, seed=0)
     pending = [asyncio.create_task(engine.generate([1], long, base_policy)) for _ in range(5)]

