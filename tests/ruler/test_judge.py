@@ -107,12 +107,13 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def own_key(monkeypatch):
+def own_key_and_short_pauses(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr("rlforge.ruler.judge.BACKOFF_S", 0.01)
 
 
 def _config(server: ChatServer, model_path: Path | None = None, **judge: Any) -> RulerConfig:
-    settings = {"model": "openai:m", "base_url": server.url, "backoff_s": 0.01, "group_size": 8}
+    settings = {"model": "openai:m", "base_url": server.url, "group_size": 8}
     return RulerConfig(
         scoring_method="judge",
         temperature=1.0,
@@ -239,7 +240,8 @@ async def test_pauses_grow_and_heed_the_server(server, make_window, mood, pauses
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
-    config = _config(server, retries=4, backoff_s=2.0)
+    monkeypatch.setattr("rlforge.ruler.judge.BACKOFF_S", 2.0)
+    config = _config(server, retries=4)
     await _score(config, make_window(0, each=2).decisions)
     assert [seconds for seconds in taken if seconds] == pauses
 
@@ -360,9 +362,6 @@ async def test_answers_are_cached_by_content(server, make_window, tmp_path):
     assert len(server.requests) == 10
     await _score(config, decisions, seed=1)  # another order is another question
     assert len(server.requests) == 20
-    config.judge.cache = False
-    await _score(config, decisions)
-    assert len(server.requests) == 30
 
 
 async def test_bad_answers_are_not_cached(server, make_window, tmp_path):
@@ -511,7 +510,7 @@ def test_a_damaged_cache_file_is_named_and_not_used(tmp_path, caplog):
     assert cache.get("m", _question()) is None
     assert cache.failed
     assert caplog.text.count("judge.sqlite cannot be used") == 1
-    assert "ruler.judge.cache=false" in caplog.text
+    assert "remove the file" in caplog.text
     assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
 
 

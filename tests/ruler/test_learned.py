@@ -109,8 +109,9 @@ def test_a_full_disk_is_logged_and_tried_again(method, make_window, tmp_path, ca
     assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
 
 
-def test_the_memory_of_a_scorer_is_bounded(method, make_window):
-    scorer = _scorer(method, memory_windows=2, memory_rows=10)
+def test_the_memory_of_a_scorer_is_bounded(method, make_window, monkeypatch):
+    monkeypatch.setattr("rlforge.ruler.learned.MEMORY_ROWS", 10)
+    scorer = _scorer(method, memory_windows=2)
     metrics = scorer.learn([make_window(n) for n in range(3)])
     assert metrics == {
         "learned_windows": 2,

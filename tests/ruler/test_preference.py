@@ -17,7 +17,7 @@ def _scorer(**preference: Any) -> PreferenceScorer:
 
 def test_the_learned_weights_maximise_the_penalised_likelihood():
     """Against a general optimiser, on standardised features of the pairs that the scorer uses."""
-    scorer, draw = _scorer(margin=0.0, l2=2.0), np.random.default_rng(0)
+    scorer, draw = _scorer(margin=0.0), np.random.default_rng(0)
     features = draw.normal(size=(40, len(scorer.memory.names)))
     features[:, 5:] = 0.0
     rewards = features[:, :5] @ np.array([1.0, -0.5, 0.0, 0.2, 0.0]) + draw.normal(size=40)
@@ -27,7 +27,7 @@ def test_the_learned_weights_maximise_the_penalised_likelihood():
     rows = (features[:, :5] - features[:, :5].mean(0)) / features[:, :5].std(0)
     better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
     gaps = rows[better] - rows[worse]
-    best = minimize(lambda w: -log_expit(gaps @ w).sum() + w @ w, np.zeros(5), tol=1e-10).x
+    best = minimize(lambda w: -log_expit(gaps @ w).sum() + w @ w / 2, np.zeros(5), tol=1e-10).x
     np.testing.assert_allclose(weights[:5], best, atol=2e-3)
     np.testing.assert_array_equal(weights[5:], 0.0)
 
@@ -46,12 +46,13 @@ def test_pairs_never_cross_windows():
     assert abs(weights[0]) < 1e-6 < weights[1]
 
 
-async def test_the_model_is_weighed_against_the_window(make_window):
+async def test_the_model_is_weighed_against_the_window(make_window, monkeypatch):
     window = make_window(9)
     rewards = [decision.reward for decision in window.decisions]
     found = {}
     for weight in (0.01, 2.0, 1e8):
-        scorer = _scorer(model_weight=weight)
+        monkeypatch.setattr("rlforge.ruler.preference.MODEL_WEIGHT", weight)
+        scorer = _scorer()
         scorer.learn([make_window(n) for n in range(4)])
         values = (await scorer.score(window.decisions)).values
         found[weight] = agreement(values, rewards).kendall_tau or 0.0
@@ -73,8 +74,9 @@ async def test_the_first_window_is_ordered_by_its_own_pairs(make_window):
     assert "won" in scores.explanations[0]
 
 
-async def test_pairs_are_bounded(make_window):
-    scorer = _scorer(max_pairs=50)
+async def test_pairs_are_bounded(make_window, monkeypatch):
+    monkeypatch.setattr("rlforge.ruler.preference.MAX_PAIRS", 50)
+    scorer = _scorer()
     scorer.learn([make_window(0), make_window(1)])
     scores = await scorer.score(make_window(2).decisions)
     assert scores.metrics["pairs"] == 50
@@ -91,11 +93,11 @@ async def test_an_explanation_names_the_features_with_most_influence(make_window
     assert "favour" in scores.explanations[best] or "advice" in scores.explanations[best]
 
 
-async def test_scores_follow_the_seed(make_window):
-    config = RulerConfig(preference=PreferenceConfig(max_pairs=40))
+async def test_scores_follow_the_seed(make_window, monkeypatch):
+    monkeypatch.setattr("rlforge.ruler.preference.MAX_PAIRS", 40)
     runs = []
     for seed in (1, 1, 2):
-        scorer = PreferenceScorer(config, seed=seed)
+        scorer = PreferenceScorer(RulerConfig(), seed=seed)
         runs.append((await scorer.score(make_window(0).decisions)).values)
     assert runs[0] == runs[1] != runs[2]
 

@@ -53,10 +53,6 @@ def test_defaults_are_the_documented_ones():
         (RulerConfig(temperature=float("nan")), r"ruler\.temperature: must be a finite number"),
         (RulerConfig(memory_windows=0), r"ruler\.memory_windows: must be 1 or more"),
         (
-            RulerConfig(preference=PreferenceConfig(model_weight=0)),
-            r"ruler\.preference\.model_weight: must be above 0",
-        ),
-        (
             RulerConfig(regression=RegressionConfig(model="forest")),
             r"ruler\.regression\.model: .*ridge, gradient_boosting",
         ),

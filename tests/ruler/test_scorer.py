@@ -32,8 +32,9 @@ def test_the_defaults_are_the_documented_ones(make_window):
     assert scorer.config.model_path is None
 
 
-def test_pairs_name_the_better_decision_first(make_window):
-    config = RulerConfig(preference=PreferenceConfig(margin=0.2, max_pairs=100))
+def test_pairs_name_the_better_decision_first(make_window, monkeypatch):
+    monkeypatch.setattr("rlforge.ruler.scorer.MAX_PAIRS", 100)
+    config = RulerConfig(preference=PreferenceConfig(margin=0.2))
     pairs = RULERScorer(config=config).generate_pairs(make_window(0).decisions)
     assert len(pairs) == 100
     assert all((better.reward or 0) - (worse.reward or 0) > 0.2 for better, worse in pairs)

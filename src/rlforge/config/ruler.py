@@ -20,17 +20,10 @@ DEFAULT_RUBRIC = (
 class PreferenceConfig(Group):
     """The preference model: Bradley-Terry with strengths that are linear in the features."""
 
-    #: Most pairs that one window gives; drawn by seed where there are more.
-    max_pairs: Count = 4000
     #: Rewards that differ by this or less are a tie, and give no pair.
     margin: NotNegative = 0.05
-    #: Weight of the L2 penalty on the learned weights (of standardised features).
-    l2: Positive = 1.0
     #: Add pairs from the outcomes of the scored window to the learned model's scores.
     window_pairs: bool = True
-    #: Weight of the learned model against those pairs; 1: as much as all pairs of an average
-    #: decision.
-    model_weight: Positive = 2.0
 
 
 @dataclass
@@ -39,10 +32,6 @@ class RegressionConfig(Group):
 
     #: ``ridge`` (linear) or ``gradient_boosting`` (trees).
     model: Literal["ridge", "gradient_boosting"] = "ridge"
-    #: Weight of the L2 penalty: of ridge's weights, or of the trees' leaves.
-    l2: Positive = 1.0
-    #: Trees of ``gradient_boosting``.
-    trees: Count = 100
 
 
 @dataclass
@@ -76,8 +65,6 @@ class JudgeConfig(Group):
     max_text_chars: Annotated[int, Range(100)] = 6000
     #: Tries after the first, when the call fails or the answer cannot be used.
     retries: Whole = 2
-    #: Seconds before the second try; doubled with each further one, 8 at most.
-    backoff_s: NotNegative = 0.5
     #: Seconds until a call counts as failed.
     timeout_s: Positive = 60.0
     #: Calls under way at once.
@@ -86,8 +73,6 @@ class JudgeConfig(Group):
     max_calls: Count = 200
     #: Most tokens for one window, of prompts and answers together.
     max_tokens: Count = 1_000_000
-    #: Cache usable answers: in ``judge.sqlite`` under ``ruler.model_path``, or in memory.
-    cache: bool = True
 
 
 @dataclass
@@ -108,8 +93,6 @@ class RulerConfig(Group):
     min_agents: Count = 2
     #: Windows that a learned scorer remembers; older ones are forgotten first.
     memory_windows: Count = 50
-    #: Decisions remembered of each window; drawn by seed where there are more.
-    memory_rows: Annotated[int, Range(2)] = 1000
     #: Settings of ``scoring_method: preference``.
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     #: Settings of ``scoring_method: regression``.

@@ -34,6 +34,8 @@ from rlforge.types import value
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 8.0
+#: Seconds before the second try; doubled with each further one.
+BACKOFF_S = 0.5
 
 #: After so many groups in a row without an answer the judge is down: the others are not asked.
 _DOWN_AFTER = 3
@@ -95,7 +97,7 @@ class AnswerCache:
             self.failed = True
             log.warning(
                 "judge cache %s cannot be used (%s); judging continues without it: remove the "
-                "file, make room, or set ruler.judge.cache=false",
+                "file, or make room",
                 self._path or "in memory",
                 error,
             )
@@ -186,10 +188,8 @@ class JudgeScorer:
     def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
         self._config, self._backend, self._seed = config, backend, seed
         self._given: dict[str, float | None] = {}  # scores of the last window, by decision
-        self._cache: AnswerCache | None = None
-        if config.judge.cache:
-            folder = Path(config.model_path) if config.model_path else None
-            self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
+        folder = Path(config.model_path) if config.model_path else None
+        self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``DecisionScorer``. Only decisions that may be learned from are judged, if there are
@@ -240,8 +240,7 @@ class JudgeScorer:
     async def close(self) -> None:
         """See ``DecisionScorer``."""
         await self._backend.close()
-        if self._cache is not None:
-            self._cache.close()
+        self._cache.close()
 
     async def _group(
         self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
@@ -269,13 +268,12 @@ class JudgeScorer:
                 score=0.5, explanation="nothing to compare: the group is all alike"
             )
             return {question.ids[0]: alike}
-        if self._cache is not None and (kept := self._cache.get(self._backend.name, question)):
+        if (kept := self._cache.get(self._backend.name, question)) is not None:
             budget.cache_hits += 1
             return kept
         async with budget.places:
             verdicts = await self._asked(question, budget)
-        if self._cache is not None:
-            self._cache.put(self._backend.name, question, verdicts)
+        self._cache.put(self._backend.name, question, verdicts)
         return verdicts
 
     async def _asked(
@@ -295,7 +293,7 @@ class JudgeScorer:
                 if error.kind == "form":
                     continue  # with the next of three forms
                 problem, again = str(error), error.kind == "again"
-                pause = max(error.wait_s, min(_LONGEST_PAUSE_S, config.backoff_s * 2**tries))
+                pause = max(error.wait_s, min(_LONGEST_PAUSE_S, BACKOFF_S * 2**tries))
                 if error.kind == "refused":
                     budget.down = problem
                 elif silent and (error.kind == "spent" or (again and tries == config.retries)):
@@ -334,7 +332,7 @@ class JudgeScorer:
             "judge_tokens": float(budget.tokens),
             "judge_retries": float(budget.retries),
             "judge_cache_hits": float(budget.cache_hits),
-            "judge_cache_failed": float(self._cache is not None and self._cache.failed),
+            "judge_cache_failed": float(self._cache.failed),
         }
 
 

@@ -29,6 +29,9 @@ from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
+#: Decisions remembered of each window; drawn by seed where there are more.
+MEMORY_ROWS = 1000
+
 
 @value
 class Judgement:
@@ -74,7 +77,7 @@ class LearnedScorer(abc.ABC):
         self.memory = WindowMemory(
             feature_names(config.features),
             windows=config.memory_windows,
-            rows=config.memory_rows,
+            rows=MEMORY_ROWS,
             seed=seed,
         )
         self._path = Path(config.model_path) / self.file_name if config.model_path else None

@@ -13,6 +13,9 @@ from rlforge.types import value
 
 Indices = NDArray[np.intp]
 
+#: Most pairs that one window gives; drawn by seed where there are more.
+MAX_PAIRS = 4000
+
 
 @value
 class Pairs:

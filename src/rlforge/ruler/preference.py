@@ -10,8 +10,20 @@ from sklearn.linear_model import LogisticRegression
 
 from rlforge.ruler.learned import FeatureScale, Judgement, LearnedScorer
 from rlforge.ruler.memory import WindowMemory
-from rlforge.ruler.pairs import Floats, Pairs, expected_wins, fit_strengths, generate_pairs
+from rlforge.ruler.pairs import (
+    MAX_PAIRS,
+    Floats,
+    Pairs,
+    expected_wins,
+    fit_strengths,
+    generate_pairs,
+)
 
+#: Weight of the L2 penalty on the learned weights (of standardised features).
+L2 = 1.0
+#: Weight of the learned model against the pairs of the scored window; 1: as much as all pairs of an
+#: average decision.
+MODEL_WEIGHT = 2.0
 _NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.intp))
 
 
@@ -55,9 +67,7 @@ class PreferenceScorer(LearnedScorer):
         mirrored = np.arange(len(rows)) % 2 == 1
         rows[mirrored] *= -1
         # Newton's method suits few features and many pairs, and converges where lbfgs does not.
-        model = LogisticRegression(
-            C=1.0 / self.config.preference.l2, fit_intercept=False, solver="newton-cholesky"
-        )
+        model = LogisticRegression(C=1.0 / L2, fit_intercept=False, solver="newton-cholesky")
         model.fit(rows, ~mirrored)
         self._weights, self._scale = model.coef_[0], scale
 
@@ -69,9 +79,7 @@ class PreferenceScorer(LearnedScorer):
         contributions = self._contributions(features)
         learned = contributions.sum(axis=1)
         games = 2 * len(pairs) / len(learned)  # of a decision, on average
-        strengths = fit_strengths(
-            pairs, learned, prior_games=games * self.config.preference.model_weight
-        )
+        strengths = fit_strengths(pairs, learned, prior_games=games * MODEL_WEIGHT)
         won, lost = (
             np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
         )
@@ -92,11 +100,10 @@ class PreferenceScorer(LearnedScorer):
         return added
 
     def _pairs(self, rewards: Sequence[float | None], salt: str) -> Pairs:
-        settings = self.config.preference
         return generate_pairs(
             rewards,
-            margin=settings.margin,
-            max_pairs=settings.max_pairs,
+            margin=self.config.preference.margin,
+            max_pairs=MAX_PAIRS,
             seed=self.seed ^ zlib.crc32(salt.encode()),
         )
 

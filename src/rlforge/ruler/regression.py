@@ -21,6 +21,10 @@ from rlforge.ruler.pairs import Floats
 #: Fewest known rewards to fit a model to.
 _FEWEST = 4
 _FOLDS = 5
+#: Weight of the L2 penalty: of ridge's weights, or of the trees' leaves.
+L2 = 1.0
+#: Trees of ``gradient_boosting``.
+TREES = 100
 
 
 class RegressionScorer(LearnedScorer):
@@ -71,12 +75,11 @@ class RegressionScorer(LearnedScorer):
         return predicted
 
     def _make_model(self) -> Any:
-        settings = self.config.regression
-        if settings.model == "gradient_boosting":
+        if self.config.regression.model == "gradient_boosting":
             return HistGradientBoostingRegressor(
-                max_iter=settings.trees,
-                l2_regularization=settings.l2,
+                max_iter=TREES,
+                l2_regularization=L2,
                 early_stopping=False,
                 random_state=self.seed % 2**32,
             )
-        return make_pipeline(StandardScaler(), Ridge(alpha=settings.l2))
+        return make_pipeline(StandardScaler(), Ridge(alpha=L2))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlforge.config.ruler import RulerConfig
 from rlforge.ruler.base import DecisionScores, finite_rewards
-from rlforge.ruler.pairs import generate_pairs
+from rlforge.ruler.pairs import MAX_PAIRS, generate_pairs
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow
 
@@ -70,11 +70,10 @@ class RULERScorer:
 
     def generate_pairs(self, decisions: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
         """Pairs (better, worse) by the rewards of a window."""
-        settings = self.config.preference
         pairs = generate_pairs(
             finite_rewards(decisions),
-            margin=settings.margin,
-            max_pairs=settings.max_pairs,
+            margin=self.config.preference.margin,
+            max_pairs=MAX_PAIRS,
             seed=self._seed,
         )
         return [
