@@ -201,7 +201,6 @@ TYPED = [
     ("train", QUICK, "learner.betas=[0.9]", "learner.betas=[0.9]"),
     ("train", QUICK, "learner.final_lr_ratio=-3", "learner.final_lr_ratio=-3.0"),
     ("train", QUICK, "model.lora.dropout=2", "model.lora.dropout=2.0"),
-    ("train", QUICK, "pool.trueskill.sigma=0", "pool.trueskill.sigma=0.0"),
     ("train", QUICK, "pool.api.timeout_s=-1", "pool.api.timeout_s=-1.0"),
     ("train", QUICK, "eval.temperature=-1", "eval.temperature=-1.0"),
     ("continuous", MARKET, "market.tip_chance=2", "market.tip_chance=2.0"),

@@ -161,8 +161,8 @@ async def test_an_answer_becomes_a_completion(server):
 async def test_openrouter_uses_its_own_address_and_key(server, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret-1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-2")
-    config = ApiConfig(openrouter_base_url=server.url)
-    await _chat(config, "openrouter:org/m:free")
+    monkeypatch.setattr("rlforge.engines.openai.OPENROUTER_URL", server.url)
+    await _chat(ApiConfig(), "openrouter:org/m:free")
     assert server.requests[0]["model"] == "org/m:free"
     assert server.requests[0]["key"] == "Bearer secret-1"
 

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 
 import pytest
@@ -6,11 +5,9 @@ import trueskill
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlforge.config.schema import TrueSkillConfig
 from rlforge.league.ratings import Rating, RatingTable
 
-CONFIG = TrueSkillConfig(mu=30.0, sigma=6.0, beta=3.0, tau=0.05, draw_probability=0.2)
-REFERENCE = trueskill.TrueSkill(mu=30.0, sigma=6.0, beta=3.0, tau=0.05, draw_probability=0.2)
+REFERENCE = trueskill.TrueSkill(mu=25.0, sigma=25 / 3, beta=25 / 6, tau=25 / 300)
 
 rewards = st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0])
 games_of_two = st.lists(
@@ -19,8 +16,8 @@ games_of_two = st.lists(
 )
 
 
-def table(*uids: str, config: TrueSkillConfig = CONFIG) -> RatingTable:
-    ratings = RatingTable(config)
+def table(*uids: str) -> RatingTable:
+    ratings = RatingTable()
     for uid in uids:
         ratings.add(uid)
     return ratings
@@ -85,8 +82,9 @@ def test_a_uid_on_several_seats_enters_once_with_its_mean_reward():
         assert same(ratings.rating(uid), expected)
 
 
-def test_a_child_has_its_parents_rating_until_its_own_first_game():
-    ratings = table("old", "rival", config=dataclasses.replace(CONFIG, inherited_sigma=1.0))
+def test_a_child_has_its_parents_rating_until_its_own_first_game(monkeypatch):
+    monkeypatch.setattr("rlforge.league.ratings.INHERITED_SIGMA", 1.0)
+    ratings = table("old", "rival")
     ratings.record([("old", 1), ("rival", -1)])
     ratings.add("new", parent="old")
     ratings.add("newest", parent="new")
@@ -104,27 +102,28 @@ def test_a_child_has_its_parents_rating_until_its_own_first_game():
 
 
 def test_a_child_is_less_certain_than_its_parent_and_at_most_like_a_newcomer():
-    ratings = table("old", "rival", config=dataclasses.replace(CONFIG, inherited_sigma=1.5))
+    ratings = table("old", "rival")
     ratings.record([("old", 1), ("rival", -1)])
     ratings.add("new", parent="old")
     ratings.add("newest", parent="new")
     mu, sigma = ratings.rating("old")
-    assert ratings.rating("new") == ratings.rating("newest") == (mu, min(6.0, 1.5 * sigma))
+    assert ratings.rating("new") == ratings.rating("newest") == (mu, min(25 / 3, 2 * sigma))
     for _ in range(30):
         ratings.record([("old", 0), ("rival", 0)])
     mu, sigma = ratings.rating("old")
-    assert ratings.ratings()["newest"] == (mu, 1.5 * sigma)
+    assert ratings.ratings()["newest"] == (mu, 2 * sigma)
     before = dict(ratings.ratings())
     ratings.record([("new", 0), ("rival", 1)])
-    assert ratings.rating("newest").sigma == 1.5 * ratings.rating("new").sigma
+    assert ratings.rating("newest").sigma == 2 * ratings.rating("new").sigma
     assert ratings.rating("old") == before["old"]
 
 
-def test_games_of_its_own_part_a_version_from_a_parent_that_has_played_much():
+def test_games_of_its_own_part_a_version_from_a_parent_that_has_played_much(monkeypatch):
     """After 300 games a rating hardly moves; its child's does."""
 
     def moved(inherited_sigma: float) -> float:
-        ratings = table("old", "rival", config=TrueSkillConfig(inherited_sigma=inherited_sigma))
+        monkeypatch.setattr("rlforge.league.ratings.INHERITED_SIGMA", inherited_sigma)
+        ratings = table("old", "rival")
         for game in range(300):
             ratings.record([("old", game % 2), ("rival", 1 - game % 2)])
         ratings.add("new", parent="old")
@@ -135,8 +134,8 @@ def test_games_of_its_own_part_a_version_from_a_parent_that_has_played_much():
     assert moved(2.0) > 2 * moved(1.0) > 0
 
 
-def test_newcomers_start_at_the_configured_rating():
-    assert table("a").rating("a") == Rating(mu=30.0, sigma=6.0)
+def test_newcomers_start_at_the_rating_of_trueskill():
+    assert table("a").rating("a") == Rating(mu=25.0, sigma=25 / 3)
 
 
 @given(st.floats(-5, 5), st.integers(0, 5))
@@ -169,7 +168,7 @@ def test_the_state_restores_every_rating():
     ratings = table("a", "b")
     ratings.add("c", parent="a")
     ratings.record([("a", 1), ("b", 0)])
-    restored = RatingTable(CONFIG)
+    restored = RatingTable()
     restored.load_state_dict(ratings.state_dict())
     for rated in (ratings, restored):
         rated.record([("c", 0), ("b", 1)])

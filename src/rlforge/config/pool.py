@@ -12,32 +12,11 @@ from rlforge.config.rules import (
     Length,
     NotNegative,
     Positive,
-    Probability,
     Problem,
-    Range,
     Text,
     Url,
     Whole,
 )
-
-
-@dataclass
-class TrueSkillConfig(Group):
-    """Rating constants (Herbrich, Minka and Graepel 2006)."""
-
-    #: Mean rating of a newcomer.
-    mu: float = 25.0
-    #: Uncertainty of a newcomer's rating.
-    sigma: Positive = 8.333333333333334
-    #: Skill difference that wins about 76 % of games.
-    beta: Positive = 4.166666666666667
-    #: Uncertainty added before each game.
-    tau: NotNegative = 0.08333333333333333
-    #: Expected share of draws.
-    draw_probability: Probability = 0.1
-    #: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``sigma``.
-    #: Above 1, its own games soon part its rating from the parent's.
-    inherited_sigma: Annotated[float, Range(1)] = 2.0
 
 
 @dataclass
@@ -60,8 +39,6 @@ class ApiConfig(Group):
 
     #: Base URL for ``openai:MODEL``; null is the library's default.
     openai_base_url: Url | None = None
-    #: Base URL for ``openrouter:MODEL``.
-    openrouter_base_url: Url = "https://openrouter.ai/api/v1"
     #: Base URL for ``litellm:PROVIDER/MODEL``; null is the provider's.
     litellm_base_url: Url | None = None
     #: Seconds until a request counts as failed.
@@ -106,16 +83,14 @@ class PoolConfig(Group):
     #: draw the current version too. They draw it in any case where there is no other opponent.
     include_current: bool = False
     #: Softmax temperature, in the unit of the mode's score; for alpha_rank 1 / alpha. null: 0.2 for
-    #: match_quality and exploration, ``pool.trueskill.beta`` rating points for ts_dist, 1 for
-    #: alpha_rank and modes of your own.
+    #: match_quality and exploration, 4.17 rating points for ts_dist, 1 for alpha_rank and modes of
+    #: your own.
     temperature: Positive | None = None
     #: For mode ``prioritized``, p being the learner's probability to win against an opponent:
     #: (1 - p)^power (``hard``) or p (1 - p) (``even``).
     weighting: Literal["hard", "even"] = "hard"
     #: The exponent of ``hard``: the larger, the more it prefers opponents that beat the learner.
     power: Positive = 2.0
-    #: Rating constants.
-    trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
     #: Coverage tracker.
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     #: Endpoints of API opponents, in pool and evaluation.

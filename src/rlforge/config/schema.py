@@ -17,7 +17,6 @@ from rlforge.config.policies import ResetConfig as ResetConfig
 from rlforge.config.pool import ApiConfig as ApiConfig
 from rlforge.config.pool import ExplorationConfig as ExplorationConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
-from rlforge.config.pool import TrueSkillConfig as TrueSkillConfig
 from rlforge.config.prompts import PromptConfig as PromptConfig
 from rlforge.config.prompts import Prompts
 from rlforge.config.rules import (

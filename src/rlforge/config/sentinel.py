@@ -35,14 +35,6 @@ class SentinelConfig(Group):
     warmup: Count = 20
     #: Change of ``score`` and ``past`` that matters, in shares of points; a draw is half a win.
     shift: Positive = 0.2
-    #: Change of ``exploitability`` that matters, in NashConv.
-    nash_conv_shift: Positive = 0.2
-    #: Change of ``entropy`` that matters, as a factor: 0.5 is half of what it should be.
-    entropy_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
-    #: Change of ``seat_gap`` that matters, in rewards.
-    seat_shift: Positive = 0.5
-    #: Change of ``no_advantage`` that matters, in shares of turns.
-    no_advantage_shift: Positive = 0.4
     #: Factor of the learning rate with ``smaller_steps``, each time.
     step_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
 

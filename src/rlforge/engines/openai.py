@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Where ``openrouter:MODEL`` answers.
+OPENROUTER_URL = "https://openrouter.ai/api/v1"
 _KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
 #: Sent to servers on this machine, which need no key.
 _NO_KEY = "none"
@@ -108,10 +110,11 @@ class Endpoint:
         return text[:200]
 
 
-def check_api(name: str, config: ApiConfig) -> Endpoint:
+def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endpoint:
     """The endpoint of ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``.
 
-    Sends no request. A server on this machine needs no key. Raises ConfigError for another form of
+    base_url: in place of the one in ``config``. Sends no request. A server on this machine needs no
+    key. Raises ConfigError for another form of
     name, and where a key or the package is needed and there is none.
 
     Example:
@@ -121,14 +124,14 @@ def check_api(name: str, config: ApiConfig) -> Endpoint:
     """
     provider, _, model = name.partition(":")
     if provider == "litellm" and model:
-        return _check_litellm(name, model, config.litellm_base_url)
+        return _check_litellm(name, model, base_url or config.litellm_base_url)
     if provider not in _KEY_VARIABLES or not model:
         raise ConfigError(
             f"API player {name!r}: write openai:MODEL or openrouter:MODEL, as in "
             "openrouter:qwen/qwen3-8b, or litellm:PROVIDER/MODEL"
         )
     openai = provider == "openai"
-    base_url = config.openai_base_url if openai else config.openrouter_base_url
+    base_url = base_url or (config.openai_base_url if openai else OPENROUTER_URL)
     variable = _KEY_VARIABLES[provider]
     key = os.environ.get(variable, "").strip()
     if not key:

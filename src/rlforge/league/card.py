@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from rlforge.config.pool import TrueSkillConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.confidence import confidence_sequence
 from rlforge.league.ratings import RatingTable
@@ -232,7 +231,7 @@ def _ratings(
     low, high = ELO * strength_intervals(draws)
     nash = maximum_entropy_nash(scores - scores.T)
     against = scores @ nash
-    table, counts = RatingTable(TrueSkillConfig()), _counts(met)
+    table, counts = RatingTable(), _counts(met)
     for uid in uids:
         table.add(uid)
     played = [(number, pair) for each in met for number, pair in enumerate(each.pairs)]

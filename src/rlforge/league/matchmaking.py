@@ -67,7 +67,7 @@ class Line:
 
     def _find_mode(self) -> None:
         self.mode: Mode = MODES.find(self.mode_name)
-        own = default_temperature(self.mode_name, self.config.trueskill.beta)
+        own = default_temperature(self.mode_name)
         self.temperature = self.config.temperature or own
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import field
 
 from rlforge.errors import RunError
 from rlforge.league import payoff
+from rlforge.league.ratings import BETA
 from rlforge.types import value
 
 Weights = dict[str, float]
@@ -96,13 +97,13 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
     return [power / total for power in powers]
 
 
-def default_temperature(mode: str, beta: float) -> float:
+def default_temperature(mode: str) -> float:
     """Softmax temperature of a mode where ``pool.temperature`` is null, in the unit of its score.
 
     A level opponent is drawn about e times as often as one 0.2 below it in match quality or
-    diversity, which lie in (0, 1], or ``beta`` rating points away.
+    diversity, which lie in (0, 1], or ``BETA`` rating points away.
     """
-    return {"match_quality": 0.2, "exploration": 0.2, "ts_dist": beta}.get(mode, 1.0)
+    return {"match_quality": 0.2, "exploration": 0.2, "ts_dist": BETA}.get(mode, 1.0)
 
 
 def fixed(view: PoolView) -> Weights:

@@ -55,7 +55,7 @@ class ModelPool:
         """policies: of a run with several, by name; the first is the main one. None: one, without a
         name, for which ``cfg`` and ``fixed`` count.
         """
-        self._ratings = RatingTable(cfg.trueskill)
+        self._ratings = RatingTable()
         self._exploration = ExplorationTracker(cfg.exploration)
         self._policies: dict[str, PolicyRef] = {}
         self._roles: dict[str, Role] = {}
@@ -86,7 +86,7 @@ class ModelPool:
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make ``checkpoint`` the current version of its policy; it starts with its parent's
-        rating, made less certain (``pool.trueskill.inherited_sigma``).
+        rating, made less certain (``INHERITED_SIGMA``).
 
         Adding the same checkpoint again changes nothing, so a call may be repeated. Raises
         RunError where another policy has the uid or the parent is unknown.

@@ -8,10 +8,20 @@ from typing import Any, NamedTuple
 
 import trueskill
 
-from rlforge.config.schema import TrueSkillConfig
-
 #: Rewards that agree to this many decimals tie: means of floats must not decide a rank.
 TIE_DECIMALS = 9
+
+#: Mean rating of a newcomer, and its uncertainty.
+MU, SIGMA = 25.0, 25 / 3
+#: Skill difference that wins about 76 % of games.
+BETA = SIGMA / 2
+#: Uncertainty added before each game.
+TAU = MU / 300
+#: Expected share of draws.
+DRAW_PROBABILITY = 0.1
+#: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``SIGMA``. Above
+#: 1, its own games soon part its rating from the parent's.
+INHERITED_SIGMA = 2.0
 
 
 class Rating(NamedTuple):
@@ -45,7 +55,7 @@ class RatingTable:
     """Ratings by policy uid, updated game by game.
 
     Until its own first rated game, a child has the mean rating of its parent, or of the nearest
-    ancestor that has played, and ``inherited_sigma`` times its deviation, at most a newcomer's: it
+    ancestor that has played, and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's: it
     may be stronger or weaker. So a version that has not played yet still profits from games of its
     parent that finish late, such as an evaluation that ends after the next version was registered.
 
@@ -57,7 +67,7 @@ class RatingTable:
     * A game with one uid (self-play, single-player) changes no rating.
 
     Example:
-        >>> table = RatingTable(TrueSkillConfig())
+        >>> table = RatingTable()
         >>> table.add("step-0"), table.add("random_legal")
         (None, None)
         >>> table.record([("step-0", 1.0), ("random_legal", -1.0)])
@@ -66,16 +76,9 @@ class RatingTable:
         True
     """
 
-    def __init__(self, config: TrueSkillConfig) -> None:
-        self._skill = trueskill.TrueSkill(
-            mu=config.mu,
-            sigma=config.sigma,
-            beta=config.beta,
-            tau=config.tau,
-            draw_probability=config.draw_probability,
-        )
-        self._newcomer = Rating(config.mu, config.sigma)
-        self._inherited_sigma = config.inherited_sigma
+    def __init__(self) -> None:
+        self._skill = trueskill.TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY)
+        self._newcomer = Rating(MU, SIGMA)
         self._parents: dict[str, str | None] = {}
         self._own: dict[str, Rating] = {}
         #: Games whose outcome was too unlikely for double precision; they changed no rating.
@@ -120,7 +123,7 @@ class RatingTable:
     def _inherited(self, rating: Rating) -> Rating:
         """What a child has of an ancestor's rating until its own first game."""
         most = max(rating.sigma, self._newcomer.sigma)
-        return Rating(rating.mu, min(most, self._inherited_sigma * rating.sigma))
+        return Rating(rating.mu, min(most, INHERITED_SIGMA * rating.sigma))
 
     def quality(self, first: str, second: str) -> float:
         """Match quality of a two-player game, in [0, 1]: draw probability relative to its maximum.

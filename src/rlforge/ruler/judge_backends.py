@@ -123,12 +123,8 @@ FORMS = ("json_schema", "json_object", "text")
 
 def check_endpoint(config: JudgeConfig) -> Endpoint:
     """Where ``ruler.judge.model`` answers. Raises ConfigError for a bad name or a missing key."""
-    urls: dict[str, Any] = {}
-    if config.base_url is not None:
-        providers = ("openai", "openrouter", "litellm")
-        urls = {f"{provider}_base_url": config.base_url for provider in providers}
     try:
-        return check_api(config.model, ApiConfig(**urls))
+        return check_api(config.model, ApiConfig(), config.base_url)
     except ConfigError as error:
         raise ConfigError(f"ruler.judge.model={config.model}: {error}") from None
 

@@ -37,6 +37,16 @@ _LEAST_NOISE = 0.1
 #: Entropies are compared as logarithms of themselves plus this, in nats.
 _NO_ENTROPY = 0.01
 
+# The changes that matter, of signals that ``sentinel.shift`` is not about.
+#: Of ``entropy``, as a factor: 0.5 is half of what it should be.
+ENTROPY_FACTOR = 0.5
+#: Of ``no_advantage``, in shares of turns.
+NO_ADVANTAGE_SHIFT = 0.4
+#: Of ``seat_gap``, in rewards.
+SEAT_SHIFT = 0.5
+#: Of ``exploitability``, in NashConv.
+NASH_CONV_SHIFT = 0.2
+
 
 @value
 class Shift:
@@ -276,15 +286,15 @@ class Sentinel:
 
         The rates let fast learning pass; see benchmarks/sentinel.py for what they find and miss.
         """
-        config = self._config
+        shift = self._config.shift
         kinds: dict[str, tuple[Expectation, float, float]] = {
-            "entropy": ("course", -math.log(config.entropy_factor), 0.07),
-            "no_advantage": ("course", config.no_advantage_shift, 0.07),
-            "seat_gap": ("course", config.seat_shift, 0.03),
-            "past": ("target", config.shift, 1.0),
-            "exploitability": ("best", config.nash_conv_shift, 0.1),
+            "entropy": ("course", -math.log(ENTROPY_FACTOR), 0.07),
+            "no_advantage": ("course", NO_ADVANTAGE_SHIFT, 0.07),
+            "seat_gap": ("course", SEAT_SHIFT, 0.03),
+            "past": ("target", shift, 1.0),
+            "exploitability": ("best", NASH_CONV_SHIFT, 0.1),
         }
-        return kinds.get(signal, ("best", config.shift, 0.1))
+        return kinds.get(signal, ("best", shift, 0.1))
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain data for JSON."""
