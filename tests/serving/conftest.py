@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,8 @@ LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_pro
 SETTINGS = {"probes": 2, "min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
 
 
-@pytest.fixture
-def config(small_model):
+def small_config(small_model: Path) -> ServingConfig:
+    """A service of the small model."""
     torch.set_num_threads(1)
     return ServingConfig(
         name="small",
@@ -47,6 +49,11 @@ def config(small_model):
         deployment=DeploymentConfig(**SETTINGS),
         serve=ServeConfig(port=0, default_max_tokens=8),
     )
+
+
+@pytest.fixture
+def config(small_model):
+    return small_config(small_model)
 
 
 @pytest.fixture
@@ -68,23 +75,33 @@ async def engine(config):
     await engine.close()
 
 
-@pytest.fixture
-def make_adapter(config, tmp_path):
-    """A checkpoint as the learner writes it, whose greedy answers differ from the others'."""
+@pytest.fixture(scope="session")
+def stock(small_model, tmp_path_factory):
+    """Checkpoints as the learner writes them, made once; greedy answers differ by their seeds."""
 
-    def make(
-        seed: int, *, model: ModelConfig = config.model, lora: LoraConfig = LORA, scale: float = 0.5
-    ) -> Path:
-        base = load_base_model(model, resolve_device("cpu"), torch.float32)
-        wrapped = attach_lora(base, lora, seed)
+    @functools.cache
+    def made(seed: int, rank: int, modules: tuple[str, ...]) -> Path:
+        base = load_base_model(
+            small_config(small_model).model, resolve_device("cpu"), torch.float32
+        )
+        wrapped = attach_lora(base, LoraConfig(rank=rank, alpha=8, target_modules=[*modules]), seed)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
-                parameter.data.normal_(0, scale, generator=generator)
-        root = tmp_path / f"adapters-{lora.rank}"
-        return write_checkpoint(
-            root, f"step-{seed}", lambda folder: wrapped.save_pretrained(folder), {"version": seed}
-        )
+                parameter.data.normal_(0, 0.5, generator=generator)
+        root = tmp_path_factory.mktemp("adapters")
+        return write_checkpoint(root, f"step-{seed}", wrapped.save_pretrained, {"version": seed})
+
+    return made
+
+
+@pytest.fixture
+def make_adapter(stock, tmp_path):
+    """A checkpoint that the test may change."""
+
+    def make(seed: int, lora: LoraConfig = LORA) -> Path:
+        made = stock(seed, lora.rank, tuple(lora.target_modules))
+        return Path(shutil.copytree(made, tmp_path / f"adapters-{lora.rank}" / made.name))
 
     return make
 

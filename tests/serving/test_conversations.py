@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
+from rlforge.engines.grammars import Grammars
 from rlforge.games.markup import chat_text
-from rlforge.serving.conversations import conversation_tokens
+from rlforge.models.tiny.vocabulary import build_tokenizer
+from rlforge.serving.conversations import (
+    calls_grammar,
+    conversation_tokens,
+    tool_calls,
+    without_calls,
+)
 
 #: Shows reasoning in answers after the last question only, and reads a setting, as Qwen3 and
 #: SmolLM3 do.
@@ -149,3 +156,53 @@ def test_messages_that_a_template_refuses_are_a_value_error(template, message):
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match="chat template refuses these messages: "):
         conversation_tokens(tokenizer, [message])
+
+
+ADDING = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+WAITING = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
+
+
+def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins():
+    strict = {**ADDING, "function": {**ADDING["function"], "strict": True}}
+    tokenizer = build_tokenizer([])
+    grammar = calls_grammar([strict, WAITING], required=False, parallel=True)
+    assert grammar is not None
+    state = Grammars(tokenizer, len(tokenizer)).begin(grammar, [tokenizer.eos_token_id])
+
+    def follow(text):
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            assert state.allowed()[token], text
+            state.take(token)
+
+    def next_letters():
+        return {tokenizer.decode([int(token)]) for token in state.allowed().nonzero()[0]}
+
+    follow("Anything < may be said, <tool")
+    assert len(next_letters()) > 100
+    follow('_call>\n{"name": "')
+    assert next_letters() == {"a", "w"}
+    follow('add", "arguments": {"a": ')
+    assert next_letters() == set("0123456789")
+    follow("42}}\n</tool_call> and more")
+    assert state.allowed()[tokenizer.eos_token_id]
+    assert calls_grammar([ADDING, WAITING], required=False, parallel=True) is None
+
+
+def test_a_call_that_is_nested_too_deeply_is_text():
+    for depth in (300, 100_000):
+        deep = '{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}"
+        text = f"<tool_call>{deep}</tool_call>"
+        assert tool_calls(text) == ()
+        assert without_calls(text) == text

@@ -42,6 +42,7 @@ def _pid(folder: Path) -> int:
     return int([line for line in lines if "started as process" in line][-1].split()[-1])
 
 
+@pytest.mark.ray
 async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_repetition(
     remote, engine, make_adapter, tmp_path
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,13 @@ import pytest
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
-from rlforge.serving.server import compose_service
+from rlforge.serving.server import compose_service, listen
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """The files of a run that composing reads: a configuration and a checkpoint."""
-    path = tmp_path / "runs" / "one"
+    path = tmp_path_factory.mktemp("runs") / "one"
     checkpoint = path / "checkpoints" / "step-3"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
@@ -79,3 +80,14 @@ def test_an_adapter_is_not_a_run(tmp_path):
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is an adapter, not a run: .*rlforge deploy"):
         compose_service([str(tmp_path / "adapter")])
+
+
+def test_an_address_in_use_is_an_error_that_says_what_to_change():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serve\.port={port}: cannot listen.*serve\.port=0"):
+            listen("127.0.0.1", port)
+    with pytest.raises(ConfigError, match=r"serve\.host=no-such-host\.invalid"):
+        listen("no-such-host.invalid", 0)

@@ -177,7 +177,7 @@ def test_a_user_counts_once_in_a_stage_however_many_the_outcomes():
     assert test.difference == pytest.approx(np.mean(new) - 0.05)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.9])
 def test_one_client_cannot_decide_a_trial_of_equal_versions(share):
     """A ``share`` of the outcomes is its own: 1 for the new version, -1 for the current one."""
     for seed in range(5):
