@@ -1,4 +1,4 @@
-"""Values of ``rlforge.types`` and small models with defaults; a test names what it is about."""
+"""Values of the package and small models with defaults; a test names what it is about."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlforge.tracking.metrics import wilson_interval
+from rlforge.trajectories.records import Decision, Metadata
 from rlforge.types import (
     Completion,
     EnvSpec,
@@ -251,6 +252,41 @@ def batch(steps: Sequence[Step], whole_episodes: bool = False) -> TrainBatch:
         min_version=min(versions),
         max_version=max(versions),
     )
+
+
+def decision(
+    number: int = 0,
+    agent: str = "agent-1",
+    reward: float | None = 0.5,
+    *,
+    version: int = 0,
+    tokens: Sequence[int] | None = (9,),
+    prompt: Sequence[int] = (1, 2, 3),
+    provider: str = "model",
+    **changes: Any,
+) -> Decision:
+    """A decision of a model at second ``number``; without ``tokens``, of a player that is none."""
+    answer = completion(
+        "[hold]",
+        prompt_token_ids=tuple(prompt),
+        token_ids=tuple(tokens or ()),
+        logprobs=(-0.5,) * len(tokens or ()),
+        policy_uid=f"deploy-{version}",
+        policy_version=version,
+    )
+    fields = {
+        "id": f"{agent}-{number}",
+        "agent_id": agent,
+        "window_id": "2024-11-13-10:00",
+        "state": {},
+        "action": {"type": "NO_OP"},
+        "timestamp": float(number),
+        "metadata": Metadata(provider=provider),
+        "reward": reward,
+        "next_state": None if reward is None else {},
+        "completion": None if tokens is None else answer,
+    }
+    return Decision(**{**fields, **changes})
 
 
 def llama(seed: int = 0, **changes: Any) -> Any:

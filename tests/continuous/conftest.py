@@ -1,4 +1,4 @@
-"""A small run of the simulated market, its actors, and decisions of its agents."""
+"""A small run of the simulated market, in this process or in one that may be killed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
-from rlforge.trajectories.records import Decision, Metadata, Result
-from rlforge.types import Completion
 
 
 @pytest.fixture
@@ -27,47 +25,6 @@ def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
         return config
 
     return make
-
-
-def make_decision(
-    number: int = 0,
-    agent: str = "agent-1",
-    reward: float | None = 0.5,
-    *,
-    version: int = 0,
-    tokens: Sequence[int] | None = (9,),
-    prompt: Sequence[int] = (1, 2, 3),
-    result: Result | None = None,
-    provider: str = "model",
-) -> Decision:
-    completion = None
-    if tokens is not None:
-        completion = Completion(
-            text="[hold]",
-            prompt_token_ids=tuple(prompt),
-            token_ids=tuple(tokens),
-            logprobs=(-0.5,) * len(tokens),
-            policy_uid=f"deploy-{version}",
-            policy_version=version,
-        )
-    return Decision(
-        id=f"{agent}-{number}",
-        agent_id=agent,
-        window_id="2024-11-13-10:00",
-        state={},
-        action={"type": "NO_OP"},
-        timestamp=float(number),
-        metadata=Metadata(provider=provider),
-        reward=reward,
-        next_state=None if reward is None else {},
-        result=result,
-        completion=completion,
-    )
-
-
-@pytest.fixture(name="make_decision", scope="session")
-def make_decision_fixture() -> Callable[..., Decision]:
-    return make_decision
 
 
 class Runs:

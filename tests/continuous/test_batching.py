@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import factories
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
@@ -51,8 +52,8 @@ def gather(
     )
 
 
-def test_decisions_above_the_threshold_become_steps(make_decision):
-    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+def test_decisions_above_the_threshold_become_steps():
+    decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
     assert found.batch is not None
     assert [step.info["decision_id"] for step in found.batch.steps] == ["agent-1-1", "agent-1-3"]
@@ -63,8 +64,8 @@ def test_decisions_above_the_threshold_become_steps(make_decision):
     assert step.policy_uid == "deploy-0"
 
 
-def test_agents_are_episodes_whose_turns_are_consecutive(make_decision):
-    decisions = [make_decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
+def test_agents_are_episodes_whose_turns_are_consecutive():
+    decisions = [factories.decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], algorithm=PpoConfig())
     assert found.batch is not None
     assert found.batch.whole_episodes
@@ -73,9 +74,9 @@ def test_agents_are_episodes_whose_turns_are_consecutive(make_decision):
     assert [step.turn_index for step in steps] == [0, 1, 0, 1, 2]
 
 
-def test_scripted_traders_are_never_learned_from(make_decision):
-    scripted = make_decision(0, "noise-1", tokens=None, provider="scripted:noise")
-    found = gather([scripted, make_decision(1, reward=0.1), make_decision(2)], [0.9] * 3)
+def test_scripted_traders_are_never_learned_from():
+    scripted = factories.decision(0, "noise-1", tokens=None, provider="scripted:noise")
+    found = gather([scripted, factories.decision(1, reward=0.1), factories.decision(2)], [0.9] * 3)
     assert found.batch is not None
     assert len(found.batch.steps) == found.selected == 2
 
@@ -89,9 +90,15 @@ def test_scripted_traders_are_never_learned_from(make_decision):
         ({"select_by": "all", "train_on": "score"}, [0, 1]),
     ],
 )
-def test_select_by_chooses_the_decisions(make_decision, settings, kept):
-    decisions = [make_decision(0, reward=0.1), make_decision(1, reward=0.4), make_decision(2)]
-    found = gather([*decisions, make_decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings)
+def test_select_by_chooses_the_decisions(settings, kept):
+    decisions = [
+        factories.decision(0, reward=0.1),
+        factories.decision(1, reward=0.4),
+        factories.decision(2),
+    ]
+    found = gather(
+        [*decisions, factories.decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings
+    )
     assert found.unscored == 1
     ids = [step.info["decision_id"] for step in found.batch.steps] if found.batch else []
     chosen = {f"agent-1-{i}" for i in kept}
@@ -103,20 +110,20 @@ def test_select_by_chooses_the_decisions(make_decision, settings, kept):
 @pytest.mark.parametrize(
     ("train_on", "expected"), [("reward", 0.4), ("score", 0.9), ("mix", 0.75 * 0.4 + 0.25 * 0.8)]
 )
-def test_train_on_chooses_the_reward(make_decision, train_on, expected):
-    decisions = [make_decision(0, reward=0.4), make_decision(1, reward=-0.5)]
+def test_train_on_chooses_the_reward(train_on, expected):
+    decisions = [factories.decision(0, reward=0.4), factories.decision(1, reward=-0.5)]
     found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
     assert found.batch is not None
     assert found.batch.steps[0].reward == pytest.approx(expected)
     assert found.batch.steps[0].raw_reward == 0.4
 
 
-def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_decision):
+def test_train_on_return_sums_the_agents_later_rewards_selected_or_not():
     decisions = [
-        make_decision(0, reward=0.4),
-        make_decision(1, agent="agent-2", reward=0.1),
-        make_decision(2, reward=-0.5),
-        make_decision(3, reward=0.2),
+        factories.decision(0, reward=0.4),
+        factories.decision(1, agent="agent-2", reward=0.1),
+        factories.decision(2, reward=-0.5),
+        factories.decision(3, reward=0.2),
     ]
     found = gather(decisions, [None] * 4, train_on="return", select_by="reward", threshold=0)
     assert found.batch is not None
@@ -129,12 +136,12 @@ def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_deci
     assert [step.raw_reward for step in found.batch.steps] == [0.4, 0.2, 0.1]
 
 
-def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision):
+def test_old_and_overlong_decisions_are_left_out_and_counted():
     decisions = [
-        make_decision(0, reward=0.1, version=5),
-        make_decision(1, reward=0.2, version=4),
-        make_decision(2, reward=0.3, version=3),
-        make_decision(3, reward=0.4, version=5, prompt=range(20)),
+        factories.decision(0, reward=0.1, version=5),
+        factories.decision(1, reward=0.2, version=4),
+        factories.decision(2, reward=0.3, version=3),
+        factories.decision(3, reward=0.4, version=5, prompt=range(20)),
     ]
     found = gather(decisions, [0.9] * 4, version=5, max_staleness=1, max_length=20)
     assert found.batch is not None
@@ -152,10 +159,12 @@ def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision):
     }
 
 
-def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision):
+def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
     """One reports a thousand good outcomes, and nine others two each."""
-    decisions = [make_decision(n, "stuffer", reward=1.0) for n in range(1000)]
-    decisions += [make_decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)]
+    decisions = [factories.decision(n, "stuffer", reward=1.0) for n in range(1000)]
+    decisions += [
+        factories.decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)
+    ]
     found = gather(decisions, [None] * len(decisions), select_by="all", max_agent_share=0.25)
     assert found.batch is not None
     agents = Counter(step.info["agent_id"] for step in found.batch.steps)
@@ -175,8 +184,8 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision):
     assert len(whole.batch.steps) == len(decisions)
 
 
-def test_too_few_agents_for_their_share_are_named(make_decision):
-    decisions = [make_decision(n, reward=n / 10) for n in range(6)]
+def test_too_few_agents_for_their_share_are_named():
+    decisions = [factories.decision(n, reward=n / 10) for n in range(6)]
     found = gather(decisions, [0.9] * 6, max_agent_share=0.5)
     assert found.batch is None
     assert found.reason.endswith("there are too few agents for continuous.max_agent_share=0.5")
@@ -194,40 +203,40 @@ def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share)
     assert not any(fits(more) for more in range(most + 1, max(counts) + 1))
 
 
-def test_equal_rewards_train_nothing_and_say_so(make_decision):
-    decisions = [make_decision(i, f"agent-{i}", reward=0.2) for i in range(4)]
+def test_equal_rewards_train_nothing_and_say_so():
+    decisions = [factories.decision(i, f"agent-{i}", reward=0.2) for i in range(4)]
     found = gather(decisions, [0.9] * 4)
     assert found.batch is None
     assert found.reason == "all 4 decisions have the same reward: there is no gradient"
 
 
-def test_equal_scores_train_nothing_when_scores_are_learned(make_decision):
-    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+def test_equal_scores_train_nothing_when_scores_are_learned():
+    decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.9] * 4, train_on="score")
     assert found.reason == "all 4 decisions have the same score: there is no gradient"
 
 
-def test_grpo_with_a_single_agent_trains_nothing(make_decision):
+def test_grpo_with_a_single_agent_trains_nothing():
     """GRPO compares agents; a single one is equal to the mean of all."""
-    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+    decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.9] * 4, algorithm=GrpoConfig())
     assert found.batch is None
     assert "no decision differs" in found.reason
 
 
-def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only(make_decision):
-    decisions = [make_decision(i, f"agent-{i % 2}", reward=float(i % 2)) for i in range(4)]
+def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only():
+    decisions = [factories.decision(i, f"agent-{i % 2}", reward=float(i % 2)) for i in range(4)]
     config = WindowGrpoConfig(advantage="group_relative")
     assert gather(decisions, [0.9] * 4, algorithm=config).batch is None
     assert gather(decisions, [0.9] * 4).batch is not None
 
 
 @pytest.mark.parametrize("train_on", ["reward", "score"])
-def test_answers_that_are_no_action_are_always_learned_from(make_decision, train_on):
+def test_answers_that_are_no_action_are_always_learned_from(train_on):
     """Otherwise the filter would hide from the model that the market refuses such answers."""
-    good = [make_decision(i, reward=i / 10) for i in range(2)]
+    good = [factories.decision(i, reward=i / 10) for i in range(2)]
     action = {"type": "SELL_SHARES", "problem": "you have no shares"}
-    wrong = dataclasses.replace(make_decision(2, reward=-1.0), action=action)
+    wrong = dataclasses.replace(factories.decision(2, reward=-1.0), action=action)
     found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
     assert found.batch is not None
     assert [step.reward for step in found.batch.steps][-1] == -1.0
@@ -237,8 +246,8 @@ def test_answers_that_are_no_action_are_always_learned_from(make_decision, train
     assert len(as_others.batch.steps) == 2
 
 
-def test_only_old_decisions_train_nothing(make_decision):
-    decisions = [make_decision(i, reward=i / 10) for i in range(3)]
+def test_only_old_decisions_train_nothing():
+    decisions = [factories.decision(i, reward=i / 10) for i in range(3)]
     found = gather(decisions, [0.9] * 3, version=9)
     assert found.reason == (
         "no selected decision can be learned from: 3 are of more than "
@@ -246,8 +255,8 @@ def test_only_old_decisions_train_nothing(make_decision):
     )
 
 
-def test_too_few_selected_decisions_train_nothing(make_decision):
-    decisions = [make_decision(i, reward=i / 10) for i in range(6)]
+def test_too_few_selected_decisions_train_nothing():
+    decisions = [factories.decision(i, reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
     assert found.batch is None
     assert found.reason == (
@@ -255,13 +264,13 @@ def test_too_few_selected_decisions_train_nothing(make_decision):
     )
 
 
-def test_a_window_without_decisions_of_the_model_trains_nothing(make_decision):
-    found = gather([make_decision(tokens=None)], [0.9])
+def test_a_window_without_decisions_of_the_model_trains_nothing():
+    found = gather([factories.decision(tokens=None)], [0.9])
     assert found.reason == "no decision of the trained model is in it"
 
 
-def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decision):
-    decisions = [make_decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
+def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():
+    decisions = [factories.decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
     found = gather(decisions, [0.9] * 4, foreign=["deploy-2"], version=2)
     assert found.batch is not None
     assert {step.policy_uid for step in found.batch.steps} == {"deploy-1"}
@@ -273,8 +282,8 @@ def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decisio
     assert "rlforge rollback" in none.reason
 
 
-def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision):
-    decisions = [make_decision(0, reward=1.0), make_decision(1, reward=3.0)]
+def test_normalised_rewards_are_learned_and_raw_ones_kept():
+    decisions = [factories.decision(0, reward=1.0), factories.decision(1, reward=3.0)]
     found = gather(decisions, [0.9, 0.9], rewards=[-1.0, 1.0], algorithm=WindowGrpoConfig())
     assert found.batch is not None
     assert [(s.raw_reward, s.reward) for s in found.batch.steps] == [(1.0, -1.0), (3.0, 1.0)]

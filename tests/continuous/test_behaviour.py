@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests import factories
 
 from rlforge.continuous.behaviour import agreement, behaviour, communication, teams
 from rlforge.trajectories.records import Decision
@@ -19,7 +20,7 @@ WAIT = {"type": "NO_OP"}
 
 
 @pytest.fixture
-def act(make_decision):
+def act():
     """A decision of a learning agent at one time, by default at the first."""
 
     def make(
@@ -34,7 +35,7 @@ def act(make_decision):
     ) -> Decision:
         posts = [{"id": post, "userId": author} for post, author in (feed or {}).items()]
         state = {"social": {"feed": posts}, "agent": {"following": list(following)}}
-        made = make_decision(at, agent, reward, **given)
+        made = factories.decision(at, agent, reward, **given)
         return dataclasses.replace(made, action=dict(action), state=state)
 
     return make
@@ -130,6 +131,6 @@ def test_agents_in_teams_are_compared_with_those_by_themselves(act):
     assert teams(decisions[:3])["team_advantage"] is None
 
 
-def test_decisions_without_a_market_have_shares_of_actions_only(make_decision):
-    assert behaviour([make_decision()]) == {"action/policy/NO_OP": 1.0}
+def test_decisions_without_a_market_have_shares_of_actions_only():
+    assert behaviour([factories.decision()]) == {"action/policy/NO_OP": 1.0}
     assert behaviour([]) == {}

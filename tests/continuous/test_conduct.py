@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import factories
 
 from rlforge.config.continuous import ContinuousConfig, DecisionRewardConfig
 from rlforge.config.market import MarketConfig
@@ -32,8 +33,6 @@ from rlforge.system.checkpoint import write_checkpoint
 from rlforge.trajectories.records import Decision, Result
 from rlforge.trajectories.reward import DecisionReward, result_of
 from rlforge.types import Completion, PolicyRef, SamplingParams
-
-from .conftest import make_decision
 
 Action = Mapping[str, Any]
 Policy = Callable[[Action, random.Random], Action]
@@ -351,11 +350,11 @@ def test_conduct_is_that_of_each_agent_of_the_model():
     wait = dataclasses.replace(trade, pnl=0.0, investment=0.0)
     refused = {"type": "NO_OP", "problem": "no such market"}
     decisions = [
-        make_decision(1, "b", 0.5, result=trade),
-        make_decision(2, "b", 0.1, result=wait),
-        dataclasses.replace(make_decision(3, "b", -1.0, result=wait), action=refused),
-        make_decision(1, "a", None),
-        make_decision(1, "c", 0.9, result=trade, provider="control"),
+        factories.decision(1, "b", 0.5, result=trade),
+        factories.decision(2, "b", 0.1, result=wait),
+        dataclasses.replace(factories.decision(3, "b", -1.0, result=wait), action=refused),
+        factories.decision(1, "a", None),
+        factories.decision(1, "c", 0.9, result=trade, provider="control"),
     ]
     (found,) = conduct(decisions)
     assert (found.reward, found.profit, found.refused) == pytest.approx((-0.4 / 3, 5.0, 1 / 3))
@@ -382,7 +381,7 @@ def played(policy: Policy, seed: int) -> tuple[Conduct, ...]:
                 action = policy(states[name], draw)
                 receipt = world.decide(name, action)
                 taken = action if receipt.accepted else {**NO_OP, "problem": receipt.problem}
-                made = make_decision(tick, name, reward=None)
+                made = factories.decision(tick, name, reward=None)
                 decisions[receipt.ticket] = dataclasses.replace(made, action=taken)
             list(crowd.act())
             for settled in world.tick():

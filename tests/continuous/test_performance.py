@@ -7,6 +7,7 @@ import random
 import statistics
 
 from scipy import stats
+from tests import factories
 
 from rlforge.continuous.performance import by_player, difference_to_control, performance
 from rlforge.trajectories.records import Result
@@ -16,12 +17,12 @@ def result(pnl: float, investment: float = 10.0) -> Result:
     return Result(pnl=pnl, investment=investment, hold_time_minutes=5.0, win_rate=0.5)
 
 
-def test_figures_by_hand(make_decision):
+def test_figures_by_hand():
     decisions = [
-        make_decision(0, reward=0.6, result=result(4.0)),
-        make_decision(1, reward=-0.2, result=result(-1.0)),
-        make_decision(2, reward=0.2, result=result(0.0, investment=0.0)),
-        make_decision(3, reward=None),
+        factories.decision(0, reward=0.6, result=result(4.0)),
+        factories.decision(1, reward=-0.2, result=result(-1.0)),
+        factories.decision(2, reward=0.2, result=result(0.0, investment=0.0)),
+        factories.decision(3, reward=None),
     ]
     found = performance(decisions)
     assert (found.decisions, found.trades) == (3, 2)
@@ -29,29 +30,29 @@ def test_figures_by_hand(make_decision):
     assert math.isclose(found.avg_reward, 0.2)
 
 
-def test_means_over_no_decision_are_nan(make_decision):
-    found = performance([make_decision(reward=None)])
+def test_means_over_no_decision_are_nan():
+    found = performance([factories.decision(reward=None)])
     assert math.isnan(found.win_rate)
     assert math.isnan(found.avg_reward)
 
 
-def test_players_are_the_policy_first_and_scripted_kinds(make_decision):
+def test_players_are_the_policy_first_and_scripted_kinds():
     decisions = [
-        make_decision(0, "value-1", tokens=None, provider="scripted:value"),
-        make_decision(1, "noise-1", tokens=None, provider="scripted:noise"),
-        make_decision(2, "noise-2", tokens=None, provider="scripted:noise"),
-        make_decision(3),
+        factories.decision(0, "value-1", tokens=None, provider="scripted:value"),
+        factories.decision(1, "noise-1", tokens=None, provider="scripted:noise"),
+        factories.decision(2, "noise-2", tokens=None, provider="scripted:noise"),
+        factories.decision(3),
     ]
     found = by_player(decisions)
     assert list(found) == ["policy", "scripted:noise", "scripted:value"]
     assert found["scripted:noise"].decisions == 2
 
 
-def test_the_difference_to_the_control_is_welchs_over_agents(make_decision):
+def test_the_difference_to_the_control_is_welchs_over_agents():
     rewards = {"agent-1": [0.2, 0.4], "agent-2": [0.6], "agent-3": [0.1, 0.3, 0.5]}
     control = {"control-1": [0.1, 0.1], "control-2": [0.3]}
     decisions = [
-        make_decision(n, agent, reward=reward, provider=provider)
+        factories.decision(n, agent, reward=reward, provider=provider)
         for group, provider in ((rewards, "tiny"), (control, "control"))
         for agent, own in group.items()
         for n, reward in enumerate(own)
@@ -68,7 +69,7 @@ def test_the_difference_to_the_control_is_welchs_over_agents(make_decision):
     assert difference_to_control([d for d in decisions if d.agent_id != "control-1"]) is None
 
 
-def test_correlated_decisions_of_agents_do_not_narrow_the_interval(make_decision):
+def test_correlated_decisions_of_agents_do_not_narrow_the_interval():
     """Two equal versions: the interval holds 0 in 95 of 100 windows, whatever agents share."""
     rng, missed = random.Random(0), 0
     for _ in range(400):
@@ -77,7 +78,7 @@ def test_correlated_decisions_of_agents_do_not_narrow_the_interval(make_decision
             for agent in range(agents):
                 own = rng.gauss(0, 0.2)
                 decisions += [
-                    make_decision(
+                    factories.decision(
                         n, f"{provider}-{agent}", reward=own + rng.gauss(0, 0.3), provider=provider
                     )
                     for n in range(8)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from tests.trajectories.conftest import Make
+from tests import factories
 
 from rlforge.config.continuous import StoreConfig
 from rlforge.continuous.publishing import DailyPush
@@ -42,13 +42,13 @@ async def hours(push: DailyPush, first: int, last: int) -> None:
 
 
 async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path):
-    hub, make = Hub(), Make()
+    hub = Hub()
     config = StoreConfig(push="me/market", push_hour=2, push_public=True)
     with TrajectoryStore(tmp_path / "store") as store:
-        store.append([make(1)])
+        store.append([factories.decision(1)])
         await hours(DailyPush(config, store, tmp_path, hub), 0, 20)
         assert hub.pushed == [("me/market", 1, True)]
-        store.append([make(2)])
+        store.append([factories.decision(2)])
         restarted = DailyPush(config, store, tmp_path, hub)
         await hours(restarted, 20, 25)
         assert len(hub.pushed) == 1
@@ -59,7 +59,7 @@ async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path
 async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
-        store.append([Make()(1)])
+        store.append([factories.decision(1)])
         config = StoreConfig(push="me/market")
         await hours(DailyPush(config, store, tmp_path, hub), 0, 4)
         await hours(DailyPush(config, store, tmp_path, hub), 40, 42)
@@ -69,7 +69,7 @@ async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path):
 async def test_what_fails_is_tried_again_after_the_next_window(tmp_path, caplog):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
-        store.append([Make()(1)])
+        store.append([factories.decision(1)])
         push = DailyPush(StoreConfig(push="me/market"), store, tmp_path, hub)
         hub.down = True
         with caplog.at_level(logging.WARNING):
@@ -83,6 +83,6 @@ async def test_what_fails_is_tried_again_after_the_next_window(tmp_path, caplog)
 async def test_without_a_dataset_nothing_is_pushed(tmp_path):
     hub = Hub()
     with TrajectoryStore(tmp_path / "store") as store:
-        store.append([Make()(1)])
+        store.append([factories.decision(1)])
         await hours(DailyPush(StoreConfig(), store, tmp_path, hub), 0, 48)
     assert hub.pushed == []

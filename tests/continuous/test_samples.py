@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import factories
+
 from rlforge.continuous.samples import EACH, keep_samples, samples
 from rlforge.ruler.base import DecisionScores
 from rlforge.trajectories.records import Decision, Result, TrainingWindow
@@ -34,14 +36,14 @@ def kept(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen(make_decision):
+def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen():
     result = Result(pnl=2.5, investment=10, hold_time_minutes=1, win_rate=1)
     decisions = [
-        *(make_decision(number, reward=number / 10, result=result) for number in range(9)),
-        *(refused(make_decision(number, reward=-1.0)) for number in range(9, 14)),
-        make_decision(14, reward=9.0, provider="control"),
-        make_decision(15, reward=9.0, tokens=None, provider="scripted:value"),
-        make_decision(16, reward=None),
+        *(factories.decision(number, reward=number / 10, result=result) for number in range(9)),
+        *(refused(factories.decision(number, reward=-1.0)) for number in range(9, 14)),
+        factories.decision(14, reward=9.0, provider="control"),
+        factories.decision(15, reward=9.0, tokens=None, provider="scripted:value"),
+        factories.decision(16, reward=None),
     ]
     scores = DecisionScores(
         values=tuple(number / 20 for number in range(17)),
@@ -71,22 +73,22 @@ def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen(make_d
     assert found[-1]["problem"] == "no action"
 
 
-def test_no_decision_is_both_best_and_worst(make_decision):
+def test_no_decision_is_both_best_and_worst():
     for count in range(1, 7):
-        found = samples([make_decision(n, reward=float(n)) for n in range(count)], None)
+        found = samples([factories.decision(n, reward=float(n)) for n in range(count)], None)
         assert sorted(one["reward"] for one in found) == list(range(count))
         assert all(one["score"] is None for one in found)
 
 
-def test_the_first_window_is_kept_unless_old_windows_are_deleted(make_decision, tmp_path):
-    keep_samples(tmp_path, window([make_decision(tokens=None)], "0"), None, first=True)
+def test_the_first_window_is_kept_unless_old_windows_are_deleted(tmp_path):
+    keep_samples(tmp_path, window([factories.decision(tokens=None)], "0"), None, first=True)
     assert not (tmp_path / "decisions.json").exists()
     for number in (1, 2, 3):
-        decisions = [make_decision(number, reward=float(number))]
+        decisions = [factories.decision(number, reward=float(number))]
         keep_samples(tmp_path, window(decisions, str(number)), None, first=True)
     content = kept(tmp_path)
     assert (content["first"]["window"], content["newest"]["window"]) == ("1", "3")
     assert content["newest"]["decisions"][0]["reward"] == 3.0
-    keep_samples(tmp_path, window([make_decision(4)], "4"), None, first=False)
+    keep_samples(tmp_path, window([factories.decision(4)], "4"), None, first=False)
     assert kept(tmp_path)["first"] is None
     assert kept(tmp_path)["newest"]["window"] == "4"

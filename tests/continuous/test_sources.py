@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import factories
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.run import ContinuousRun
@@ -74,9 +75,9 @@ def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(make
     assert [row["version"] for row in rows(learned)] == ["step-1", "step-2"]
 
 
-def test_decisions_of_another_tokenizer_are_refused(make_config, make_decision, execute, tmp_path):
+def test_decisions_of_another_tokenizer_are_refused(make_config, execute, tmp_path):
     with TrajectoryStore(tmp_path / "store") as store:
-        store.append([make_decision(1, tokens=(9,))])
+        store.append([factories.decision(1, tokens=(9,))])
     config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
         execute(config, "learned")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import factories
 
 from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.features import (
@@ -16,7 +16,7 @@ from rlforge.ruler.features import (
     feature_names,
     featurize,
 )
-from rlforge.trajectories.records import Decision, Metadata, Result
+from rlforge.trajectories.records import Metadata, Result
 
 STATE = {
     "portfolio": {
@@ -79,16 +79,10 @@ STATE = {
 
 
 def _row(action: dict[str, Any], features: str = STATE_ACTION, **changes: Any) -> dict[str, float]:
-    decision = Decision(
-        id="d",
-        agent_id="a",
-        window_id="w",
-        state=STATE,
-        action=action,
-        timestamp=0.0,
-        metadata=Metadata(provider="scripted:x", reasoning="why", confidence=0.8),
-    )
-    rows = featurize([dataclasses.replace(decision, **changes)], features)
+    said = Metadata(provider="scripted:x", reasoning="why", confidence=0.8)
+    fields = {"state": STATE, "action": action, "metadata": said, "reward": None, "tokens": None}
+    decision = factories.decision(0, **{**fields, **changes})
+    rows = featurize([decision], features)
     return dict(zip(feature_names(features), rows[0].tolist(), strict=True))
 
 

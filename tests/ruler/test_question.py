@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from tests import factories
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import JudgeConfig
@@ -21,16 +22,15 @@ def _ask(group: Any, seed: int = 0, features: str = "state_action", **judge: Any
 
 
 def _decision(number: int, **changes: Any) -> Decision:
-    decision = Decision(
-        id=f"secret-{number}",
-        agent_id=f"agent-{number}",
-        window_id="w",
-        state={"markets": {"predictions": [{"id": "m1"}]}, "portfolio": {"balance": number}},
-        action={"type": "NO_OP"},
-        timestamp=float(number),
-        metadata=Metadata(provider="scripted:x", reasoning=f"because\n{number}", confidence=0.25),
-    )
-    return dataclasses.replace(decision, **changes)
+    said = Metadata(provider="scripted:x", reasoning=f"because\n{number}", confidence=0.25)
+    fields = {
+        "id": f"secret-{number}",
+        "state": {"markets": {"predictions": [{"id": "m1"}]}, "portfolio": {"balance": number}},
+        "metadata": said,
+        "reward": None,
+        "tokens": None,
+    }
+    return factories.decision(number, f"agent-{number}", **{**fields, **changes})
 
 
 GROUP = [_decision(number) for number in range(5)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests import factories
 
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
-from rlforge.types import Completion
 
 #: 2024-11-13 10:00 UTC.
 TEN = 1731492000.0
@@ -25,39 +25,38 @@ def state(balance: float) -> dict[str, Any]:
     }
 
 
+ANSWER = factories.completion(
+    "[buy m1]", prompt_token_ids=(1, 2, 3), token_ids=(4, 5), logprobs=(-0.1, -0.25)
+)
+
+
 class Make:
     """Makes decisions and outcomes; ``make(3)`` is decision 3 of agent-0 at 10:03."""
 
     grid = WindowGrid(60)
 
     def __call__(self, number: int, agent: str = "agent-0", **changes: Any) -> Decision:
-        timestamp = changes.pop("timestamp", TEN + number * MINUTE)
-        fields: dict[str, Any] = {
+        timestamp = changes.get("timestamp", TEN + number * MINUTE)
+        fields = {
             "id": f"{agent}-{number:06d}",
-            "agent_id": agent,
+            "reward": None,
+            "tokens": None,
             "window_id": self.grid.id_of(timestamp),
             "state": state(1000.0 - number),
             "action": {"type": "BUY_SHARES", "marketId": "m1", "outcome": "YES", "amount": 5.0},
             "timestamp": timestamp,
             "metadata": Metadata(provider="tiny_market", reasoning="cheap", confidence=0.7),
         }
-        return Decision(**{**fields, **changes})
+        return factories.decision(number, agent, **{**fields, **changes})
 
     def whole(self, number: int, agent: str = "agent-0", **changes: Any) -> Decision:
         """A decision whose outcome is known."""
-        fields: dict[str, Any] = {
+        fields = {
             "reward": 0.5,
             "next_state": state(999.0 - number),
             "result": self.result(),
             "observation": "What now?",
-            "completion": Completion(
-                text="[buy m1]",
-                prompt_token_ids=(1, 2, 3),
-                token_ids=(4, 5),
-                logprobs=(-0.1, -0.25),
-                policy_uid="step-3",
-                policy_version=3,
-            ),
+            "completion": ANSWER,
         }
         return self(number, agent, **{**fields, **changes})
 

@@ -62,7 +62,7 @@ def there_and_back(decision: Decision) -> Decision:
     return back
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(decisions)
 def test_any_decision_comes_back_as_it_was(decision):
     assert there_and_back(decision) == decision
