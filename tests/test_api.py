@@ -116,6 +116,7 @@ def test_texts_that_look_like_other_values_stay_texts():
         (["kuhn_grpo", "seed"], {}, "cannot read override 'seed': write key=value"),
         (["kuhn_grpo"], {"lerner": {"epochs": 2}}, r"lerner\.epochs .*no such key; did you mean"),
         (["kuhn_grpo"], {"learner": {"epoch": 2}}, r"learner\.epoch .*did you mean.*epochs"),
+        ([], {"env": 5}, r"env=5 .*give the name of an option of this group"),
         ([], {"env": "nosuch"}, r"env=nosuch: no such option; there are connectfour"),
         ([], {"pool": {"mode": "miror"}}, r"pool\.mode=miror .*did you mean mirror"),
         ([], {"learner": {"epochs": 0}}, r"learner\.epochs=0 .*must be 1 or more"),
@@ -188,6 +189,36 @@ def test_errors_of_games_and_players(env, players, message, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(rlforge.ConfigError, match=message):
         rlforge.play_game(env, *players)
+
+
+@pytest.mark.parametrize("wrong", [{"id": "tictactoe"}, 5, None])
+@pytest.mark.parametrize(
+    ("call", "taken"),
+    [
+        (lambda wrong: rlforge.play_game(wrong, "random_legal"), "name of a game.* or an EnvSpec"),
+        (rlforge.transcript, "one GameRecord, as play_game returns it"),
+        (rlforge.compose, "an override is a text"),
+        (rlforge.train, "an override is a text"),
+        (rlforge.sft, "an override is a text"),
+        (rlforge.load_run, "a run is named by its directory"),
+        (rlforge.resume, "a run is named by its directory"),
+        (lambda wrong: rlforge.log_scalar(wrong, 1.0), "a scalar has a name"),
+    ],
+)
+def test_an_argument_of_another_type_is_a_type_error_that_names_what_is_taken(call, taken, wrong):
+    with pytest.raises(TypeError, match=f"{taken}.*; this is a {type(wrong).__name__}: "):
+        call(wrong)
+
+
+def test_a_run_takes_names_of_its_versions_games_and_opponents(golden_run):
+    run = rlforge.load_run(golden_run)
+    for call, taken in (
+        (lambda: run.policy(2), "a version is named"),
+        (lambda: run.evaluate(2), "an opponent is named"),
+        (lambda: run.fork(next(run.games()), 1), "a game is named by its id"),
+    ):
+        with pytest.raises(TypeError, match=taken):
+            call()
 
 
 def test_an_error_of_the_users_function_is_raised():

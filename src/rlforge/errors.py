@@ -115,6 +115,19 @@ class RunError(RlforgeError):
     """
 
 
+def check_type(given: object, *taken: type, what: str) -> None:
+    """Raise TypeError where an argument is none of the types ``taken``; what: a sentence on these.
+
+    Example:
+        >>> check_type("kuhn", str, what="env is the name of a game")
+        >>> check_type({"id": "kuhn"}, str, what="env is the name of a game")
+        Traceback (most recent call last):
+        TypeError: env is the name of a game; this is a dict: {'id': 'kuhn'}
+    """
+    if not isinstance(given, taken):
+        raise TypeError(f"{what}; this is a {type(given).__name__}: {given!r:.100}")
+
+
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     """``; did you mean a, b?`` for the names closest to ``name``, or an empty string.
 

@@ -12,7 +12,7 @@ from hydra.errors import OverrideParseException
 from rlforge.config.keys import ROOTS, alike, all_keys, conf_dir, foreign_keys
 from rlforge.config.rules import plain_fields
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, check_type
 
 
 def key_of(override: Override) -> str:
@@ -29,6 +29,8 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         >>> [override.input_line for override in parse_overrides(["kuhn_grpo", "seed=3"])]
         ['+experiment=kuhn_grpo', 'seed=3']
     """
+    for each in overrides:
+        check_type(each, str, what="an override is a text, as 'learner.batch_size=64'")
     keys = {name for root in ROOTS for name in plain_fields(root)}
     lines = [
         f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
@@ -140,7 +142,10 @@ def check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
                 f"{line} (command line): several values are a sweep; start it with "
                 f"rlforge train -m, or write a list as '{name}=[…]'"
             )
-        if line.startswith("++") and (conf_dir() / key_of(override)).is_dir():
+        is_group = (conf_dir() / key_of(override)).is_dir()
+        if is_group and not isinstance(override.value(), str | list):
+            raise ConfigError(f"{line} (command line): give the name of an option of this group")
+        if line.startswith("++") and is_group:
             raise ConfigError(f"{line} (command line): write +{key_of(override)}=…")
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.openai import ApiPlayer, check_api
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.players import check_player, make_player
@@ -142,6 +142,7 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
         {0: 1.0, 1: -1.0}
     """
 
+    check_type(env, str, EnvSpec, what="env is the name of a game, as 'tictactoe', or an EnvSpec")
     if isinstance(env, str):
         env = env_named(env)
     for run in (player.config for player in players if isinstance(player, Policy)):
@@ -177,6 +178,7 @@ def transcript(record: GameRecord, width: int = 80) -> str:
         'finished: +1 -1'
     """
 
+    check_type(record, GameRecord, what="record is one GameRecord, as play_game returns it")
     # Without a file of its own Rich would show the text in a notebook, in colours.
     console = Console(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
     with console.capture() as text:
@@ -235,5 +237,6 @@ def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) ->
 def _view(observation: str | View, legal_actions: Sequence[str] | None) -> View:
     if isinstance(observation, View):
         return observation
+    check_type(observation, str, what="observation is a text or a View")
     legal = None if legal_actions is None else tuple(legal_actions)
     return View(player_id=0, observation=observation, board=observation, legal_actions=legal)

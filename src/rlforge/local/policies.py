@@ -12,7 +12,7 @@ from rlforge.config.roots import read_any
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
-from rlforge.errors import CheckpointError, ConfigError
+from rlforge.errors import CheckpointError, ConfigError, check_type
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
@@ -79,6 +79,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     ``average`` alone is that of the newest version. Raises ConfigError where there is no such
     version, CheckpointError where its files are damaged.
     """
+    check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
     run = RunPaths(root=run_dir)
     name, averaged = name.removesuffix(f"-{AVERAGE}"), name.endswith(AVERAGE)
     if name == AVERAGE:
@@ -166,6 +167,7 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
 
     Raises ConfigError for an unknown name, or a player that knows none of the games.
     """
+    check_type(name, str, what="an opponent is named, as 'random_legal' or 'step-40'")
     if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name in ("latest", BEST, AVERAGE):
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)

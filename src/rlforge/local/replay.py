@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.errors import ConfigError, RlforgeError, check_type, nearest
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid, placements
 from rlforge.rollout.episode import replayed
@@ -96,6 +96,7 @@ def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = No
 
     Raises ConfigError, with the nearest ids, when there is none.
     """
+    check_type(game_id, str, what="a game is named by its id, or 'latest'")
     if game_id == "latest":
         games = select(index_games(run_dir), wanted or {})
         if not games:

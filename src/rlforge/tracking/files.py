@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rlforge.errors import RlforgeError, nearest
+from rlforge.errors import RlforgeError, check_type, nearest
 from rlforge.system.files import atomic_write
 from rlforge.system.values import json_ready
 from rlforge.types import value
@@ -119,6 +119,7 @@ def open_run(run_dir: Path | str) -> RunPaths:
     Raises:
         RlforgeError: there is no such directory, or it is not a run; names the nearest runs.
     """
+    check_type(run_dir, str, os.PathLike, what="a run is named by its directory")
     paths = RunPaths(root=Path(run_dir))
     if paths.is_run():
         return paths

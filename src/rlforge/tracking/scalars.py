@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from rlforge.errors import check_type
+
 Sums = dict[str, tuple[float, int]]
 """By name: the sum of the values that were reported, and their number."""
 
@@ -29,6 +31,7 @@ def log_scalar(name: str, value: float) -> None:
         >>> taken()
         {'spread/kuhn_poker': (2.0, 1)}
     """
+    check_type(name, str, what="a scalar has a name")
     if not name.strip():
         raise ValueError("a scalar needs a name")
     number = float(value)
