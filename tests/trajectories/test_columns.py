@@ -121,7 +121,7 @@ def test_a_value_that_cannot_be_stored_is_refused_by_field(make, changes, messag
     assert message in str(caught.value)
 
 
-def test_columns_that_an_older_file_lacks_take_defaults(make):
+def test_columns_that_a_dataset_lacks_take_defaults(make):
     whole_row = decision_row(make.whole(1))
     kept = ("id", "agentId", "windowId", "state", "action", "timestamp")
     (back,) = to_decisions(pa.Table.from_pylist([{name: whole_row[name] for name in kept}]))

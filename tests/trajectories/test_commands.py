@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rlforge.trajectories.store import TrajectoryStore
 
 from .conftest import Make
 
-COMMANDS = ("list", "show", "decisions", "export", "import", "upgrade")
+COMMANDS = ("list", "show", "decisions", "export", "import")
 
 
 @pytest.fixture
@@ -203,15 +202,3 @@ def test_damage_is_named(windows, run_dir, caplog):
     assert code == 0
     assert f"{file.name} is damaged" in caplog.text
     assert "it has no decisions" in " ".join(out.split())
-
-
-def test_an_old_store_is_rewritten_once(windows, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(Path(__file__).parent / "data" / "store_v1", "store")
-    code, _, err = windows("list", "store")
-    assert (code, "rlforge windows upgrade store" in " ".join(err.split())) == (1, True)
-    assert windows("upgrade", "store")[1] == "store: 3 windows, rewritten from version 1\n"
-    assert windows("upgrade", "store")[1] == "store: 3 windows, as it should be\n"
-    assert windows("list", "store")[0] == 0
-    code, _, err = windows("upgrade", tmp_path)
-    assert (code, "is no trajectory store: it has no store.json" in err) == (1, True)

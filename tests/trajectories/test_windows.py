@@ -208,7 +208,7 @@ def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(tmp_path, make,
 
 
 def test_rewards_outside_of_the_bounds_are_left_out(store, make, caplog):
-    """As an earlier release let clients report them: their sum is no number."""
+    """Their sum is no number."""
     store.append([make.whole(n, "liar", reward=reward) for n, reward in enumerate((1e308, 1e308))])
     window = Windows(store, WindowConfig(), rewards=(-1.0, 1.0)).batch(TEN_ID)
     assert (window.ready, len(window.decisions), window.avg_reward) == (True, 15, 0.5)

@@ -231,26 +231,6 @@ def import_windows(
     typer.echo(f"{done.written:,} decisions imported, {done.known:,} were there already")
 
 
-@app.command()
-def upgrade(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A trajectory store.")],
-) -> None:
-    """Rewrite a store of an older release; a run that goes on does it by itself.
-
-    [bold]Example[/bold]
-
-      rlforge windows upgrade runs/market_continuous/2026-01-01_12-00-00/store
-    """
-    from rlforge.trajectories.layout import StoreLayout
-    from rlforge.trajectories.store import TrajectoryStore
-
-    before = StoreLayout(root=store).version()
-    with TrajectoryStore(store) as opened:
-        after, windows = opened.layout.version(), len(opened.window_ids())
-    what = f"rewritten from version {before}" if before != after else "as it should be"
-    typer.echo(f"{store}: {windows:,} windows, {what}")
-
-
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
     """The current time by the clock of the decisions.
 

@@ -107,8 +107,8 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
 def to_decisions(table: pa.Table) -> list[Decision]:
     """The rows of a table of ``DECISIONS`` as they were written.
 
-    Columns that an older file lacks are null here and take the defaults of their fields. Equal JSON
-    texts, as the next state of one decision and the state of the following one, share one object.
+    Equal JSON texts, as the next state of one decision and the state of the following one, share
+    one object.
     """
     parsed = _Parser()
     with _collector_paused():

@@ -28,7 +28,7 @@ from rlforge.system.files import atomic_path, readable_size, says_full_disk
 from rlforge.trajectories.columns import DECISIONS
 from rlforge.types import value
 
-#: Version of the layout and of the columns. Columns that an older file lacks take their defaults.
+#: Version of the layout and of the columns.
 SCHEMA_VERSION = 3
 ABOUT = "store.json"
 _FILE = re.compile(r"(?P<window>\d{4}(-\d\d){3}(\.\d\d){1,2})-(?P<crc>[0-9a-f]{8})\.parquet")
@@ -89,11 +89,11 @@ class StoreLayout:
     def check(self) -> None:
         """Raise StoreError unless ``root`` is a store that this rlforge reads."""
         if (version := self.version()) != SCHEMA_VERSION:
-            upgrade = f"rewrite it with: rlforge windows upgrade {self.root}"
-            mend = "update rlforge" if version > SCHEMA_VERSION else upgrade
+            anew = "no release wrote it: begin a new store (store.path)"
+            mend = "update rlforge" if version > SCHEMA_VERSION else anew
             raise StoreError(
-                f"{self.root} has version {version} of the store's layout and this rlforge reads "
-                f"version {SCHEMA_VERSION}; {mend}"
+                f"{self.root / ABOUT}: the store's layout is version {version} and this rlforge "
+                f"reads version {SCHEMA_VERSION}; {mend}"
             )
 
 

@@ -55,8 +55,6 @@ class OpenWindows:
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=FULL")
                 self._database.executescript(_SCHEMA)
-                for name in set(_NAMES) - _columns(self._database):  # of an earlier rlforge
-                    self._database.execute(f"ALTER TABLE decisions ADD COLUMN {name}")
                 #: Characters of the long texts of each window, the least recently written first.
                 self.sizes: dict[str, int] = dict(self._database.execute(_SIZES))
             except sqlite3.Error:
@@ -137,8 +135,7 @@ def read_open_windows(
         with contextlib.closing(connection) as database:
             database.execute("BEGIN")
             here = {name for (name,) in database.execute("SELECT DISTINCT windowId FROM decisions")}
-            wanted = _columns(database) - (set() if texts else set(TEXTS))
-            columns = ", ".join(name if name in wanted else "NULL" for name in _NAMES)
+            columns = ", ".join(n if texts or n not in TEXTS else "NULL" for n in _NAMES)
             found = database.execute(f"SELECT {columns} FROM decisions WHERE {where}", given)
             return here, _table(found.fetchall())
 
@@ -157,10 +154,6 @@ def errors_explained(file: Path) -> Iterator[None]:
             f"{file} is damaged ({error}); move it away to use the other windows, or try "
             "sqlite3's .recover on it"
         ) from error
-
-
-def _columns(database: sqlite3.Connection) -> set[str]:
-    return {name for _, name, *_ in database.execute("PRAGMA table_info(decisions)")}
 
 
 def _cells(row: Row, names: Iterable[str]) -> list[Any]:

@@ -164,8 +164,8 @@ def _one(window_id: str | None) -> tuple[str] | None:
 
 
 def _union(files: Sequence[WindowFile]) -> str:
-    """SQL for all rows; their columns are those of ``fresh``, which files of old may lack."""
+    """SQL for all rows, of ``fresh`` and of ``files``."""
     if not files:
         return "FROM fresh"
     paths = ", ".join("'" + str(file.path).replace("'", "''") + "'" for file in files)
-    return f"FROM fresh UNION ALL BY NAME FROM read_parquet([{paths}], union_by_name = true)"
+    return f"FROM fresh UNION ALL BY NAME FROM read_parquet([{paths}])"

@@ -33,7 +33,6 @@ from rlforge.trajectories.layout import (
 from rlforge.trajectories.open_windows import OpenWindows, Row
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision, DecisionOutcome
-from rlforge.trajectories.upgrade import upgrade
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +48,8 @@ class TrajectoryStore(StoreReader):
     """The store in the folder ``root``, created if missing, open for reading and writing.
 
     One process writes at a time; its threads may append concurrently (from an event loop:
-    ``asyncio.to_thread``). A store of an earlier version is rewritten. Raises RunError naming the
-    process that writes to it already, StoreError as ``StoreReader`` does, ConfigError for invalid
-    settings.
+    ``asyncio.to_thread``). Raises RunError naming the process that writes to it already, StoreError
+    as ``StoreReader`` does, ConfigError for invalid settings.
 
     Example:
         >>> import tempfile
@@ -82,7 +80,6 @@ class TrajectoryStore(StoreReader):
             _prepare(StoreLayout(root=root))
             self._writer_lock.acquire()
             try:
-                upgrade(root)
                 super().__init__(root)
                 self._open = OpenWindows(self.layout.open_windows)
                 for file in self.layout.files():
