@@ -80,10 +80,6 @@ OTHERS = (
     ["+experiment=tictactoe_mirror", "algorithm=ppo"],
     ["+experiment=tictactoe_mirror", "algorithm=a2c", "pool=exploration"],
     ["+experiment=kuhn_grpo", "learner.batch_size=64", "pool=match_quality"],
-    [
-        *("+experiment=tictactoe_mirror", "algorithm=branch_grpo"),
-        *("buffer=episode", "learner.batch_size=64"),
-    ],
     ["+experiment=multi_game", "learner.batch_size=128", "pool=ts_dist"],
     ["+experiment=simpletak_lagged", "learner.batch_size=128", "buffer.max_staleness=0"],
     [

@@ -1,7 +1,6 @@
 """Compares algorithms over games and seeds at equal numbers of games or of generated tokens.
 
     python experiments/comparison.py equilibria --seeds 0 1 2 [--games Kuhn …] [--runs FOLDER]
-    python experiments/comparison.py turn_credit
     python experiments/comparison.py cycles
     python experiments/comparison.py endurance --seeds 0 1 2 3 4 5
 
@@ -92,7 +91,6 @@ def lasting(run_dir: Path) -> dict[str, Curve]:
 
 
 _UNSAVED = ["collector.save_games=false"]
-_GROUPS = ["learner=tiny_grpo", "algorithm.group_size=8"]
 COMPARISONS = {
     "equilibria": Comparison(
         title="Exact NashConv (0 is a Nash equilibrium) at equal numbers of games",
@@ -114,26 +112,6 @@ COMPARISONS = {
         every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
         budget="games",
         measures=exact,
-    ),
-    "turn_credit": Comparison(
-        title="Points against a random player (1 is winning each game) at equal numbers of tokens",
-        games={
-            "SimpleTak": ["+experiment=simpletak_mirror", "learner.total_updates=60"],
-            "TicTacToe": ["+experiment=tictactoe_mirror", "learner.total_updates=60"],
-            "Leduc": [
-                *("+experiment=tictactoe_mirror", "env=openspiel_leduc"),
-                "learner.total_updates=60",
-            ],
-        },
-        arms={
-            "branch GRPO": ["algorithm=branch_grpo", *_GROUPS],
-            "GRPO": ["algorithm=grpo", *_GROUPS],
-            "PPO": [],
-            "REINFORCE": ["algorithm=reinforce", "learner=tiny_grpo"],
-        },
-        every=["eval.every=10", "eval.opponents=[random_legal]", *_UNSAVED],
-        budget="tokens",
-        measures=points,
     ),
     "cycles": Comparison(
         title="Exact NashConv (0: an equilibrium, 2: loses every game) at equal numbers of samples",

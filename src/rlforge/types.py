@@ -341,11 +341,6 @@ class GameRecord:
     error: str | None = None
     duration_s: float = 0.0
 
-    @property
-    def new_turns(self) -> tuple[Turn, ...]:
-        """The turns of this game itself: those of ``spec.past`` were played in another one."""
-        return self.turns[len(self.spec.past or ()) :]
-
     def __repr__(self) -> str:
         """A line: the turns hold all tokens, and ``rlforge.transcript`` shows them."""
         spec, end = self.spec, self.end_reason if self.error is None else f"failed: {self.error}"

@@ -1,17 +1,16 @@
-"""Copies of games, and games of extensions."""
+"""Games that are played again, and games of extensions."""
 
 from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlforge.config.plugins import SOURCES
 from rlforge.errors import ExtensionError
-from rlforge.games.base import Game, View, copies, guarded, reseed
+from rlforge.games.base import Game, View, guarded, reseed
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
@@ -51,22 +50,14 @@ def played(game: Game, seed: int, turns: int) -> list[Any]:
 
 @pytest.mark.parametrize("env", PLAYED, ids=lambda env: env.id)
 @pytest.mark.parametrize("turns", [0, 2])
-def test_a_copy_goes_on_as_the_game_itself_and_leaves_it_alone(env: EnvSpec, turns: int) -> None:
-    game = make_game(env, seed=5)
-    played(game, 1, turns)
-    copy = copies(game)
-    assert copy is not None
+def test_a_game_that_is_played_again_to_a_turn_goes_on_the_same(env: EnvSpec, turns: int) -> None:
     courses = []
-    for one in (copy(), game, copy()):
-        reseed(one, 7)
-        courses.append(played(one, 2, 60))
-    assert courses[0] == courses[1] == courses[2]
-
-
-def test_what_holds_a_resource_is_not_copied(tmp_path: Path) -> None:
-    game: Any = make_game(PLAYED[0], seed=5)
-    with (tmp_path / "file").open("w") as game.resource:
-        assert copies(game) is None
+    for _ in range(2):
+        game = make_game(env, seed=5)
+        before = played(game, 1, turns)
+        reseed(game, 7)
+        courses.append((before, played(game, 2, 60)))
+    assert courses[0] == courses[1]
 
 
 class Heads:
@@ -85,11 +76,6 @@ class Heads:
 def heads(limit_s: float = 60.0) -> Game:
     game: Game = guarded(SOURCES, "mine:Heads", limit_s, Heads)
     return game
-
-
-def test_a_game_of_an_extension_is_not_copied() -> None:
-    """It may be a handle of something outside of this process."""
-    assert copies(heads()) is None
 
 
 def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named() -> None:

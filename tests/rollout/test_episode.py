@@ -7,9 +7,7 @@ import pytest
 
 from rlforge.errors import EngineError, ExtensionError, PromptTooLongError
 from rlforge.games.players import make_player
-from rlforge.games.registry import make_game
-from rlforge.rollout import episode
-from rlforge.rollout.episode import Starts, play_game, turn_seed
+from rlforge.rollout.episode import play_game, turn_seed
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
 
 TAK = EnvSpec(id="SimpleTak-v0-train")
@@ -380,26 +378,6 @@ def test_turns_that_do_not_come_out_as_they_did_fail_the_game():
     past = (first.turns[0], dataclasses.replace(first.turns[1], action="[99]"))
     record = asyncio.run(play_game(dataclasses.replace(spec(), past=past), scripted(TAK)))
     assert "turn 2 does not repeat: its action is" in record.error
-
-
-def test_only_the_first_of_the_games_that_begin_at_a_turn_plays_the_past_again(monkeypatch):
-    first = asyncio.run(play_game(spec(), scripted(TAK)))
-    starts, made = Starts(), []
-    monkeypatch.setattr(
-        episode, "make_game", lambda env, seed: made.append(seed) or make_game(env, seed)
-    )
-
-    def from_turn(number, name, starts):
-        again = spec(game_id=name, group_id=name)
-        again = dataclasses.replace(again, past=first.turns[:number])
-        return facts(asyncio.run(play_game(again, scripted(TAK), starts=starts)))
-
-    together = [from_turn(3, name, starts) for name in "abc"]
-    assert len(made) == 1
-    assert together == [from_turn(3, name, None) for name in "abc"]
-    other = from_turn(2, "a", starts)
-    assert other.turns[:2] == first.turns[:2]
-    assert len(made) == 5
 
 
 def test_players_that_remember_get_the_answers_of_the_past():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import GrpoConfig, PoolConfig
+from rlforge.config.schema import PoolConfig
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed
@@ -16,18 +16,15 @@ from rlforge.rollout.schedule import (
     GameScheduler,
     GamesUnderWay,
     derive_seed,
-    may_branch,
     retry,
 )
 from rlforge.types import (
     Checkpoint,
-    Completion,
     EnvSpec,
     Form,
     GameRecord,
     GameSpec,
     PolicyRef,
-    Turn,
 )
 
 RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
@@ -404,95 +401,3 @@ def test_lost_games_go_to_the_policy_that_learns_from_them():
     under_way.lose("collector-0")
     assert [spec.learner for spec in under_way.take_lost(2, "rival")] == ["rival"] * 2
     assert [spec.learner for spec in under_way.take_lost(9, "main")] == ["main"] * 3
-
-
-def in_turns(spec: GameSpec, turns: int = 6) -> GameRecord:
-    """``spec`` as a finished game whose players move in turn."""
-    return GameRecord(
-        spec=spec,
-        turns=tuple(
-            Turn(
-                player_id=number % 2,
-                observation="",
-                completion=Completion(text=f"[{number}]"),
-                action=f"[{number}]",
-                well_formed=True,
-                legal=True,
-            )
-            for number in range(turns)
-        ),
-        rewards={0: 1.0, 1: -1.0},
-        end_reason="finished",
-    )
-
-
-def test_groups_begin_at_turns_of_finished_games_as_often_as_asked():
-    scheduler = make_scheduler("mirror", group_size=4, branch_share=0.5)
-    for _ in range(200):
-        scheduler.ended(in_turns(scheduler.next_games(4)[0]))
-    groups = [scheduler.next_games(4) for _ in range(8)]
-    assert any(group[0].past is not None for group in groups)
-    shares = []
-    for _ in range(300):
-        group = scheduler.next_games(4)
-        assert all(
-            dataclasses.replace(spec, game_id="") == dataclasses.replace(group[0], game_id="")
-            for spec in group
-        )
-        shares.append(group[0].past is not None)
-        scheduler.ended(in_turns(group[0]))
-    assert 0.4 < sum(shares) / len(shares) < 0.6
-
-
-def test_a_branch_has_the_current_policy_and_the_past_of_its_game():
-    scheduler = make_scheduler("fixed", group_size=2, branch_share=1.0)
-    [first, _] = scheduler.next_games(2)
-    record = in_turns(first)
-    scheduler.ended(record)
-    branch = scheduler.next_games(2)[0]
-    assert branch.past is not None
-    assert branch.past == record.turns[: len(branch.past)]
-    assert record.turns[len(branch.past)].player_id in first.trained
-    assert len(branch.past) >= 1
-    assert (branch.seed, branch.env) == (first.seed, first.env)
-    assert branch.game_id != first.game_id
-    assert branch.group_id != first.group_id
-    assert scheduler.next_games(2)[0].past is None  # there is only one
-
-
-def test_a_branch_whose_opponent_left_the_pool_is_not_in_turns():
-    pool = make_pool("lagged")
-    scheduler = GameScheduler([TWO], pool, group_size=2, seed=1, branch_share=1.0)
-    record = in_turns(scheduler.next_games(2)[0])
-    gone = PolicyRef(uid="step-99", kind="checkpoint", version=99)
-    seats = tuple(
-        seat if seat.trained else dataclasses.replace(seat, policy=gone)
-        for seat in record.spec.seats
-    )
-    scheduler.ended(dataclasses.replace(record, spec=dataclasses.replace(record.spec, seats=seats)))
-    expected = any(not seat.trained for seat in seats)
-    assert expected
-    assert scheduler.next_games(2)[0].past is None
-
-
-def test_branches_survive_a_resume():
-    pool = make_pool("mirror")
-    scheduler = GameScheduler([TWO], pool, group_size=2, seed=1, branch_share=1.0)
-    record = in_turns(scheduler.next_games(2)[0])
-    scheduler.ended(record)
-    state = json.loads(json.dumps(scheduler.state_dict()))
-    resumed = GameScheduler([TWO], pool, group_size=2, seed=1, part=1, branch_share=1.0)
-    resumed.load_state_dict(state)
-    past = resumed.next_games(2)[0].past
-    assert past is not None
-    assert past == record.turns[: len(past)]
-
-
-def test_one_finished_game_in_a_group_may_branch():
-    specs = make_scheduler("mirror", group_size=8).next_games(800)
-    grpo = GrpoConfig(branch_share=0.5, group_size=8)
-    chosen = [spec for spec in specs if may_branch(in_turns(spec), grpo)]
-    assert 60 < len(chosen) < 140
-    assert not any(may_branch(in_turns(spec), GrpoConfig(group_size=8)) for spec in specs)
-    begun = [in_turns(dataclasses.replace(spec, past=())) for spec in chosen]
-    assert not any(may_branch(record, grpo) for record in begun)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -126,34 +125,6 @@ def test_grpo_groups_against_lagged_opponents(train_kuhn: Callable[..., None]) -
     assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
     pool = json.loads(Path("run/pool.json").read_text())
     assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
-
-
-def test_groups_begin_at_turns_of_finished_games_and_learn_from_the_turns_after(
-    train_kuhn: Callable[..., None],
-) -> None:
-    train_kuhn(
-        "pool=lagged",
-        "algorithm=branch_grpo",
-        "learner.total_updates=6",
-    )
-    games = {game.spec.game_id: game for game in read_games(Path("run"), purpose="train")}
-    assert [game.error for game in games.values() if game.error is not None] == []
-    branched = {name: game for name, game in games.items() if game.spec.past is not None}
-    assert 0 < len(branched) < len(games)
-    for game in branched.values():
-        assert game.spec.past
-        assert game.turns[: len(game.spec.past)] == game.spec.past
-    learned = Counter(
-        (step.game_id, step.player_id)
-        for path in Path("run/batches").glob("*.parquet")
-        for step in read_batch(path).steps
-    )
-    assert any(name in branched for name, _ in learned)
-    for (name, player), count in learned.items():
-        new = [turn for turn in games[name].new_turns if turn.player_id == player]
-        assert count == len(new), name
-    pool = json.loads(Path("run/pool.json").read_text())
-    assert sum(entry["games"] for entry in pool["entries"]) > 0
 
 
 def test_versions_are_measured_exactly_as_they_are_evaluated(

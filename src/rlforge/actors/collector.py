@@ -23,7 +23,6 @@ from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.legal import LegalTokens
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
-from rlforge.rollout.schedule import may_branch
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
 from rlforge.types import GameRecord, GameSpec, PolicyRef
@@ -53,10 +52,9 @@ class CollectorActor:
         for env in train_envs(config):
             check_env(env)  # imports the games' libraries, with less where transformers is not yet
         tokenizer = load_tokenizer(config.model)
-        self._algorithms = {
-            name: of_policy(config, name).algorithm for name in policy_names(config)
-        }
-        over_legal = any(each.over_legal for each in self._algorithms.values())
+        over_legal = any(
+            of_policy(config, name).algorithm.over_legal for name in policy_names(config)
+        )
         self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
@@ -122,16 +120,11 @@ class CollectorActor:
         games = Bundle(delivery.records)
         outlines = Bundle([_outline(record) for record in delivery.records])
         self._pool.push_outcomes.remote(outlines)
-        if branching := [record for record in delivery.records if self._may_branch(record)]:
-            self._pool.branch.remote(Bundle(branching))
         # Games that the tracker has are on record whatever becomes of this process.
         await asyncio.gather(
             self._tracker.add_games.remote(games if self._saves else outlines),
             self._buffer.deliver.remote(self._name, games, delivery.learned),
         )
-
-    def _may_branch(self, record: GameRecord) -> bool:
-        return may_branch(record, self._algorithms[record.spec.learner])
 
 
 def _outline(record: GameRecord) -> GameRecord:

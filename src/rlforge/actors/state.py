@@ -117,7 +117,6 @@ class PoolActor:
                 seed=config.seed,
                 part=part,
                 name=name,
-                branch_share=getattr(own[name].algorithm, "branch_share", 0.0),
             )
             for name in names
         }
@@ -144,11 +143,6 @@ class PoolActor:
         for record in records:
             self._under_way.end(record)
             self._pool.push_outcome(record)
-
-    def branch(self, records: Sequence[GameRecord]) -> None:
-        """Games, with all their turns, at one of which a group may begin."""
-        for record in records:
-            self._schedules[record.spec.learner].ended(record)
 
     def lose_games(self, collector: str) -> None:
         """A collector was restarted: its running games are played again."""

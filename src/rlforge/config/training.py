@@ -335,9 +335,6 @@ class GrpoConfig(RatioConfig):
     advantage: Literal["group_relative", "leave_one_out", "max_rl"] = "group_relative"
     #: Divide ``group_relative`` by the group's standard deviation (Dr. GRPO: false).
     normalize_std: bool = True
-    #: Share of the groups that begin at a turn of a finished game, played again until there, and
-    #: not at the start of a new one: the games of such a group are compared from the same state.
-    branch_share: Share = 0.0
     #: Replace groups in which all games have the same score, and so no advantage, by new games
     #: (dynamic sampling of DAPO, Yu et al. 2025).
     dynamic_sampling: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,9 +15,6 @@ from rlforge.games.watchdog import Watchdog
 from rlforge.types import EndReason, EnvSpec, value
 
 _WATCHDOG = Watchdog()
-
-MOST_BYTES = 1_000_000
-"""A game that takes more is not copied: to play its turns again is faster."""
 
 
 @value
@@ -194,18 +190,3 @@ class _Guarded:
         if not callable(found):
             return found
         return lambda *arguments, **named: self._trial(lambda: found(*arguments, **named))
-
-
-def copies(game: Game) -> Callable[[], Game] | None:
-    """Makes copies of an unfinished game; None where it cannot be copied.
-
-    A game of an extension is not copied: what it holds may be outside of this process.
-    """
-    if isinstance(game, _Guarded):
-        return None
-    try:
-        data = pickle.dumps(game)
-        pickle.loads(data)
-    except Exception:  # an environment holds anything, and raises anything
-        return None
-    return partial(pickle.loads, data) if len(data) <= MOST_BYTES else None

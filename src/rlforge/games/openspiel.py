@@ -12,7 +12,6 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pyspiel
 
@@ -40,15 +39,6 @@ class OpenSpielGame(TurnGame):
         with self._foreign("new_initial_state"):
             self._state = self._game.new_initial_state()
             self._settle_chance()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """OpenSpiel's own form of a state has its game in it, which takes long to make again."""
-        return vars(self) | {"_game": None, "_state": self._state.history()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._game = load_game(self._spec.id)
-        self._state = state_after(self._spec.id, state["_state"])
 
     @property
     def accepted(self) -> bool:

@@ -17,7 +17,7 @@ import numbers
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rlforge.errors import ConfigError, GameError, nearest
@@ -74,21 +74,6 @@ class TextArenaGame(TurnGame):
         self._bare.state.error_allowance = env.error_allowance
         self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Of wrappers their parts: while they are put together they look for ``env`` for ever."""
-        state = vars(self) | {"_env": list(_layers(self._env))}
-        del state["_random_functions"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
-        self._env = self._bare
-        for kind, own in state["_env"]:
-            layer = kind.__new__(kind)
-            vars(layer).update(own, env=self._env)
-            self._env = layer
 
     @property
     def accepted(self) -> bool:
@@ -233,13 +218,6 @@ def _unwrapped(env: Any) -> Any:
     while isinstance(env, textarena.Wrapper):
         env = env.env
     return env
-
-
-def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
-    """The wrappers around an environment, innermost first, with what is their own."""
-    if isinstance(env, textarena.Wrapper):
-        yield from _layers(env.env)
-        yield type(env), {name: own for name, own in vars(env).items() if name != "env"}
 
 
 def _plain(messages: list[tuple[int, str, Any]]) -> str:

@@ -306,14 +306,13 @@ class ModelPool:
     def push_outcome(self, record: GameRecord) -> None:
         """Update ratings, results and counts from a finished game; failed games are ignored.
 
-        So are games that began at a turn of another one, which say less of who is better.
         Training and evaluation games both count: in mirror mode the learner meets fixed opponents
         in evaluations only. Policies met only there become guests, which are rated and never
         drawn. Exploration counts training games alone.
         Raises RunError for a training game of a policy that the pool does not know.
         """
         spec = record.spec
-        if record.error is not None or spec.past is not None:
+        if record.error is not None:
             return
         for seat in spec.seats:
             if seat.policy.uid not in self._policies:

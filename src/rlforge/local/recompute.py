@@ -180,7 +180,7 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     by_version: dict[str, list[Answered]] = defaultdict(list)
     made_again = 0
     for record in run.records.values():
-        for number, turn in enumerate(record.new_turns, 1):
+        for number, turn in enumerate(record.turns, 1):
             if not turn.completion.token_ids or record.error is not None:
                 continue
             if run.made_in(turn.completion.policy_uid) > record.spec.part:

@@ -263,7 +263,7 @@ async def _replayed(record: GameRecord) -> str | None:
     """What differs when a game is played again with its recorded answers; None: nothing."""
     if record.error is not None:
         return None
-    answers = iter(record.new_turns)
+    answers = iter(record.turns)
 
     async def answer(seat: Seat, view: View, seed: int) -> Completion:
         turn = next(answers, None)

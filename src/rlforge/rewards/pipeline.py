@@ -183,7 +183,7 @@ def trajectory_of(record: GameRecord, seat: Seat) -> Trajectory:
         player_id=seat.player_id,
         group_id=record.spec.group_id,
         group_size=record.spec.group_size,
-        turns=tuple(turn for turn in record.new_turns if turn.player_id == seat.player_id),
+        turns=tuple(turn for turn in record.turns if turn.player_id == seat.player_id),
         final_reward=record.rewards[seat.player_id],
         policy_uid=seat.policy.uid,
         policy_version=seat.policy.version,

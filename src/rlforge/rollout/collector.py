@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
-from rlforge.rollout.episode import Answer, Legal, Starts, play_game
+from rlforge.rollout.episode import Answer, Legal, play_game
 from rlforge.rollout.schedule import retry
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec, value
@@ -80,7 +80,6 @@ class Collector:
         self._legal_tokens = legal_tokens
         self._ports = ports
         self._make_answer = make_answer
-        self._starts = Starts()
         self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
         self._finished: list[GameRecord] = []
         self._failures_in_a_row = 0
@@ -185,7 +184,7 @@ class Collector:
 
     async def _play_once(self, spec: GameSpec, legal_tokens: Legal | None) -> GameRecord:
         answer = self._make_answer(spec)
-        return await play_game(spec, answer, self._time_limit, legal_tokens, self._starts)
+        return await play_game(spec, answer, self._time_limit, legal_tokens)
 
     async def _free_slots(self) -> int:
         """Number of games that may start now; waits until it is at least one."""

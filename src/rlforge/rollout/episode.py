@@ -12,7 +12,7 @@ from typing import Any
 
 from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
 from rlforge.games.actions import Extraction, extract
-from rlforge.games.base import Game, View, copies, reseed
+from rlforge.games.base import Game, View, reseed
 from rlforge.games.registry import make_game
 from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
@@ -23,31 +23,6 @@ Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 
 Legal = Callable[[Seat, View, Completion, bool], tuple[tuple[int, ...], ...]]
 """The ``legal_tokens`` of a turn: of its seat, view and answer, and whether that was accepted."""
-
-#: Most games that ``Starts`` keeps.
-_MOST_STARTS = 256
-
-
-class Starts:
-    """Games after the turns of a ``GameSpec.past``, for the other games that begin there."""
-
-    def __init__(self) -> None:
-        self._copies: dict[tuple[Any, ...], Callable[[], Game]] = {}
-
-    def copy(self, spec: GameSpec) -> Game | None:
-        """The game before its first turn; None where it is to be played up to there."""
-        known = self._copies.get(self._key(spec))
-        return None if known is None else known()
-
-    def keep(self, spec: GameSpec, copy: Callable[[], Game]) -> None:
-        """copy: makes copies of the game before its first turn."""
-        if len(self._copies) == _MOST_STARTS:
-            del self._copies[next(iter(self._copies))]
-        self._copies[self._key(spec)] = copy
-
-    def _key(self, spec: GameSpec) -> tuple[Any, ...]:
-        actions = tuple((turn.player_id, turn.action) for turn in spec.past or ())
-        return spec.env, spec.seed, actions
 
 
 class _ContextLimitError(Exception):
@@ -63,7 +38,6 @@ async def play_game(
     answer: Answer,
     time_limit: TimeLimit = asyncio.timeout,
     legal_tokens: Legal | None = None,
-    starts: Starts | None = None,
 ) -> GameRecord:
     """Play one game to its end; many may run concurrently, each as a coroutine.
 
@@ -81,8 +55,7 @@ async def play_game(
     are played with the answers that were given then, and must come out as they did, else the game
     failed; an ``answer`` that has a method ``remember(seat, view, completion)`` gets them.
     time_limit: clock of ``env.timeout_s``. legal_tokens: of the turns of trained seats; None leaves
-    them out. starts: with it only the first of the games that begin at the same turn plays the past
-    again; the others are copies, where the game can be copied.
+    them out.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -106,10 +79,9 @@ async def play_game(
 
     try:
         async with time_limit(spec.env.timeout_s) as limit:
-            if spec.past is None:
-                game = make_game(spec.env, spec.seed)
-            else:
-                game = await _with_past(spec, spec.past, turns, answer, starts or Starts())
+            game = make_game(spec.env, spec.seed)
+            if spec.past is not None:
+                await _play_past(spec, spec.past, game, turns, answer)
             while not game.done:
                 turn = await _play_turn(spec, game, turns, answer, legal_tokens)
                 turns.append(turn)
@@ -140,33 +112,24 @@ def replayed(record: GameRecord) -> Iterator[tuple[Game, Turn]]:
     game, spec = make_game(record.spec.env, record.spec.seed), record.spec
     for number, turn in enumerate(record.turns):
         if spec.past is not None and number == len(spec.past):
-            if (copy := copies(game)) is not None:
-                game = copy()  # as it began then
             reseed(game, turn_seed(spec, number))
         yield game, turn
         game.step(turn.action)
 
 
-async def _with_past(
-    spec: GameSpec, past: tuple[Turn, ...], turns: list[Turn], answer: Answer, starts: Starts
-) -> Game:
-    """The game after ``past``, which is added to ``turns``."""
-    game = starts.copy(spec) if spec.env.context == "turn" else None
-    if game is None:
-        game = make_game(spec.env, spec.seed)
-        for then in past:
-            given = partial(_given, answer, then.completion)
-            turn = await _play_turn(spec, game, turns, given, None)
-            _check_repeats(spec, len(turns) + 1, turn, then)
-            turns.append(turn)
-        if (copy := copies(game)) is not None:
-            starts.keep(spec, copy)
-            game = copy()  # as all that begin here, should a copy not be quite the same
+async def _play_past(
+    spec: GameSpec, past: tuple[Turn, ...], game: Game, turns: list[Turn], answer: Answer
+) -> None:
+    """Play ``past`` again, which is added to ``turns``."""
+    for then in past:
+        given = partial(_given, answer, then.completion)
+        turn = await _play_turn(spec, game, turns, given, None)
+        _check_repeats(spec, len(turns) + 1, turn, then)
+        turns.append(turn)
     turns[:] = [
         dataclasses.replace(turn, legal_tokens=()) if turn.legal_tokens else turn for turn in past
     ]
     reseed(game, turn_seed(spec, len(past)))
-    return game
 
 
 async def _given(

@@ -6,20 +6,15 @@ import dataclasses
 import hashlib
 import random
 import re
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlforge.config.training import AlgorithmConfig, GrpoConfig
 from rlforge.league.pool import ModelPool
 from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 _SPECS = Codec(GameSpec, form="json")
 _NO_COLLECTOR = ""
-#: Most turns of finished games that wait for a group to begin there: older ones are less likely to
-#: be reached by the current policy.
-_MOST_BRANCHES = 8
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -67,10 +62,6 @@ class GameScheduler:
     everything but their id; a started group is completed, with its first line-up, before the next
     draw.
 
-    With ``branch_share`` above 0 that share of the groups begins at a turn of a finished game
-    instead of the start of a new one (``ended``), as soon as there is one: all of a group answer in
-    the same state, which the policy itself has reached.
-
     Everything but the opponents follows from the seed and counters, so the same seed and the same
     pool give the same games.
     """
@@ -84,7 +75,6 @@ class GameScheduler:
         seed: int,
         part: int = 0,
         name: str = "",
-        branch_share: float = 0.0,
     ) -> None:
         """part: how often the run was resumed before, for ids; name: of the policy, one of several,
         for ids and seeds.
@@ -104,21 +94,6 @@ class GameScheduler:
         self._seatings = [0] * len(self._envs)
         self._open: GameSpec | None = None
         self._left = 0
-        self._branch_share = branch_share
-        #: Games that begin at a turn of a finished one, newest last.
-        self._branches: deque[GameSpec] = deque(maxlen=_MOST_BRANCHES)
-
-    def ended(self, record: GameRecord) -> None:
-        """A training game, with all its turns: a group may begin at one of them.
-
-        The turn is drawn from those of trained seats after the first turn of the game.
-        """
-        trained = record.spec.trained
-        turns = [n for n, turn in enumerate(record.turns) if n and turn.player_id in trained]
-        if turns:
-            rng = random.Random(derive_seed(self._seed, "branch", record.spec.game_id))
-            past = record.turns[: rng.choice(turns)]
-            self._branches.append(dataclasses.replace(record.spec, past=past))
 
     def next_games(self, n: int) -> list[GameSpec]:
         """The next ``n`` games; the rest of an open group comes first."""
@@ -140,9 +115,6 @@ class GameScheduler:
     def _draw(self) -> GameSpec:
         """One environment, line-up and seed; ``next_games`` adds the id."""
         rng = random.Random(derive_seed(self._seed, *self._own, "env", self._draws))
-        branches = self._branch_share > 0 and rng.random() < self._branch_share
-        if branches and (branch := self._next_branch()) is not None:
-            return branch
         [index] = rng.choices(range(len(self._envs)), [env.weight for env in self._envs])
         env = self._envs[index]
         grouped = self._group_size > 1
@@ -158,28 +130,6 @@ class GameScheduler:
         )
         self._draws += 1
         return spec
-
-    def _next_branch(self) -> GameSpec | None:
-        """The newest turn to begin at; its trained seats go to the current version.
-
-        None where there is none, or an opponent of the game has left the pool.
-        """
-        learner = self._pool.current(self._name).policy()
-        while self._branches:
-            spec = self._branches.pop()
-            others = [seat.policy.uid for seat in spec.seats if not seat.trained]
-            if all(map(self._pool.plays, others)):
-                self._draws += 1
-                return dataclasses.replace(
-                    spec,
-                    game_id="",
-                    group_id=f"group-{self._prefix}-{self._draws - 1:07d}",
-                    seats=tuple(
-                        dataclasses.replace(seat, policy=learner) if seat.trained else seat
-                        for seat in spec.seats
-                    ),
-                )
-        return None
 
     def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
         """Who plays, in order of player id: the learner at one seat, opponents at the others."""
@@ -216,7 +166,6 @@ class GameScheduler:
             "seatings": list(self._seatings),
             "open": _SPECS.encode(self._open) if self._open is not None else None,
             "left": self._left,
-            "branches": [_SPECS.encode(spec) for spec in self._branches],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -226,21 +175,6 @@ class GameScheduler:
         self._seatings = list(state["seatings"])
         self._open = _SPECS.decode(state["open"]) if state["open"] is not None else None
         self._left = state["left"]
-        self._branches.extend(map(_SPECS.decode, state.get("branches", [])))
-
-
-def may_branch(record: GameRecord, algorithm: AlgorithmConfig) -> bool:
-    """Whether ``GameScheduler.ended`` of ``algorithm`` wants the game.
-
-    One finished game in ``group_size`` is enough, and none that began at a turn of another game:
-    groups begin in states that whole games reach.
-    """
-    spec = record.spec
-    if not isinstance(algorithm, GrpoConfig) or not algorithm.branch_share:
-        return False
-    if record.error is not None or spec.purpose != "train" or spec.past is not None:
-        return False
-    return derive_seed("branch", spec.game_id) % algorithm.group_size == 0
 
 
 class GamesUnderWay:

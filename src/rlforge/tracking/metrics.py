@@ -89,15 +89,14 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
     ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
     (answers cut at the token limit or by the context); of conversations ``history_cut_rate``, how
     often a later turn does not continue the tokens of the last one. A failed game counts only as
-    failed; of one that began at a turn of another game only its own turns count.
+    failed.
     """
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
     if record.error is not None:
         return
-    if record.spec.past is None:
-        _put_result(metrics, prefix, record)
-    for turn in record.new_turns:
+    _put_result(metrics, prefix, record)
+    for turn in record.turns:
         if turn.player_id in record.spec.trained:
             answer = turn.completion
             metrics.put(f"{prefix}/format_success", float(turn.well_formed))

@@ -185,7 +185,7 @@ class Tracker:
         """Finished training games: ``collection-ENV/…``."""
         for record in records:
             put_game(self._metrics, record)
-            self._tokens += sum(len(turn.completion.token_ids) for turn in record.new_turns)
+            self._tokens += sum(len(turn.completion.token_ids) for turn in record.turns)
             if record.error is None:
                 self._games[record.spec.env_id] += 1
             else:

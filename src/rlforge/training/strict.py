@@ -16,10 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rlforge.config.per_policy import of_policy
 from rlforge.errors import RunError
 from rlforge.rollout.collector import Delivery
-from rlforge.rollout.schedule import may_branch
 from rlforge.tracking.digests import digest_of, digest_of_games, moved
 from rlforge.training.controller import GameController, Trained
 from rlforge.training.lifecycle import RunContext
@@ -34,9 +32,6 @@ class StrictController(GameController):
 
     def __init__(self, context: RunContext) -> None:
         super().__init__(context)
-        self._algorithms = {
-            name: of_policy(self._config, name).algorithm for name in self._policies
-        }
         #: Games recorded since the last line of digests.
         self._recorded: list[GameRecord] = []
         #: Number of the newest file of games when the state was saved.
@@ -108,13 +103,7 @@ class StrictController(GameController):
         records = [record for delivery in played for record in delivery.records]
         learned = [players for delivery in played for players in delivery.learned]
         self._recorded += records
-        branching = [
-            record
-            for record in records
-            if may_branch(record, self._algorithms[record.spec.learner])
-        ]
         await self._actors.pool.push_outcomes.remote(records)
-        await self._actors.pool.branch.remote(branching)
         await self._actors.tracker.add_games.remote(records)
         await self._actors.buffer.deliver.remote(_ROUND, records, learned)
 
