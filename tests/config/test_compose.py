@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rlforge.config.compose import compose, from_yaml, to_yaml
@@ -17,7 +15,7 @@ from rlforge.errors import ConfigError
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
-def test_groups_and_overrides_become_typed_objects() -> None:
+def test_groups_and_overrides_become_typed_objects():
     config = compose(["algorithm=grpo", "buffer=episode", "algorithm.group_size=4"]).config
     assert isinstance(config.algorithm, GrpoConfig)
     assert config.algorithm.group_size == 4
@@ -25,12 +23,12 @@ def test_groups_and_overrides_become_typed_objects() -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes_under_its_own_name(experiment: str) -> None:
+def test_every_experiment_composes_under_its_own_name(experiment):
     assert compose_any([f"+experiment={experiment}"]).config.name == experiment
 
 
 @pytest.mark.parametrize("name", ALGORITHM_CONFIGS)
-def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
+def test_yaml_round_trips(name, tmp_path):
     config = compose([f"algorithm={name}", "pool.lag_range=[2,3]"]).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert from_yaml(tmp_path / "config.yaml") == config
@@ -61,7 +59,7 @@ def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
         (["seed=1,2"], r"seed=1,2 \(command line\): several values .* train -m, .* 'seed="),
     ],
 )
-def test_mistakes_on_the_command_line_are_one_message(overrides: list[str], message: str) -> None:
+def test_mistakes_on_the_command_line_are_one_message(overrides, message):
     with pytest.raises(ConfigError, match=message) as caught:
         compose(overrides)
     assert len(str(caught.value).splitlines()) <= 2
@@ -75,14 +73,14 @@ def test_mistakes_on_the_command_line_are_one_message(overrides: list[str], mess
         ("learner: {batch_size: [}\n", r"YAML does not parse.*mine\.yaml.*line 2"),
     ],
 )
-def test_mistakes_in_a_file_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+def test_mistakes_in_a_file_name_the_file(tmp_path, text, message):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
     with pytest.raises(ConfigError, match=message):
         compose(["+experiment=mine"], tmp_path)
 
 
-def test_own_experiments_come_from_the_config_dir(tmp_path: Path) -> None:
+def test_own_experiments_come_from_the_config_dir(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\ndefaults: [override /env: tictactoe]\nname: mine\nseed: 7\n"
@@ -93,12 +91,12 @@ def test_own_experiments_come_from_the_config_dir(tmp_path: Path) -> None:
     assert result.origin("seed").endswith("experiment/mine.yaml")
 
 
-def test_a_missing_config_dir_is_said(tmp_path: Path) -> None:
+def test_a_missing_config_dir_is_said(tmp_path):
     with pytest.raises(ConfigError, match="no such directory"):
         compose([], tmp_path / "nowhere")
 
 
-def test_origin_names_command_line_file_or_default() -> None:
+def test_origin_names_command_line_file_or_default():
     result = compose(["+experiment=simpletak_mirror", "learner.grad_clip=3"])
     assert result.origin("learner.grad_clip") == "command line, learner.grad_clip=3"
     assert result.origin("learner.total_updates") == "conf/experiment/simpletak_mirror.yaml"
@@ -107,12 +105,12 @@ def test_origin_names_command_line_file_or_default() -> None:
     assert result.origin("tracker.window") == "default"
 
 
-def test_a_run_directory_without_config_is_said(tmp_path: Path) -> None:
+def test_a_run_directory_without_config_is_said(tmp_path):
     with pytest.raises(ConfigError, match="is this a run directory"):
         from_yaml(tmp_path / "config.yaml")
 
 
-def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path):
     text = to_yaml(compose(["+experiment=simpletak_mirror"]).config)
     (tmp_path / "config.yaml").write_text(text.replace("learner:\n", "learner:\n  momentum: 0.9\n"))
     with pytest.raises(ConfigError, match=r"config\.yaml: learner\.momentum: this key is gone"):
@@ -123,5 +121,5 @@ def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["a b", 'it\'s "so"', "\\boxed{x}\n\\", "\\'\\\"", "null", "[1, 2]", "é: $5"]
 )
-def test_texts_in_either_quotes_are_read_as_they_are(text: str, quote: str) -> None:
+def test_texts_in_either_quotes_are_read_as_they_are(text, quote):
     assert compose([f"run_dir={in_grammar(text, quote)}"]).config.run_dir == text

@@ -16,13 +16,13 @@ from rlforge.config.rules import Group
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_config_page_is_up_to_date() -> None:
+def test_config_page_is_up_to_date():
     assert (ROOT / "docs" / "config.md").read_text() == render(), (
         "docs/config.md is stale: run `python -m rlforge.config.docs docs/config.md`"
     )
 
 
-def test_every_key_is_on_the_page() -> None:
+def test_every_key_is_on_the_page():
     page = render()
     leaves = {
         key for key in all_keys() if not any(other.startswith(f"{key}.") for other in all_keys())
@@ -30,7 +30,7 @@ def test_every_key_is_on_the_page() -> None:
     assert {key for key in leaves if f"`{key}`" not in page} == set()
 
 
-def test_keys_lists_every_key_of_every_command_with_its_meaning() -> None:
+def test_keys_lists_every_key_of_every_command_with_its_meaning():
     listed = {key.name for key in keys()}
     leaves = {
         key
@@ -43,14 +43,14 @@ def test_keys_lists_every_key_of_every_command_with_its_meaning() -> None:
     assert [key.name for key in keys() if not key.meaning] == []
 
 
-def test_every_reward_transform_is_on_the_page() -> None:
+def test_every_reward_transform_is_on_the_page():
     page = render()
     for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
         table = page.split(f"### `{kind.key}`")[1].split("##")[0]
         assert [name for name in kind.names() if f"| `{name}` |" not in table] == []
 
 
-def test_every_field_has_a_comment() -> None:
+def test_every_field_has_a_comment():
     classes = [cls for cls in vars(schema).values() if isinstance(cls, type)]
     groups = [cls for cls in classes if issubclass(cls, Group) and cls is not Group]
     for cls in groups:
@@ -67,12 +67,12 @@ def test_every_field_has_a_comment() -> None:
         assert own - described - nested - redeclared == set(), cls.__name__
 
 
-def test_the_rows_of_every_table_have_the_same_number_of_cells() -> None:
+def test_the_rows_of_every_table_have_the_same_number_of_cells():
     for table in re.findall(r"(?:^\|.*\n)+", render(), re.MULTILINE):
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(cells) == 1, table
 
 
-def test_entries_of_every_mapping_can_be_added_on_the_command_line() -> None:
+def test_entries_of_every_mapping_can_be_added_on_the_command_line():
     mappings = {key.name for key in keys() if key.type.startswith("mapping")}
     assert {name for name in mappings if "[]" not in name} == set(MAPPINGS)

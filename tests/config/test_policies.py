@@ -29,7 +29,7 @@ def refusal(policies: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_policy_has_the_settings_of_the_run_and_its_own() -> None:
+def test_a_policy_has_the_settings_of_the_run_and_its_own():
     config = config_of(
         "main: {}, rival: {opponents: [main], learner: {batch_size: 128}, pool: {mode: random}}"
     )
@@ -45,7 +45,7 @@ def test_a_policy_has_the_settings_of_the_run_and_its_own() -> None:
     assert rival.policies == {}
 
 
-def test_another_algorithm_comes_with_its_own_defaults() -> None:
+def test_another_algorithm_comes_with_its_own_defaults():
     config = config_of(
         "main: {algorithm: {entropy_coef: 0.25}}, rival: {algorithm: {name: ppo, gamma: 0.5}}"
     )
@@ -55,14 +55,14 @@ def test_another_algorithm_comes_with_its_own_defaults() -> None:
     assert rival == PpoConfig(gamma=0.5)
 
 
-def test_a_policy_of_an_experiment_can_be_left_out() -> None:
+def test_a_policy_of_an_experiment_can_be_left_out():
     league = ["+experiment=blotto_league", "pool=mirror"]
     assert list(compose(league).config.policies) == ["oracle"]
     assert compose([*league, "~policies.oracle"]).config.policies == {}
     assert compose(["prompts.terse.system=brief", "~prompts.terse"]).config.prompts == {}
 
 
-def test_a_run_without_policies_trains_one_without_a_name() -> None:
+def test_a_run_without_policies_trains_one_without_a_name():
     config = compose([QUICK]).config
     assert policy_names(config) == ("",)
     assert of_policy(config, "") is config
@@ -71,7 +71,7 @@ def test_a_run_without_policies_trains_one_without_a_name() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_each_has_its_share_of_updates_evenly_spread(shares: list[int]) -> None:
+def test_each_has_its_share_of_updates_evenly_spread(shares):
     names = [f"policy_{index}" for index in range(len(shares))]
     entries = {name: PolicyEntry(share=share) for name, share in zip(names, shares, strict=True)}
     config = RunConfig(policies=entries)
@@ -82,7 +82,7 @@ def test_each_has_its_share_of_updates_evenly_spread(shares: list[int]) -> None:
         assert longest_wait(config, name) <= sum(-(-other // share) + 1 for other in shares)
 
 
-def test_only_self_play_trains_every_seat() -> None:
+def test_only_self_play_trains_every_seat():
     config = config_of("main: {}, rival: {opponents: [main]}, past: {pool: {mode: random}}")
     assert [trained_seats(config, name) for name in policy_names(config)] == [2, 1, 1]
 
@@ -127,13 +127,11 @@ def test_only_self_play_trains_every_seat() -> None:
         ("main: {rewards: {final: [{name: nice}]}}", (), "policies.main: rewards.final=.*nice"),
     ],
 )
-def test_what_is_refused_is_named_with_its_mend(
-    policies: str, overrides: tuple[str, ...], said: str
-) -> None:
+def test_what_is_refused_is_named_with_its_mend(policies, overrides, said):
     assert re.match(said, text := refusal(policies, *overrides)), text
 
 
-def test_full_weights_cannot_be_several_policies() -> None:
+def test_full_weights_cannot_be_several_policies():
     with pytest.raises(ConfigError, match=r"learner.train=full .*: policies are adapters of one"):
         launch.check(
             compose(["+experiment=smollm2_kuhn", "learner=full", "policies={main: {}}"]), keys=False

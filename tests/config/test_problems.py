@@ -12,7 +12,6 @@ import time
 import typing
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -24,7 +23,7 @@ from rlforge.cli import main
 from rlforge.config.compose import Composed, compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
-from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
+from rlforge.config.rules import Length, Pattern, Range, hints, parts
 from rlforge.config.schema import EngineConfig, EnvConfig, ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.config.sft import SftConfig
@@ -141,7 +140,7 @@ def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
 
 
 @pytest.mark.parametrize("command", ROOTS)
-def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command: str) -> None:
+def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command):
     unclear, judged = [], 0
     for algorithm, key, hint in keys_of(command):
         if key in FREE or parts(hint)[0] is bool:
@@ -158,12 +157,12 @@ def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command: 
 
 
 @pytest.mark.parametrize("command", ROOTS)
-def test_the_free_texts_are_keys(command: str) -> None:
+def test_the_free_texts_are_keys(command):
     assert set(FREE) <= {key for _, key, _ in keys_of(command)}
 
 
 @given(st.floats(), st.integers())
-def test_a_number_is_refused_exactly_where_its_range_ends(number: float, whole: int) -> None:
+def test_a_number_is_refused_exactly_where_its_range_ends(number, whole):
     for low, high, ends in ((0, 1, ""), (0, 1, "("), (0, 1, ")"), (-3, math.inf, "(")):
         for given_number in (number, whole):
             inside = low <= given_number <= high
@@ -173,12 +172,12 @@ def test_a_number_is_refused_exactly_where_its_range_ends(number: float, whole: 
 
 
 @given(st.lists(st.floats(), max_size=4))
-def test_the_betas_are_two_numbers_from_0_to_below_1(betas: list[float]) -> None:
+def test_the_betas_are_two_numbers_from_0_to_below_1(betas):
     fine = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
     assert (list(LearnerConfig(betas=betas).problems()) == []) is fine
 
 
-def test_annotations_are_of_kinds_that_the_walk_knows() -> None:
+def test_annotations_are_of_kinds_that_the_walk_knows():
     """A new kind of field must be taken up here, or it would pass unseen."""
     known = (int, float, str, bool, list, dict, Literal)
     for command in ROOTS:
@@ -214,14 +213,8 @@ TYPED = [
 
 @pytest.mark.parametrize(("command", "experiment", "typed", "named"), TYPED)
 def test_a_command_refuses_at_once_with_code_2_and_creates_nothing(
-    command: str,
-    experiment: str,
-    typed: str,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command, experiment, typed, named, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["rlforge", command, experiment, typed])
     started = time.process_time()
@@ -235,9 +228,7 @@ def test_a_command_refuses_at_once_with_code_2_and_creates_nothing(
 
 
 @pytest.mark.parametrize(("command", "experiment", "typed", "named"), [TYPED[0], TYPED[-4]])
-def test_so_does_a_process_of_its_own(
-    command: str, experiment: str, typed: str, named: str, tmp_path: Path
-) -> None:
+def test_so_does_a_process_of_its_own(command, experiment, typed, named, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "from rlforge.cli import main; main()", command, experiment, typed],
         cwd=tmp_path,
@@ -329,8 +320,6 @@ def test_so_does_a_process_of_its_own(
         (DeploymentConfig(holdout_games=1), "holdout_games", "must be 0, or 2 or more"),
     ],
 )
-def test_contradictions_within_a_group_name_the_key_and_the_mend(
-    config: Group, key: str, reason: str
-) -> None:
+def test_contradictions_within_a_group_name_the_key_and_the_mend(config, key, reason):
     ((found, problem),) = config.problems()
     assert (found, reason in problem) == (key, True)

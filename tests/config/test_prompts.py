@@ -70,15 +70,13 @@ def experiment(folder: Path, prompts: str) -> list[str]:
         ("mine: {}", ["pool.api.action_extraction=x"], r"pool\.api\.action_extraction=x .*boxed"),
     ],
 )
-def test_a_wrong_template_is_refused_with_key_and_mend(
-    tmp_path: Path, prompts: str, overrides: list[str], message: str
-) -> None:
+def test_a_wrong_template_is_refused_with_key_and_mend(tmp_path, prompts, overrides, message):
     own = experiment(tmp_path, prompts)
     with pytest.raises(ConfigError, match=message):
         validate(compose([*own, *overrides], tmp_path), keys=False)
 
 
-def test_a_template_is_chosen_by_its_name_for_the_model_or_a_game(tmp_path: Path) -> None:
+def test_a_template_is_chosen_by_its_name_for_the_model_or_a_game(tmp_path):
     own = experiment(tmp_path, 'mine: {user: "{observation}\\n{{x}} \\\\boxed{}"}')
     for choice in ("model.prompt_template=mine", "env.train.0.prompt_template=mine"):
         composed = compose([*own, "model=smollm2_135m", choice], tmp_path)
@@ -110,13 +108,13 @@ TERSE = PromptConfig(system="Be brief: win.", user="{board}\n\n{request}", roles
         ],
     ],
 )
-def test_a_template_may_be_given_on_the_command_line(overrides: list[str], plus: str) -> None:
+def test_a_template_may_be_given_on_the_command_line(overrides, plus):
     composed = compose([f"{plus}{override}" for override in overrides])
     assert composed.config.prompts == {"terse": TERSE}
     assert "command line" in composed.origin("prompts.terse.user")
 
 
-def test_parts_of_a_template_change_on_the_command_line(tmp_path: Path) -> None:
+def test_parts_of_a_template_change_on_the_command_line(tmp_path):
     own = experiment(tmp_path, 'mine: {system: Play., user: "{board}"}')
     config = compose([*own, "prompts.mine.system=Win.", "prompts.a-2.user='{grid}'"], tmp_path)
     assert config.config.prompts == {
@@ -140,19 +138,17 @@ def test_parts_of_a_template_change_on_the_command_line(tmp_path: Path) -> None:
         ("prompts.mine.system=a,b", r"several values are a sweep"),
     ],
 )
-def test_a_wrong_template_on_the_command_line_is_refused_with_the_mend(
-    override: str, message: str
-) -> None:
+def test_a_wrong_template_on_the_command_line_is_refused_with_the_mend(override, message):
     with pytest.raises(ConfigError, match=message):
         validate(compose([override]), keys=False)
 
 
-def test_templates_are_swept_over_whole() -> None:
+def test_templates_are_swept_over_whole():
     assert as_hydra_takes(["seed=1,2", "prompts.mine.system=a,'b c'"]) == [
         "seed=1,2",
         "++prompts={mine: {system: a}},{mine: {system: 'b c'}}",
     ]
 
 
-def test_the_keys_of_a_template_are_documented() -> None:
+def test_the_keys_of_a_template_are_documented():
     assert {"prompts[].user", "prompts[].roles"} <= {key.name for key in keys("prompts")}

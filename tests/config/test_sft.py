@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from rlforge.config.training import SupervisedConfig
 from rlforge.errors import ConfigError
 
 
-def test_an_experiment_of_games_gives_games_model_and_engine_but_not_the_learner() -> None:
+def test_an_experiment_of_games_gives_games_model_and_engine_but_not_the_learner():
     lines = ["+experiment=tictactoe_mirror", "data=random_legal", "learner.batch_size=8"]
     composed = compose_run(lines, None, SftConfig)
     games = compose(["+experiment=tictactoe_mirror"]).config
@@ -30,14 +29,14 @@ def test_an_experiment_of_games_gives_games_model_and_engine_but_not_the_learner
     assert composed.origin("env.train") == "conf/env/tictactoe.yaml"
 
 
-def test_changes_on_the_command_line_count_more_than_the_experiment() -> None:
+def test_changes_on_the_command_line_count_more_than_the_experiment():
     lines = ["+experiment=simpletak_mirror", "env=tictactoe", "name=mine", "engine.max_tokens=9"]
     config = compose_run([*lines, "data.games=7"], None, SftConfig).config
     assert config.env.train[0].id == "TicTacToe-v0-train"
     assert (config.name, config.engine.max_tokens, config.data.games) == ("mine", 9, 7)
 
 
-def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path: Path) -> None:
+def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "big.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /hardware: gpu_24gb\n"
@@ -49,13 +48,13 @@ def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path: Path) -> None
     assert config.learner.learning_rate == 2e-4
 
 
-def test_keys_of_data_make_a_run_a_supervised_one() -> None:
+def test_keys_of_data_make_a_run_a_supervised_one():
     assert type(compose_any(["+experiment=tictactoe_mirror"]).config) is RunConfig
     both = ["+experiment=tictactoe_mirror", "data=random_legal"]
     assert type(compose_any(both).config) is SftConfig
 
 
-def test_what_only_reinforcement_learning_has_is_refused() -> None:
+def test_what_only_reinforcement_learning_has_is_refused():
     for line in ("buffer=step", "learner.total_updates=5"):
         with pytest.raises(ConfigError, match="a supervised run has no such key"):
             compose_run(["+experiment=tictactoe_mirror", line], None, SftConfig)
@@ -63,7 +62,7 @@ def test_what_only_reinforcement_learning_has_is_refused() -> None:
         compose_run(["+experiment=market_ppo", "buffer=step"], None, SftConfig)
 
 
-def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts() -> None:
+def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts():
     lines = ["+experiment=smollm2_market", "data=value_trader", "market.predictions=2"]
     composed = compose_run(lines, None, SftConfig)
     theirs = compose(["+experiment=smollm2_market"], root=ContinuousConfig).config
@@ -77,7 +76,7 @@ def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts() -> N
     assert type(compose_any(["+experiment=smollm2_market"]).config) is ContinuousConfig
 
 
-def test_a_supervised_run_in_a_market_is_read_as_one(tmp_path: Path) -> None:
+def test_a_supervised_run_in_a_market_is_read_as_one(tmp_path):
     lines = ["+experiment=smollm2_market", "data=value_trader"]
     config = compose_run(lines, None, SftConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
@@ -85,7 +84,7 @@ def test_a_supervised_run_in_a_market_is_read_as_one(tmp_path: Path) -> None:
     assert read_run(tmp_path, SftConfig) == config
 
 
-def test_a_supervised_run_is_read_where_games_are_played(tmp_path: Path) -> None:
+def test_a_supervised_run_is_read_where_games_are_played(tmp_path):
     config = compose_run(["data=random_legal"], None, SftConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
@@ -94,7 +93,7 @@ def test_a_supervised_run_is_read_where_games_are_played(tmp_path: Path) -> None
         read_run(tmp_path, RunConfig)
 
 
-def test_the_number_of_updates_follows_from_epochs_and_samples() -> None:
+def test_the_number_of_updates_follows_from_epochs_and_samples():
     config = SftConfig(data=DataConfig(epochs=2.5))
     assert config.total_updates is None
     config.data.max_samples = 1000
@@ -112,7 +111,7 @@ def test_the_number_of_updates_follows_from_epochs_and_samples() -> None:
         (DataConfig(players=["a"], validation=1.0), "validation", "[0, 1)"),
     ],
 )
-def test_contradictions_are_named(data: DataConfig, key: str, message: str) -> None:
+def test_contradictions_are_named(data, key, message):
     [(found, problem)] = data.problems()
     assert found == key
     assert message in problem

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -23,13 +22,13 @@ GROUPS = {"store": StoreConfig, "window": WindowConfig, "decision_reward": Decis
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_shipped_options_fit_their_class_and_pass(group: str) -> None:
+def test_shipped_options_fit_their_class_and_pass(group):
     for file in (conf_dir() / group).glob("*.yaml"):
         assert list(read(GROUPS[group], OmegaConf.load(file)).problems()) == []
 
 
 @pytest.mark.parametrize("cls", GROUPS.values())
-def test_every_key_is_explained(cls: Any) -> None:
+def test_every_key_is_explained(cls):
     assert {field.name for field in fields(cls)} == field_comments(cls).keys()
 
 
@@ -54,14 +53,11 @@ def test_every_key_is_explained(cls: Any) -> None:
         (WindowConfig(avg_reward_threshold=math.nan), "avg_reward_threshold=nan"),
         (DecisionRewardConfig(normalize="z"), "normalize=z: no such choice"),
         (DecisionRewardConfig(pnl_weight=math.nan), "pnl_weight=nan"),
-        (
-            DecisionRewardConfig(low=1),
-            "low=1: must be below decision_reward.high=1",
-        ),
+        (DecisionRewardConfig(low=1), "low=1: must be below decision_reward.high=1"),
         (DecisionRewardConfig(gamma=-0.1), "gamma=-0.1"),
     ],
 )
-def test_values_that_cannot_be_are_named(config: Any, message: str) -> None:
+def test_values_that_cannot_be_are_named(config, message):
     ((key, reason),) = config.problems()
     assert message in f"{key}={getattr(config, key)}: {reason}"
 
@@ -79,8 +75,8 @@ def test_values_that_cannot_be_are_named(config: Any, message: str) -> None:
     ],
 )
 def test_decisions_may_be_as_old_as_the_wait_for_their_outcomes_makes_them(
-    settings: dict[str, Any], waited: int, staleness: int
-) -> None:
+    settings, waited, staleness
+):
     config = ContinuousConfig(window=WindowConfig(**settings))
     assert (config.windows_waited, config.max_staleness) == (waited, staleness)
     config.continuous.max_staleness = 7

@@ -126,7 +126,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch, small_model: Path, tmp_path: Pa
         Path(f"{module}.py").write_text(source)
 
 
-def test_every_kind_that_a_package_can_add_has_a_section() -> None:
+def test_every_kind_that_a_package_can_add_has_a_section():
     assert {kind_of(module).name for module, _, _ in SECTIONS} == OF_KIND.keys() - {"engines"}
     headings = {
         re.sub(r"[^a-z ]", "", line.lower()).strip().replace(" ", "-")
@@ -136,7 +136,7 @@ def test_every_kind_that_a_package_can_add_has_a_section() -> None:
 
 
 @pytest.mark.parametrize(("module", "source", "chosen"), SECTIONS, ids=[one[0] for one in SECTIONS])
-def test_the_file_and_the_yaml_of_a_section_work(module: str, source: str, chosen: str) -> None:
+def test_the_file_and_the_yaml_of_a_section_work(module, source, chosen):
     kind = kind_of(module)
     assert len(source.splitlines()) <= (40 if kind.name == "sources" else 20)
     (name,) = re.findall(rf'"({module}:\w+)"', chosen)
@@ -155,7 +155,7 @@ def block(language: str) -> str:
     return str(found)
 
 
-def test_the_files_of_the_readmes_environment_make_an_experiment() -> None:
+def test_the_files_of_the_readmes_environment_make_an_experiment():
     for path, content in re.findall(r"# (mine/\S+)\n(.*?)(?=# mine/|\Z)", block("yaml"), re.DOTALL):
         Path(path).parent.mkdir(parents=True)
         Path(path).write_text(content)
@@ -163,7 +163,7 @@ def test_the_files_of_the_readmes_environment_make_an_experiment() -> None:
     assert [env.id for env in config.env.train] == ["kuhn_poker", "tic_tac_toe"]
 
 
-def test_the_readmes_command_takes_the_readmes_file() -> None:
+def test_the_readmes_command_takes_the_readmes_file():
     Path("mine.py").write_text(block("python"))
     program, command, experiment, *overrides = shlex.split(block("bash").replace("\\\n", ""))
     assert (program, command) == ("rlforge", "train")
@@ -171,7 +171,7 @@ def test_the_readmes_command_takes_the_readmes_file() -> None:
     assert (config.pool.mode, config.algorithm.clip) == ("mine:strongest", 2.0)
 
 
-def test_the_curiosity_of_the_page_is_noted_and_paid() -> None:
+def test_the_curiosity_of_the_page_is_noted_and_paid():
     (source,) = re.findall(r"```python\n(from collections import Counter\n.*?)```", PAGE, re.DOTALL)
     Path("my_notes.py").write_text(source)
     pipeline = RewardPipeline(RewardsConfig(step=[{"name": "my_notes:Curiosity", "weight": 0.5}]))

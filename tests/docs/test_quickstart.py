@@ -29,9 +29,7 @@ def kinds(cell: Any) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # several processes import torch, on a machine with others
-def test_every_cell_runs_and_shows_what_is_committed(
-    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_cell_runs_and_shows_what_is_committed(small_model, tmp_path, monkeypatch):
     # In place of the tiny model, which takes a minute to make.
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / TINY.cache_name).symlink_to(small_model)
@@ -45,12 +43,12 @@ def test_every_cell_runs_and_shows_what_is_committed(
     assert (run / "report.html").is_file()
 
 
-def test_the_code_is_at_most_25_lines() -> None:
+def test_the_code_is_at_most_25_lines():
     lines = [line for cell in code_cells(read()) for line in cell.source.splitlines()]
     assert sum(bool(line.strip()) for line in lines) <= MOST_LINES
 
 
-def test_outputs_are_committed_small_and_free_of_this_machine() -> None:
+def test_outputs_are_committed_small_and_free_of_this_machine():
     notebook, text = read(), NOTEBOOK.read_text()
     assert all(cell.outputs for cell in code_cells(notebook))
     assert [cell.execution_count for cell in code_cells(notebook)] == list(

@@ -22,7 +22,7 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def test_every_file_of_the_run_is_listed() -> None:
+def test_every_file_of_the_run_is_listed():
     listed = PAGE.split("## metrics.jsonl")[0]
     names = [name for name, kind in vars(RunPaths).items() if isinstance(kind, RunFile)]
     assert len(names) > 10
@@ -30,11 +30,11 @@ def test_every_file_of_the_run_is_listed() -> None:
         assert getattr(RunPaths(root=Path("run")), name).name in listed
 
 
-def test_every_column_of_games_and_batches_is_listed() -> None:
+def test_every_column_of_games_and_batches_is_listed():
     assert set(get_type_hints(GameRecord)) <= words(section("games/*.parquet"))
     assert set(SCHEMA.names) <= words(section("batches/*.parquet, batches/*.csv"))
     assert {field.name for field in dataclasses.fields(Step)} == set(SCHEMA.names)
 
 
-def test_every_key_of_an_evaluation_is_listed() -> None:
+def test_every_key_of_an_evaluation_is_listed():
     assert {field.name for field in dataclasses.fields(EvalResult)} <= words(section("evals.jsonl"))

@@ -22,32 +22,32 @@ RECORDS = [*ROOT.glob("experiments/*/results.json"), *ROOT.glob("benchmarks/resu
 LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?:#[^)\s]*)?\)")
 
 
-def test_the_page_of_commands_is_up_to_date() -> None:
+def test_the_page_of_commands_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == render(), (
         "docs/cli.md is stale: run `python -m rlforge.cli.docs docs/cli.md`"
     )
 
 
-def test_every_option_is_on_the_page_of_commands() -> None:
+def test_every_option_is_on_the_page_of_commands():
     page = render()
     for option in ("--resume", "--multirun", "--config-dir", "--gpu-memory", "--skip-bad"):
         assert f"`{option}`" in page
     assert "[bold]" not in page
 
 
-def test_every_public_name_is_on_the_page_of_the_api() -> None:
+def test_every_public_name_is_on_the_page_of_the_api():
     page = (ROOT / "docs" / "api.md").read_text()
     named = re.findall(r"^::: rlforge\.(\w+)$", page, re.MULTILINE)
     assert sorted(named) == sorted(rlforge.__all__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
+def test_relative_links_lead_to_files_of_the_repository(page):
     links = [found["path"] for found in LINK.finditer(CODE.sub("", page.read_text()))]
     assert [link for link in links if not (page.parent / link).is_file()] == []
 
 
-def test_records_name_no_path_of_the_machine_that_made_them() -> None:
+def test_records_name_no_path_of_the_machine_that_made_them():
     named = {file: re.findall(r"[\": ](/\w[^\" ]*)", file.read_text()) for file in RECORDS}
     assert {file: paths for file, paths in named.items() if paths} == {}
 
@@ -65,26 +65,26 @@ def to_markdown():
     return of_site("docstrings").to_markdown
 
 
-def test_an_example_becomes_code(to_markdown) -> None:
+def test_an_example_becomes_code(to_markdown):
     text = "Adds.\n\nExample: of two numbers:\n    >>> add(1, 2)  # doctest: +SKIP\n    3\n\nMore."
     code = "```pycon\n>>> add(1, 2)\n3\n```"
     assert to_markdown(text, []) == f"Adds.\n\n**Example**, of two numbers:\n\n{code}\n\nMore."
 
 
-def test_sentences_about_arguments_become_a_list(to_markdown) -> None:
+def test_sentences_about_arguments_become_a_list(to_markdown):
     text = "Adds.\n\nx, y: numbers. scale: of\nthe sum. Raises ValueError: never."
     items = "- `x`, `y`: numbers.\n- `scale`: of\n    the sum.\n\nRaises ValueError: never."
     assert to_markdown(text, ["x", "y", "scale"]) == f"Adds.\n\n{items}"
     assert to_markdown(text, ["other"]) == text
 
 
-def test_shapes_of_arguments_stay_with_their_names(to_markdown) -> None:
+def test_shapes_of_arguments_stay_with_their_names(to_markdown):
     text = "mask [B, T]: 1 for answers. entropy [B, T] | None: in nats."
     listed = "- `mask` [B, T]: 1 for answers.\n- `entropy` [B, T] | None: in nats."
     assert to_markdown(text, ["mask", "entropy"]) == listed
 
 
-def test_a_notebook_becomes_a_page_with_its_outputs() -> None:
+def test_a_notebook_becomes_a_page_with_its_outputs():
     table = ["<style>x {}</style>\n", '<table border="1">\n', "  <tr><td>1</td></tr></table>"]
     outputs = [
         {"output_type": "stream", "text": ["\x1b[1mdone\x1b[0m\n"]},

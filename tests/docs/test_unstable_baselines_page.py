@@ -35,26 +35,26 @@ def resolve(name: str) -> object:
     raise AssertionError(f"no module in {name}")
 
 
-def test_every_row_has_a_place() -> None:
+def test_every_row_has_a_place():
     assert len(ROWS) > 100
     assert [row for row in ROWS if len(row) != 3 or "`" not in row[1]] == []
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_place_exists(place: str) -> None:
+def test_the_place_exists(place):
     if place.startswith("rlforge."):
         resolve(place)
     else:
         assert place in all_keys()
 
 
-def test_keys_in_remarks_exist() -> None:
+def test_keys_in_remarks_exist():
     keys = KEYS_ASIDE - {"pool.json", "completion.text", "rlforge.training.controller"}
     assert keys
     assert keys <= set(all_keys())
 
 
-def test_templates_and_extractions_exist() -> None:
+def test_templates_and_extractions_exist():
     text = PAGE.split("## Prompt templates")[1]
     templates, extractions = text.split("Action\nextractions:")
     for name in re.findall(r"`([\w-]+)`", templates.split(":", 1)[1]):

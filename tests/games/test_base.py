@@ -50,7 +50,7 @@ def played(game: Game, seed: int, turns: int) -> list[Any]:
 
 @pytest.mark.parametrize("env", PLAYED, ids=lambda env: env.id)
 @pytest.mark.parametrize("turns", [0, 2])
-def test_a_game_that_is_played_again_to_a_turn_goes_on_the_same(env: EnvSpec, turns: int) -> None:
+def test_a_game_that_is_played_again_to_a_turn_goes_on_the_same(env, turns):
     courses = []
     for _ in range(2):
         game = make_game(env, seed=5)
@@ -78,7 +78,7 @@ def heads(limit_s: float = 60.0) -> Game:
     return game
 
 
-def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named() -> None:
+def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named():
     game = heads(limit_s=0.2)
     game.step("heads")
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named() -> N
         game.step("wait")
 
 
-def test_nor_does_one_that_is_never_made() -> None:
+def test_nor_does_one_that_is_never_made():
     def make() -> Game:
         while True:
             time.sleep(0.01)

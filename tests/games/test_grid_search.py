@@ -45,9 +45,7 @@ def plain_value(grid: Grid, cell: int) -> int:
 @pytest.mark.parametrize(("game", "fewest"), [("tictactoe", 0), ("simpletak", 9)])
 @given(seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_solved_boards_have_the_best_actions_of_a_plain_search(
-    game: GridGame, fewest: int, seed: int, data: st.DataObject
-) -> None:
+def test_solved_boards_have_the_best_actions_of_a_plain_search(game, fewest, seed, data):
     stones = data.draw(st.integers(fewest, 6 if game == "tictactoe" else 12))
     grid = position(game, stones, random.Random(seed))
     values = {action: plain_value(grid, cell) for action, cell in placements(grid).items()}
@@ -55,12 +53,12 @@ def test_solved_boards_have_the_best_actions_of_a_plain_search(
     assert best_actions(grid) == [action for action, value in values.items() if value == best]
 
 
-def test_every_opening_of_four_by_four_simpletak_draws() -> None:
+def test_every_opening_of_four_by_four_simpletak_draws():
     grid = Grid(game="simpletak", rows=4, cols=4, me=0, op=0)
     assert best_actions(grid) == list(placements(grid))
 
 
-def test_connect_four_finds_a_double_threat_and_starts_in_the_middle() -> None:
+def test_connect_four_finds_a_double_threat_and_starts_in_the_middle():
     assert best_actions(Grid(game="connectfour", rows=6, cols=7, me=0, op=0)) == ["[col 3]"]
     # Two stones in the bottom row, both ends free: a third makes two threats.
     me, op = 1 << 37 | 1 << 38, 1 << 31 | 1 << 30
@@ -69,14 +67,14 @@ def test_connect_four_finds_a_double_threat_and_starts_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(("game", "side"), [("connectfour", 0), ("simpletak", 5)])
-def test_the_choice_does_not_depend_on_the_moves_before(game: GridGame, side: int) -> None:
+def test_the_choice_does_not_depend_on_the_moves_before(game, side):
     rng = random.Random(3)
     grids = [position(game, stones, rng, side) for stones in (10, 12)]
     first = [best_actions(grid) for grid in grids]
     assert [best_actions(grid) for grid in reversed(grids)] == first[::-1]
 
 
-def test_connect_four_sees_every_win_within_the_depth() -> None:
+def test_connect_four_sees_every_win_within_the_depth():
     rng = random.Random(5)
     seen = set()
     for _ in range(15):

@@ -31,11 +31,7 @@ def play(seed, *actions):
 
 @pytest.mark.parametrize(
     ("actions", "stake"),
-    [
-        (("[check]", "[check]"), 1),
-        (("[bet]", "[call]"), 2),
-        (("[check]", "[bet]", "[call]"), 2),
-    ],
+    [(("[check]", "[check]"), 1), (("[bet]", "[call]"), 2), (("[check]", "[bet]", "[call]"), 2)],
 )
 def test_the_higher_card_wins_what_is_in_the_pot(actions, stake):
     for seed in range(12):
@@ -195,11 +191,7 @@ def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
     ("name", "listed", "board"),
     [
         ("kuhn_poker", "[0] (Pass), [1] (Bet)", r"kuhn [JQK] none none \[0\] \[1\] go"),
-        (
-            "leduc_poker",
-            "[1] (Call), [2] (Raise)",
-            r"leduc [JQK]( none){8} \[1\] \[2\] go",
-        ),
+        ("leduc_poker", "[1] (Call), [2] (Raise)", r"leduc [JQK]( none){8} \[1\] \[2\] go"),
         ("tiny_hanabi", "[0] (p0a0), [1] (p0a1), [2] (p0a2)", r"tiny_hanabi p0:d[01] .*\[2\] go"),
         ("connect_four", "[col 0], [col 1]", "four( [a-f]_{7}){6} go"),
     ],

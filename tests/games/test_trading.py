@@ -55,9 +55,7 @@ def tokenizer(state: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(
-    tokenizer: Any, state: Any
-) -> None:
+def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(tokenizer, state):
     whole = make(tokenizer, "engine.max_model_len=8192", "learner.max_train_len=null").ask(state)
     assert describe(state) in whole.text
     for share in (0.99, 0.7, 0.6):
@@ -72,20 +70,18 @@ def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(
     assert len(learned.token_ids) <= tokens - 100
 
 
-def test_a_prompt_is_no_longer_than_the_market_wants(tokenizer: Any, state: Any) -> None:
+def test_a_prompt_is_no_longer_than_the_market_wants(tokenizer, state):
     asked = make(tokenizer, "market.prompt_chars=500", "learner.max_train_len=null").ask(state)
     assert describe(state, 500) in asked.text
 
 
-def test_a_context_without_room_for_a_state_is_refused_at_once(tokenizer: Any) -> None:
+def test_a_context_without_room_for_a_state_is_refused_at_once(tokenizer):
     with pytest.raises(ConfigError, match=r"max_model_len=600: .* room for 500, .*max_tokens=100"):
         make(tokenizer, "engine.max_tokens=100", "engine.max_model_len=600")
 
 
 @pytest.mark.parametrize("extraction", ["json", "boxed", "raw", "last_line", "number"])
-def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(
-    tokenizer: Any, state: Any, extraction: str
-) -> None:
+def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(tokenizer, state, extraction):
     prompter = make(tokenizer, f"model.action_extraction={extraction}")
     question = prompter.ask(state)
     assert "boxed" not in question.text
@@ -107,9 +103,7 @@ def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(
 
 
 @pytest.mark.parametrize("model", ["qwen2p5_0p5b", "smollm2_135m", "hf"])
-def test_every_language_model_is_asked_about_a_market_in_one_form(
-    tokenizer: Any, state: Any, model: str
-) -> None:
+def test_every_language_model_is_asked_about_a_market_in_one_form(tokenizer, state, model):
     chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     chat.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -124,9 +118,7 @@ def test_every_language_model_is_asked_about_a_market_in_one_form(
     assert prompter.extraction == "json"
 
 
-def test_compact_words_are_asked_for_and_read_by_the_models_extraction(
-    tokenizer: Any, state: Any
-) -> None:
+def test_compact_words_are_asked_for_and_read_by_the_models_extraction(tokenizer, state):
     board = "model.prompt_template=board"
     prompter = make(tokenizer, board, "model.action_extraction=bracket")
     question = prompter.ask(state)
@@ -137,7 +129,7 @@ def test_compact_words_are_asked_for_and_read_by_the_models_extraction(
     assert prompter.read(question, json.dumps(follow)).action == follow
 
 
-def test_a_room_for_the_least_state_is_room_for_every_state(tokenizer: Any, state: Any) -> None:
+def test_a_room_for_the_least_state_is_room_for_every_state(tokenizer, state):
     """With rules and forms the shortest prompt of the first state takes all of the room."""
     small = ["market.predictions=1", "market.tickers=[]", "learner.max_train_len=null"]
     most = make(tokenizer, *small, "market.prompt_chars=200").ask(state)

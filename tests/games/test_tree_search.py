@@ -61,22 +61,22 @@ def mean_reward(env: EnvSpec, name: str, opponent: str, games: int) -> float:
     ],
     ids=lambda value: value.id if isinstance(value, EnvSpec) else "",
 )
-def test_mcts_beats_random_players(env: EnvSpec, least: float) -> None:
+def test_mcts_beats_random_players(env, least):
     assert mean_reward(env, "mcts:60", "random_legal", 10) >= least
 
 
-def test_mcts_with_more_simulations_is_stronger() -> None:
+def test_mcts_with_more_simulations_is_stronger():
     assert mean_reward(spiel("connect_four"), "mcts:300", "mcts:10", 10) > 0.3
 
 
 @pytest.mark.parametrize(
     ("name", "games", "least"), [("kuhn_poker", 120, 0.0), ("leduc_poker", 60, 0.2)]
 )
-def test_mcts_wins_chips_from_random_players_at_poker(name: str, games: int, least: float) -> None:
+def test_mcts_wins_chips_from_random_players_at_poker(name, games, least):
     assert mean_reward(spiel(name), "mcts:40", "random_legal", games) > least
 
 
-def test_mcts_does_not_see_hidden_cards() -> None:
+def test_mcts_does_not_see_hidden_cards():
     """It acts alike in all worlds that it cannot tell apart."""
     env = spiel("kuhn_poker")
     view = make_game(env, 0).view()
@@ -89,7 +89,7 @@ def test_mcts_does_not_see_hidden_cards() -> None:
 
 
 @pytest.mark.parametrize("env", [TTT, TAK, FOUR], ids=lambda env: env.id)
-def test_mcts_takes_a_win_from_either_seat_of_a_textarena_game(env: EnvSpec) -> None:
+def test_mcts_takes_a_win_from_either_seat_of_a_textarena_game(env):
     rng = random.Random(2)
     wins = {0: 0, 1: 0}
     for seed in range(16):
@@ -124,7 +124,7 @@ print(json.dumps(found))
 """
 
 
-def test_choices_follow_from_the_seed_in_every_process() -> None:
+def test_choices_follow_from_the_seed_in_every_process():
     games = [
         ("openspiel", "leduc_poker"),
         ("openspiel", "breakthrough"),
@@ -143,7 +143,7 @@ def test_choices_follow_from_the_seed_in_every_process() -> None:
 @pytest.mark.parametrize(
     "name", ["nim(pile_sizes=2;3;4)", "hex(board_size=3)", "dots_and_boxes(num_rows=1,num_cols=2)"]
 )
-def test_exact_actions_keep_the_value_of_openspiels_own_search(name: str) -> None:
+def test_exact_actions_keep_the_value_of_openspiels_own_search(name):
     env, rng = spiel(name), random.Random(1)
     for _ in range(4):
         game = OpenSpielGame(env, 0)
@@ -167,7 +167,7 @@ def test_exact_actions_keep_the_value_of_openspiels_own_search(name: str) -> Non
         assert set(exact_actions(env, view)) <= kept
 
 
-def test_exact_actions_maximise_the_expected_utility_where_there_is_chance() -> None:
+def test_exact_actions_maximise_the_expected_utility_where_there_is_chance():
     env = spiel("pig(horizon=8,winscore=6,diceoutcomes=3)")
     view = OpenSpielGame(env, 0).view()
 
@@ -185,7 +185,7 @@ def test_exact_actions_maximise_the_expected_utility_where_there_is_chance() -> 
     assert exact_actions(env, view) == [t for t, v in values.items() if v == pytest.approx(best)]
 
 
-def test_minimax_never_loses_a_won_game_of_nim() -> None:
+def test_minimax_never_loses_a_won_game_of_nim():
     assert mean_reward(spiel("nim"), "minimax", "minimax", 4) == 0
     first = [reward(spiel("nim(pile_sizes=1;2;4)"), ["minimax", "mcts:50"], s) for s in range(6)]
     assert first == [1.0] * 6
@@ -201,21 +201,17 @@ def test_minimax_never_loses_a_won_game_of_nim() -> None:
         ("minimax", spiel("kuhn_poker"), "perfect information only; use mcts:200"),
     ],
 )
-def test_games_that_cannot_be_searched_are_refused_with_the_reason(
-    name: str, env: EnvSpec, message: str
-) -> None:
+def test_games_that_cannot_be_searched_are_refused_with_the_reason(name, env, message):
     with pytest.raises(ConfigError, match=f"player '{name}' cannot play .*{message}"):
         check_player(name, env)
 
 
-def test_a_game_of_more_positions_than_are_solved_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_game_of_more_positions_than_are_solved_is_refused(monkeypatch):
     monkeypatch.setattr(tree_search, "MOST_POSITIONS", 100)
     with pytest.raises(ConfigError, match="it has more than 100 positions to solve; use mcts:200"):
         check_player("minimax", spiel("y(board_size=3)"))
 
 
-def test_a_connect_four_of_other_lines_is_no_grid() -> None:
+def test_a_connect_four_of_other_lines_is_no_grid():
     assert make_game(spiel("connect_four(x_in_row=3)"), 0).view().grid is None
     assert make_game(spiel("connect_four(rows=5)"), 0).view().grid is not None

@@ -13,12 +13,7 @@ from scipy import stats
 from rlforge.errors import RlforgeError
 from rlforge.league.card import ending, first_move, game_id, make_card, open_pairings
 from rlforge.tracking.game_files import GameIndex
-from rlforge.tracking.ladder_card import (
-    LadderCard,
-    LadderMember,
-    LadderRules,
-    first_difference,
-)
+from rlforge.tracking.ladder_card import LadderCard, LadderMember, LadderRules, first_difference
 from rlforge.types import EnvSpec, GameSpec, PolicyRef, Seat
 
 ENV = EnvSpec(id="kuhn_poker", source="openspiel")
@@ -85,7 +80,7 @@ def card_of(games: list[GameIndex], names: str = "abc") -> LadderCard:
 WON, EVEN = [1.0] * 20, [1.0, -1.0] * 10
 
 
-def test_a_cycle_is_all_cyclic_and_its_nash_equilibrium_is_uniform() -> None:
+def test_a_cycle_is_all_cyclic_and_its_nash_equilibrium_is_uniform():
     mostly = [1.0] * 16 + [-1.0] * 4
     card = card_of(league(mostly, [-one for one in mostly], mostly))
 
@@ -98,7 +93,7 @@ def test_a_cycle_is_all_cyclic_and_its_nash_equilibrium_is_uniform() -> None:
     assert all(one.low < 0 < one.high for one in card.ratings)
 
 
-def test_a_member_that_beats_all_others_is_first_and_the_whole_equilibrium() -> None:
+def test_a_member_that_beats_all_others_is_first_and_the_whole_equilibrium():
     card = card_of(league(WON, WON, EVEN))
 
     assert card.ratings[0].uid == "a"
@@ -111,14 +106,14 @@ def test_a_member_that_beats_all_others_is_first_and_the_whole_equilibrium() -> 
     assert card.neighbours[1].games is None
 
 
-def test_the_order_of_the_games_does_not_matter() -> None:
+def test_the_order_of_the_games_does_not_matter():
     games = league(WON, EVEN, [1.0, 0.0] * 10)
     shuffled = random.Random(0).sample(games, len(games))
 
     assert first_difference(card_of(games), card_of(shuffled)) is None
 
 
-def test_the_first_difference_of_two_cards_is_named_with_both_values() -> None:
+def test_the_first_difference_of_two_cards_is_named_with_both_values():
     card = card_of(league(WON, WON, EVEN))
     *others, last = card.pairings
     changed = dataclasses.replace(last, wins=22, losses=18)
@@ -128,7 +123,7 @@ def test_the_first_difference_of_two_cards_is_named_with_both_values() -> None:
     assert found == "pairings.2.wins: 20 on the page, 22 by its games"
 
 
-def test_wins_by_an_invalid_move_are_counted_apart() -> None:
+def test_wins_by_an_invalid_move_are_counted_apart():
     uids = ("a", "b")
     games = [
         game(uids, 0, 0, False, 1.0, invalid_by=1),
@@ -143,7 +138,7 @@ def test_wins_by_an_invalid_move_are_counted_apart() -> None:
     assert (second.wins, second.forfeits_won, second.losses, second.forfeits_lost) == (1, 0, 1, 2)
 
 
-def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_counted() -> None:
+def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_counted():
     uids = ("a", "b")
     games = [
         *league([1.0], names="ab"),
@@ -160,7 +155,7 @@ def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_count
     assert open_pairings(games, ["a", "b"], RULES) == [(0, 3)]
 
 
-def test_a_card_of_no_games_says_that_nothing_is_known() -> None:
+def test_a_card_of_no_games_says_that_nothing_is_known():
     card = card_of([])
 
     assert card.first_move is None
@@ -176,12 +171,12 @@ def test_a_card_of_no_games_says_that_nothing_is_known() -> None:
         (lambda games: [*games, game(("a", "b"), 7, 0, False, 1.0)], "no game of this ladder"),
     ],
 )
-def test_games_of_another_ladder_are_refused(change: object, message: str) -> None:
+def test_games_of_another_ladder_are_refused(change, message):
     with pytest.raises(RlforgeError, match=message):
         card_of(change(league(WON, WON, EVEN)))  # type: ignore[operator]
 
 
-def test_the_interval_of_the_first_move_is_that_of_students_t_for_one_pairing() -> None:
+def test_the_interval_of_the_first_move_is_that_of_students_t_for_one_pairing():
     gaps = np.random.default_rng(0).normal(0.3, 1, 25)
     found = first_move([gaps.tolist()])
 
@@ -190,7 +185,7 @@ def test_the_interval_of_the_first_move_is_that_of_students_t_for_one_pairing() 
     assert (found.mean, found.low, found.high) == pytest.approx((gaps.mean(), low, high))
 
 
-def test_a_pairing_ends_at_its_precision_or_with_its_last_pair() -> None:
+def test_a_pairing_ends_at_its_precision_or_with_its_last_pair():
     assert ending(0.46, 0.54, 5, RULES) == "precise"
     assert ending(0.3, 0.7, 19, RULES) == "open"
     assert ending(0.3, 0.7, 20, RULES) == "maximum"

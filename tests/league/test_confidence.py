@@ -11,7 +11,7 @@ from rlforge.league.confidence import confidence_sequence
 
 
 @pytest.mark.parametrize("mean", [0.02, 0.5, 0.8])
-def test_at_most_five_percent_of_sequences_ever_miss_the_mean(mean: float) -> None:
+def test_at_most_five_percent_of_sequences_ever_miss_the_mean(mean):
     rng = np.random.default_rng(0)
     missed = 0
     for _ in range(150):
@@ -22,9 +22,7 @@ def test_at_most_five_percent_of_sequences_ever_miss_the_mean(mean: float) -> No
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), max_size=30))
-def test_intervals_only_shrink_and_mirrored_scores_have_mirrored_intervals(
-    scores: list[float],
-) -> None:
+def test_intervals_only_shrink_and_mirrored_scores_have_mirrored_intervals(scores):
     bounds = confidence_sequence(scores)
     mirrored = confidence_sequence([1 - score for score in scores])
 
@@ -35,7 +33,7 @@ def test_intervals_only_shrink_and_mirrored_scores_have_mirrored_intervals(
     np.testing.assert_allclose(mirrored, 1 - bounds[:, ::-1], atol=0.0021)
 
 
-def test_a_point_is_refused_when_a_gambler_who_bets_against_it_has_twenty_times_the_stake() -> None:
+def test_a_point_is_refused_when_a_gambler_who_bets_against_it_has_twenty_times_the_stake():
     scores = [1.0, 0.75, 1.0, 1.0, 0.5, 1.0, 1.0, 0.75, 1.0, 1.0, 1.0, 1.0]
     low = confidence_sequence(scores)[-1, 0]
 

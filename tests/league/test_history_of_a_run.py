@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 from tests.harness.live_run import train_arguments
 
@@ -15,9 +14,7 @@ def active_versions() -> set[str]:
     return {entry["uid"] for entry in entries if entry["active"] and entry["role"] == "learner"}
 
 
-def test_old_opponents_play_after_many_updates_and_a_resume(
-    small_model: Path, in_process: ModuleType
-) -> None:
+def test_old_opponents_play_after_many_updates_and_a_resume(small_model, in_process):
     done = in_process.rlforge_here(
         *train_arguments(
             small_model,

@@ -47,14 +47,7 @@ def pool_of(versions: int, fixed=(RANDOM, MINIMAX), seed=7, **config) -> ModelPo
 
 
 def record(
-    policies,
-    rewards,
-    *,
-    trained=None,
-    purpose="train",
-    actions="abc",
-    env_id="Game-v0",
-    error=None,
+    policies, rewards, *, trained=None, purpose="train", actions="abc", env_id="Game-v0", error=None
 ) -> GameRecord:
     """A game of ``policies``; trained None means the seats of the first policy's uid."""
     trained = [p.uid == policies[0].uid for p in policies] if trained is None else trained

@@ -74,9 +74,7 @@ def test_playing_only_oneself_rates_nobody(seat_rewards):
 def test_a_uid_on_several_seats_enters_once_with_its_mean_reward():
     ratings = table("a", "b", "c")
     # Means: a 0, b 0.1 (three tenths over three seats, inexact in binary), c 0.1: b and c tie.
-    ratings.record(
-        [("a", 1.0), ("b", 0.3), ("a", -1.0), ("b", 0.0), ("b", 0.0), ("c", 0.1)],
-    )
+    ratings.record([("a", 1.0), ("b", 0.3), ("a", -1.0), ("b", 0.0), ("b", 0.0), ("c", 0.1)])
     groups = [(REFERENCE.create_rating(),) for _ in "abc"]
     for uid, (expected,) in zip("abc", REFERENCE.rate(groups, ranks=[1, 0, 0]), strict=True):
         assert same(ratings.rating(uid), expected)

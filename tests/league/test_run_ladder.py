@@ -38,7 +38,7 @@ def league(size: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @given(sizes, seeds)
-def test_a_runs_ladder_is_the_maximum_of_its_posterior(size: int, seed: int) -> None:
+def test_a_runs_ladder_is_the_maximum_of_its_posterior(size, seed):
     _, points, games = league(size, seed)
 
     def loss(strengths: np.ndarray) -> float:
@@ -59,7 +59,7 @@ def test_a_runs_ladder_is_the_maximum_of_its_posterior(size: int, seed: int) -> 
         assert points_of == pytest.approx(ELO * (best[int(uid[1:])] - zero), abs=0.5)
 
 
-def test_intervals_of_a_runs_ladder_hold_the_true_differences() -> None:
+def test_intervals_of_a_runs_ladder_hold_the_true_differences():
     inside = total = 0
     for seed in range(200):
         rating, points, games = league(5, seed)
@@ -71,7 +71,7 @@ def test_intervals_of_a_runs_ladder_hold_the_true_differences() -> None:
     assert 0.92 <= inside / total <= 0.98
 
 
-def test_names_of_one_policy_are_one_member_and_their_games_do_not_count() -> None:
+def test_names_of_one_policy_are_one_member_and_their_games_do_not_count():
     results = {
         "base": {"step-0": [9, 0, 0], "step-5": [1, 0, 3]},
         "step-0": {"base": [0, 0, 9], "step-5": [0, 4, 0]},
@@ -83,9 +83,7 @@ def test_names_of_one_policy_are_one_member_and_their_games_do_not_count() -> No
     assert best.elo == pytest.approx(ELO * np.log(5 / 3), rel=0.05)  # 5 points of 8
 
 
-def test_those_with_most_games_are_rated_around_their_mean_where_the_start_is_not_among_them() -> (
-    None
-):
+def test_those_with_most_games_are_rated_around_their_mean_where_the_start_is_not_among_them():
     results = {
         "a": {"b": [30, 0, 10], "start": [1, 0, 0]},
         "b": {"a": [10, 0, 30]},

@@ -32,7 +32,7 @@ def antisymmetric(size: int, seed: int) -> np.ndarray:
 
 
 @given(sizes, seeds)
-def test_bradley_terry_finds_the_ratings_that_made_the_scores(size: int, seed: int) -> None:
+def test_bradley_terry_finds_the_ratings_that_made_the_scores(size, seed):
     rating = np.random.default_rng(seed).normal(0, 1.5, size)
 
     found = bradley_terry(expit(rating[:, None] - rating))
@@ -40,7 +40,7 @@ def test_bradley_terry_finds_the_ratings_that_made_the_scores(size: int, seed: i
     np.testing.assert_allclose(found, rating - rating.mean(), atol=1e-6)
 
 
-def test_bradley_terry_is_the_maximum_of_its_likelihood_in_a_cyclic_league() -> None:
+def test_bradley_terry_is_the_maximum_of_its_likelihood_in_a_cyclic_league():
     scores = expit(antisymmetric(5, 1))
     upper = np.triu_indices(5, 1)
 
@@ -54,7 +54,7 @@ def test_bradley_terry_is_the_maximum_of_its_likelihood_in_a_cyclic_league() -> 
 
 
 @given(sizes, seeds)
-def test_the_cyclic_part_is_orthogonal_to_every_rating(size: int, seed: int) -> None:
+def test_the_cyclic_part_is_orthogonal_to_every_rating(size, seed):
     odds = antisymmetric(size, seed)
     rating = np.random.default_rng(seed + 1).normal(size=size)
 
@@ -64,7 +64,7 @@ def test_the_cyclic_part_is_orthogonal_to_every_rating(size: int, seed: int) -> 
     assert (rest * (rating[:, None] - rating)).sum() == pytest.approx(0, abs=1e-8)
 
 
-def test_noise_adds_nothing_to_the_cyclic_share_on_average() -> None:
+def test_noise_adds_nothing_to_the_cyclic_share_on_average():
     rng = np.random.default_rng(0)
     odds, noise = antisymmetric(5, 3), np.full((5, 5), 0.3)
     np.fill_diagonal(noise, 0)
@@ -76,7 +76,7 @@ def test_noise_adds_nothing_to_the_cyclic_share_on_average() -> None:
     assert measured.mean() == pytest.approx(true, abs=0.02)
 
 
-def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cycles() -> None:
+def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cycles():
     rng = np.random.default_rng(0)
     rating = rng.normal(size=5)
     cycle = np.roll(np.eye(5), 1, axis=1) - np.roll(np.eye(5), -1, axis=1)
@@ -98,7 +98,7 @@ def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cyc
 @example(4, 1359).via("the same")
 @example(6, 565).via("the same, with copies")
 @given(sizes, seeds)
-def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size: int, seed: int) -> None:
+def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size, seed):
     payoffs = antisymmetric(size, seed)
 
     nash = maximum_entropy_nash(payoffs)
@@ -111,9 +111,7 @@ def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size: int, s
 
 @settings(max_examples=20)
 @given(sizes, seeds, st.sampled_from([1e-4, 1e4]))
-def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(
-    size: int, seed: int, unit: float
-) -> None:
+def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(size, seed, unit):
     payoffs = antisymmetric(size, seed)
 
     nash = maximum_entropy_nash(unit * payoffs)
@@ -121,11 +119,11 @@ def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(
     np.testing.assert_allclose(nash, maximum_entropy_nash(payoffs), atol=1e-6)
 
 
-def test_of_all_nash_equilibria_the_one_of_largest_entropy_is_taken() -> None:
+def test_of_all_nash_equilibria_the_one_of_largest_entropy_is_taken():
     assert maximum_entropy_nash(np.zeros((3, 3))) == pytest.approx([1 / 3] * 3)
 
 
-def test_draws_have_the_mean_of_the_scores_and_the_spread_of_students_t() -> None:
+def test_draws_have_the_mean_of_the_scores_and_the_spread_of_students_t():
     scores = np.random.default_rng(0).choice([0.0, 0.5, 1.0], 40).tolist()
 
     drawn = score_draws([scores], 2, seed=0, draws=40_000)[:, 0, 1]

@@ -99,7 +99,7 @@ class Image:
 
 
 @pytest.mark.timeout(600)
-def test_every_step_of_the_container_file_works(tmp_path: Path) -> None:
+def test_every_step_of_the_container_file_works(tmp_path):
     image = Image(tmp_path)
     shown = [image.take(instruction, rest) for instruction, rest in STEPS]
     assert "Train language models" in shown[-1]
@@ -110,7 +110,7 @@ def test_every_step_of_the_container_file_works(tmp_path: Path) -> None:
     assert [name for name in listed if name in presets] == presets
 
 
-def test_the_page_on_installation_has_its_commands() -> None:
+def test_the_page_on_installation_has_its_commands():
     page = (ROOT / "docs" / "install.md").read_text()
     built = re.findall(r"(?:docker|podman) build [^`\n]*", page)
     assert built, "how to build the image"

@@ -35,7 +35,7 @@ def arguments(command: str) -> list[str]:
     return [word for word in shlex.split(command.partition("train ")[2]) if "--" not in word]
 
 
-def test_the_job_on_kubernetes_has_room_for_what_its_command_asks() -> None:
+def test_the_job_on_kubernetes_has_room_for_what_its_command_asks():
     job: dict[str, Any] = list(yaml.safe_load_all(MANIFEST))[1]
     config = compose(arguments(job["spec"]["entrypoint"])).config
     [workers] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
@@ -51,7 +51,7 @@ def test_the_job_on_kubernetes_has_room_for_what_its_command_asks() -> None:
     assert Path(config.run_dir).is_relative_to(mount["mountPath"])
 
 
-def test_the_example_of_the_slurm_script_fills_its_nodes() -> None:
+def test_the_example_of_the_slurm_script_fills_its_nodes():
     example = SCRIPT.partition("sbatch ")[2].partition("\n#\n")[0].replace("\\\n#", "")
     words = shlex.split(example)
     gpus = int(words[words.index("--nodes") + 1]) * int(words[words.index("--gpus-per-node") + 1])
@@ -62,9 +62,7 @@ def test_the_example_of_the_slurm_script_fills_its_nodes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(
-    small_model: Path, tmp_path: Path
-) -> None:
+def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(small_model, tmp_path):
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"

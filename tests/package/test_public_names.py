@@ -19,7 +19,7 @@ WITH_RUN = ("Policy", "Run", "load_run", "resume", "sft", "train")  # tests/test
 
 
 @pytest.mark.parametrize("name", rlforge.__all__)
-def test_a_public_name_has_a_docstring_and_an_example(name: str) -> None:
+def test_a_public_name_has_a_docstring_and_an_example(name):
     text = NAMES["docstring"](name)
     summary, _, example = text.partition("Example:")
     assert summary.strip()
@@ -28,7 +28,7 @@ def test_a_public_name_has_a_docstring_and_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(rlforge.__all__) - set(WITH_RUN)))
-def test_the_example_of_a_public_name_runs(name: str) -> None:
+def test_the_example_of_a_public_name_runs(name):
     module = NAMES["home"](name)
     test = doctest.DocTestParser().get_doctest(
         NAMES["docstring"](name), dict(vars(module)), name, module.__file__, 0
@@ -39,7 +39,7 @@ def test_the_example_of_a_public_name_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", rlforge.__all__)
-def test_a_public_name_has_types(name: str) -> None:
+def test_a_public_name_has_types(name):
     found, home = getattr(rlforge, name), NAMES["home"](name)
     members = list(vars(found).values()) if inspect.isclass(found) else [found]
     for member in members:
@@ -53,7 +53,7 @@ def test_a_public_name_has_types(name: str) -> None:
             assert parameter.annotation is not parameter.empty, (function, parameter)
 
 
-def test_public_names_are_as_recorded_or_in_the_changelog() -> None:
+def test_public_names_are_as_recorded_or_in_the_changelog():
     missing = NAMES["unnamed"](NAMES["RECORDED"].read_text(), NAMES["render"](), CHANGELOG)
     assert missing == [], (
         f"public names changed: {', '.join(missing)}. Name each in backticks in the section "
@@ -75,19 +75,17 @@ train(*overrides: str) -> Run
 """
 
 
-def test_changes_of_public_names_are_found() -> None:
+def test_changes_of_public_names_are_found():
     assert NAMES["changed"](RECORD, NOW) == ["Grpo", "New", "Old"]
     assert NAMES["changed"](NOW, NOW) == []
 
 
-def test_a_change_must_be_named_in_the_unreleased_section() -> None:
+def test_a_change_must_be_named_in_the_unreleased_section():
     log = "# Changelog\n\n## [Unreleased]\n\n- `Grpo` and `New`.\n\n## [0.1.0]\n\n- `Old`.\n"
     assert NAMES["unnamed"](RECORD, NOW, log) == ["Old"]
 
 
-def test_the_record_is_written_only_with_a_changelog(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_record_is_written_only_with_a_changelog(monkeypatch, tmp_path):
     record, log = tmp_path / "names.txt", tmp_path / "CHANGELOG.md"
     record.write_text(NAMES["render"]().replace("class Run\n", "class Run(Old)\n"))
     main = NAMES["main"]
@@ -101,7 +99,7 @@ def test_the_record_is_written_only_with_a_changelog(
     assert record.read_text() == NAMES["render"]()
 
 
-def test_public_names_are_imported_when_they_are_used() -> None:
+def test_public_names_are_imported_when_they_are_used():
     heavy = {"torch", "ray", "pandas", "transformers", "hydra", "duckdb"}
     code = f"import sys, rlforge; print(sorted({heavy} & set(sys.modules)), rlforge.__version__)"
     done = subprocess.run(
@@ -110,7 +108,7 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     assert done.stdout.strip() == f"[] {rlforge.__version__}"
 
 
-def test_an_unknown_public_name_is_an_attribute_error() -> None:
+def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'rlforge' has no attribute 'nosuch'"):
         _ = rlforge.nosuch
     assert set(rlforge.__all__) <= set(dir(rlforge))

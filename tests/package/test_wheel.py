@@ -97,12 +97,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- what is inside
 
 
-def test_the_wheel_has_the_version_of_the_sources(wheel: Path, metadata: Message) -> None:
+def test_the_wheel_has_the_version_of_the_sources(wheel, metadata):
     assert wheel.name == f"rlforge-{rlforge.__version__}-py3-none-any.whl"
     assert metadata["Version"] == rlforge.__version__
 
 
-def test_the_wheel_holds_all_that_the_sources_read(files: list[str]) -> None:
+def test_the_wheel_holds_all_that_the_sources_read(files):
     options = [f"rlforge/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")]
     modules = [str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")]
     assert len(options) > 50
@@ -110,12 +110,12 @@ def test_the_wheel_holds_all_that_the_sources_read(files: list[str]) -> None:
     assert needed - set(files) == set()
 
 
-def test_the_wheel_holds_nothing_else(files: list[str]) -> None:
+def test_the_wheel_holds_nothing_else(files):
     assert {name.split("/")[0].partition("-")[0] for name in files} == {"rlforge"}
     assert [name for name in files if "__pycache__" in name or "/tests/" in name] == []
 
 
-def test_the_metadata_names_authors_licence_and_places(metadata: Message) -> None:
+def test_the_metadata_names_authors_licence_and_places(metadata):
     assert metadata["Author"] == "The rlforge developers"
     assert metadata["License-Expression"] == "Apache-2.0"
     places = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
@@ -125,7 +125,7 @@ def test_the_metadata_names_authors_licence_and_places(metadata: Message) -> Non
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
-def test_links_of_the_long_description_are_absolute(metadata: Message) -> None:
+def test_links_of_the_long_description_are_absolute(metadata):
     text = metadata.get_payload()
     assert isinstance(text, str)
     assert metadata["Description-Content-Type"].startswith("text/markdown")
@@ -136,7 +136,7 @@ def test_links_of_the_long_description_are_absolute(metadata: Message) -> None:
     assert [link for link in links if not re.match(r"https://|#", link)] == []
 
 
-def test_absolute_links_lead_to_files_of_the_repository(metadata: Message) -> None:
+def test_absolute_links_lead_to_files_of_the_repository(metadata):
     text = str(metadata.get_payload())
     places = re.findall(
         r"github(?:usercontent)?\.com/rlforge/rlforge/(?:blob/)?main/([^)#\s\"]+)", text
@@ -144,7 +144,7 @@ def test_absolute_links_lead_to_files_of_the_repository(metadata: Message) -> No
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
-def test_the_citation_names_the_version_and_authors_of_the_package(metadata: Message) -> None:
+def test_the_citation_names_the_version_and_authors_of_the_package(metadata):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation.keys() >= {"cff-version", "message", "title", "authors"}
     assert citation["version"] == metadata["Version"]
@@ -155,7 +155,7 @@ def test_the_citation_names_the_version_and_authors_of_the_package(metadata: Mes
 # ---------------------------------------------------------------- what works when installed
 
 
-def test_the_installed_command_says_its_version(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_says_its_version(installed, tmp_path):
     answer = command(installed / "rlforge", "--version", folder=tmp_path)
     assert answer.stdout == f"rlforge {rlforge.__version__}\n", answer.stderr
     code = (
@@ -167,7 +167,7 @@ def test_the_installed_command_says_its_version(installed: Path, tmp_path: Path)
     assert Path(folder).is_relative_to(installed.parent)
 
 
-def test_the_installed_command_composes_an_experiment(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_composes_an_experiment(installed, tmp_path):
     answer = command(
         installed / "rlforge", "config", "+experiment=simpletak_mirror", folder=tmp_path
     )
@@ -175,7 +175,7 @@ def test_the_installed_command_composes_an_experiment(installed: Path, tmp_path:
     assert yaml.safe_load(answer.stdout)["name"] == "simpletak_mirror"
 
 
-def test_help_names_only_what_is_installed(installed: Path, tmp_path: Path) -> None:
+def test_help_names_only_what_is_installed(installed, tmp_path):
     overview = command(installed / "python", "-m", "rlforge", "--help", folder=tmp_path)
     assert "simpletak" in command(installed / "rlforge", "train", "-h", folder=tmp_path).stdout
     assert overview.returncode == 0, overview.stderr
@@ -184,7 +184,7 @@ def test_help_names_only_what_is_installed(installed: Path, tmp_path: Path) -> N
     assert keys.stdout.startswith("learner.betas=[0.9, 0.999]"), keys.stderr
 
 
-def test_no_message_points_to_a_file_of_the_repository() -> None:
+def test_no_message_points_to_a_file_of_the_repository():
     pages = r"(?<!/main/)\b(?:docs/\w+\.md|see README|constraints\.txt)"
     generators = ("config/docs.py", "config/schema.py", "preflight/memory/page.py")
     found = [
@@ -197,7 +197,7 @@ def test_no_message_points_to_a_file_of_the_repository() -> None:
     assert found == []
 
 
-def test_a_type_checker_reads_the_installed_package(installed: Path, tmp_path: Path) -> None:
+def test_a_type_checker_reads_the_installed_package(installed, tmp_path):
     (tmp_path / "mine.py").write_text(USER_FILE)
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n" + SKIPPED)
     answer = command(

@@ -9,13 +9,12 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.harness.live_run import RUN, actor_pids, change_config, rows, train_arguments
-from tests.plugins.conftest import PACKAGE, Environment
+from tests.plugins.conftest import PACKAGE
 
 from rlforge.config.plugins import KINDS
 
@@ -52,9 +51,7 @@ GAMES = (
 )
 
 
-def test_the_package_offers_each_kind_of_extension(
-    with_examples: Environment,
-) -> None:
+def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
     added = [
         row for row in json.loads(Path("plugins.json").read_text()) if row["origin"] != "rlforge"
@@ -65,7 +62,7 @@ def test_the_package_offers_each_kind_of_extension(
     assert not any(row["problem"] for row in added)
 
 
-def test_the_package_has_only_short_pieces() -> None:
+def test_the_package_has_only_short_pieces():
     """It is documentation: each file of one or two things has at most 60 lines, or 90 of sinks."""
     lines = {file: len(file.read_text().splitlines()) for file in (PACKAGE / "src").rglob("*.py")}
     most = max(n for file, n in lines.items() if file.parent.name == "example_plugins")
@@ -73,7 +70,7 @@ def test_the_package_has_only_short_pieces() -> None:
     assert max(lines.values()) <= 90
 
 
-def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment) -> None:
+def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples):
     with_examples.run("train", *GAMES)
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
     change_config("total_updates", 2, 3)
@@ -95,9 +92,7 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment
     assert "greedy" in rows("ratings.jsonl")[-1]["ratings"]
 
 
-def test_a_continuous_run_scores_with_it(
-    with_examples: Environment, small_market: Sequence[str]
-) -> None:
+def test_a_continuous_run_scores_with_it(with_examples, small_market):
     scorer = "ruler.scoring_method=by_rank"
     sink = "tracker.sinks=[{name: 'example_plugins.sinks:CsvSink'}]"
     few = ("continuous.windows=1", f"run_dir={RUN}")
@@ -107,7 +102,7 @@ def test_a_continuous_run_scores_with_it(
     assert (RUN / "metrics.csv").read_text()
 
 
-def test_wrong_settings_end_a_command_before_it_starts(with_examples: Environment) -> None:
+def test_wrong_settings_end_a_command_before_it_starts(with_examples):
     other = with_examples.packages / "other_nim-2.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-nim\nVersion: 2.0\n")
@@ -194,8 +189,8 @@ class Silent:
 
 
 def test_actors_import_a_module_of_the_current_directory_and_record_its_numbers(
-    environment: Environment, small_model: Path
-) -> None:
+    environment, small_model
+):
     Path("mine.py").write_text(MINE.format(imported=str(Path("imported").absolute())))
     environment.run(
         *train_arguments(

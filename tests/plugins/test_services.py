@@ -35,9 +35,7 @@ def sink(settings: dict[str, Any]) -> Any:
 
 
 @pytest.mark.release
-def test_trackio_keeps_a_resumed_run_as_one_with_each_point_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackio_keeps_a_resumed_run_as_one_with_each_point_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))  # read when it is imported
     trackio = pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
@@ -68,9 +66,7 @@ def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.release
-def test_mlflow_keeps_a_resumed_run_as_one_with_each_point_once(
-    tmp_path: Path, mlflow_server: Any
-) -> None:
+def test_mlflow_keeps_a_resumed_run_as_one_with_each_point_once(tmp_path, mlflow_server):
     paths = create_run(tmp_path / "sweep_2026" / "0")
     paths.command.write_text("rlforge train seed=7\n")
     paths.config.write_text(f"learner: {{batch_size: 8}}\nprompt: {'x' * 600}\n")
@@ -87,9 +83,7 @@ def test_mlflow_keeps_a_resumed_run_as_one_with_each_point_once(
 
 
 @pytest.mark.release
-def test_mlflow_takes_tables_adapters_and_keys_of_every_game(
-    tmp_path: Path, mlflow_server: Any
-) -> None:
+def test_mlflow_takes_tables_adapters_and_keys_of_every_game(tmp_path, mlflow_server):
     made = sink(MLFLOW)
     made.open(create_run(tmp_path / "run"), "demo")
     made.write(1, {"evaluation-kuhn_poker(players=2)/base/win_rate": 0.5})
@@ -113,9 +107,7 @@ def test_mlflow_takes_tables_adapters_and_keys_of_every_game(
     [(TRACKIO, "pip install trackio"), (MLFLOW, "pip install mlflow-skinny")],
     ids=["trackio", "mlflow"],
 )
-def test_a_missing_package_is_named_before_the_run(
-    settings: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_before_the_run(settings, remedy, monkeypatch):
     missing, real = remedy.split()[-1].partition("-")[0], importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else real(name)
@@ -124,7 +116,7 @@ def test_a_missing_package_is_named_before_the_run(
         check_sinks(TrackerConfig(sinks=[settings]))
 
 
-def test_mlflow_needs_the_name_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_needs_the_name_of_its_server(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError, match="no MLflow server is named; set MLFLOW_TRACKING_URI"):

@@ -50,14 +50,14 @@ OTHERS = ["served_answers", "smollm2_market"]
 
 
 @pytest.mark.parametrize("experiment", [*EXPERIMENTS, *OTHERS])
-def test_every_preset_is_valid_under_its_own_name(experiment: str) -> None:
+def test_every_preset_is_valid_under_its_own_name(experiment):
     composed = compose_run([f"+experiment={experiment}"], None, ContinuousConfig)
     check_continuous(composed, keys=False)
     assert composed.config.name == experiment
     assert isinstance(composed.config, ContinuousConfig)
 
 
-def test_presets_differ_from_the_first_in_one_line_each() -> None:
+def test_presets_differ_from_the_first_in_one_line_each():
     folder = conf_dir() / "experiment"
     for name in EXPERIMENTS:
         lines = (folder / f"{name}.yaml").read_text().splitlines()
@@ -68,7 +68,7 @@ def test_presets_differ_from_the_first_in_one_line_each() -> None:
             assert len(own) - follows == 2 if base in own else len(own) == 1, name
 
 
-def test_the_default_is_the_documents_configuration() -> None:
+def test_the_default_is_the_documents_configuration():
     """``GRPOConfig`` of the document, field by field."""
     config = compose_run([], None, ContinuousConfig).config
     assert isinstance(config, ContinuousConfig)
@@ -126,10 +126,7 @@ def test_the_default_is_the_documents_configuration() -> None:
         ),
         (["window.grace_seconds=60"], r"window\.grace_seconds=60.0 .*7200 seconds .*null"),
         (["continuous.max_staleness=1"], r"max_staleness=1 .*2 windows, .*null"),
-        (
-            ["store.keep_windows=1"],
-            r"keep_windows=1 .*outcomes of the last 3 windows",
-        ),
+        (["store.keep_windows=1"], r"keep_windows=1 .*outcomes of the last 3 windows"),
         (
             ["window.clock=simulated", "window.minutes=120", "continuous.start=2024-11-13-11:00"],
             r"continuous\.start=2024-11-13-11:00 .*no window of 120 minutes begins then",
@@ -148,14 +145,14 @@ def test_the_default_is_the_documents_configuration() -> None:
         ),
     ],
 )
-def test_contradictions_are_one_message(overrides: list[str], message: str) -> None:
+def test_contradictions_are_one_message(overrides, message):
     with pytest.raises(ConfigError, match=message) as caught:
         check_continuous(compose_run(overrides, None, ContinuousConfig), keys=False)
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("train_on", ["score", "mix", "reward"])
-def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on: str) -> None:
+def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
     given = ["+experiment=served_answers", "ruler=judge", f"continuous.train_on={train_on}"]
     composed = compose_run([*given, "continuous.select_by=score"], None, ContinuousConfig)
     refused = pytest.raises(ConfigError, match=f"train_on={train_on} .*please the judge.*reward")
@@ -173,7 +170,7 @@ def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on: str) -
         ("continuous.source=store", "names no store, and continuous.source=store reads one"),
     ],
 )
-def test_a_run_that_cannot_get_decisions_is_refused(override: str, message: str) -> None:
+def test_a_run_that_cannot_get_decisions_is_refused(override, message):
     composed = compose_run(["+experiment=served_answers", override], None, ContinuousConfig)
     with pytest.raises(ConfigError, match=message):
         check_continuous(composed, keys=False)
@@ -192,7 +189,7 @@ def test_a_run_that_cannot_get_decisions_is_refused(override: str, message: str)
         ("continuous.start=2024-11-13-10:30", "no window of 60 minutes begins then"),
     ],
 )
-def test_episodes_need_a_function_and_simulated_time(override: str, message: str) -> None:
+def test_episodes_need_a_function_and_simulated_time(override, message):
     given = ["continuous.source=episodes", "window.clock=simulated"]
     given += [f"episodes.function={__name__}:play"]
     check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
@@ -201,7 +198,7 @@ def test_episodes_need_a_function_and_simulated_time(override: str, message: str
         check_continuous(composed, keys=False)
 
 
-def test_a_run_from_requests_takes_models_that_know_nothing_of_markets() -> None:
+def test_a_run_from_requests_takes_models_that_know_nothing_of_markets():
     composed = compose_run(["+experiment=served_answers", "model=tiny"], None, ContinuousConfig)
     check_continuous(composed, keys=False)
     assert isinstance(composed.config, ContinuousConfig)
@@ -209,7 +206,7 @@ def test_a_run_from_requests_takes_models_that_know_nothing_of_markets() -> None
 
 
 @pytest.mark.parametrize(("key", "value"), [("push", "me/data"), ("keep_windows", "9")])
-def test_a_store_that_is_read_is_not_written_to(tmp_path: Path, key: str, value: str) -> None:
+def test_a_store_that_is_read_is_not_written_to(tmp_path, key, value):
     TrajectoryStore(tmp_path / "store").close()
     given = ["continuous.source=store", f"store.path={tmp_path / 'store'}"]
     check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
@@ -218,31 +215,31 @@ def test_a_store_that_is_read_is_not_written_to(tmp_path: Path, key: str, value:
         check_continuous(composed, keys=False)
 
 
-def test_a_store_that_is_not_there_is_refused() -> None:
+def test_a_store_that_is_not_there_is_refused():
     given = ["continuous.source=store", "store.path=nowhere"]
     with pytest.raises(ConfigError, match=r"store\.path=nowhere .*no trajectory store"):
         check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
 
 
-def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here() -> None:
+def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here():
     check_continuous(compose_run(["learner=tiny_ppo"], None, ContinuousConfig), keys=False)
 
 
-def test_experiments_of_the_other_kind_name_the_command_that_runs_them() -> None:
+def test_experiments_of_the_other_kind_name_the_command_that_runs_them():
     with pytest.raises(ConfigError, match=r"plays games: start it with rlforge train \+experiment"):
         compose_run(["+experiment=simpletak_mirror"], None, ContinuousConfig)
     with pytest.raises(ConfigError, match=r"start it with rlforge continuous \+experiment=market"):
         compose_run(["+experiment=market_rolling"], None, RunConfig)
 
 
-def test_looking_at_an_experiment_finds_out_what_it_is() -> None:
+def test_looking_at_an_experiment_finds_out_what_it_is():
     assert compose_any(["+experiment=market_ppo"]).config.primary == "continuous"
     assert compose_any(["+experiment=kuhn_grpo"]).config.primary == "config"
     assert compose_any(["seed=3"]).config.primary == "config"
     assert compose_any(["continuous.windows=3"]).config.primary == "continuous"
 
 
-def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path: Path) -> None:
+def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path):
     (tmp_path / "experiment").mkdir()
     mine = tmp_path / "experiment" / "mine.yaml"
     mine.write_text("# @package _global_\ndefaults: [market_rolling]\nname: mine\nseed: 4\n")
@@ -250,7 +247,7 @@ def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path: Pat
     assert (composed.config.primary, composed.config.seed) == ("continuous", 4)
 
 
-def test_a_run_knows_what_it_is_of(tmp_path: Path) -> None:
+def test_a_run_knows_what_it_is_of(tmp_path):
     config = compose_run(["+experiment=market_a2c"], None, ContinuousConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert read_run(tmp_path, ContinuousConfig) == config
@@ -261,7 +258,7 @@ def test_a_run_knows_what_it_is_of(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere", ContinuousConfig)
 
 
-def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
+def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
     config = compose_run([], None, ContinuousConfig).config
     assert isinstance(config, ContinuousConfig)
     graph = build_graph(config, Machine(cpus=4, gpus=2))
@@ -270,7 +267,7 @@ def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
     assert build_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
 
 
-def test_a_template_that_shows_squares_is_refused() -> None:
+def test_a_template_that_shows_squares_is_refused():
     composed = compose_run([], None, ContinuousConfig)
     config = dataclasses.replace(
         composed.config,
@@ -282,7 +279,7 @@ def test_a_template_that_shows_squares_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["play", "PLAYER"])
-def test_by_default_all_answers_of_episodes_are_learned_from(name: str) -> None:
+def test_by_default_all_answers_of_episodes_are_learned_from(name):
     given = ["continuous.source=episodes", "window.clock=simulated"]
     given += [f"episodes.function={__name__}:{name}"]
     composed = compose_run(given, None, ContinuousConfig)
@@ -334,9 +331,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_a_model_that_could_not_take_part_is_refused(
-    language_model: Path, overrides: list[str], message: str
-) -> None:
+def test_a_model_that_could_not_take_part_is_refused(language_model, overrides, message):
     given = ["model=hf", f"model.name={language_model}"]
     long = ["engine.max_model_len=4096", "learner.max_train_len=null"]
     fits = compose_run([*given, *long], None, ContinuousConfig)
@@ -351,8 +346,8 @@ def test_a_model_that_could_not_take_part_is_refused(
 
 
 def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_not_fit(
-    language_model: Path,
-) -> None:
+    language_model,
+):
     """Also to be learned from with ``rlforge sft``."""
     given = ["+experiment=smollm2_market", "model=hf", f"model.name={language_model}"]
     given += ["engine.max_model_len=450", "data=value_trader", "engine.max_tokens=64"]
@@ -363,14 +358,14 @@ def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_no
 
 @pytest.mark.parametrize("extraction", ["number", "bracket", "last_line", "boxed", "raw"])
 def test_language_models_take_part_whatever_finds_their_actions_in_games(
-    language_model: Path, extraction: str
-) -> None:
+    language_model, extraction
+):
     given = ["model=hf", f"model.name={language_model}", f"model.action_extraction={extraction}"]
     given += ["engine.max_model_len=4096", "learner.max_train_len=null"]
     check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
 
 
-def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_model: Path) -> None:
+def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_model):
     """As the docstring of ``GRPOConfig`` says."""
     grpo = rlforge.GRPOConfig(model_name=str(language_model), max_length=4096)
     for experiment in ("market_continuous", "smollm2_market"):

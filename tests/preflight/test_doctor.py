@@ -181,10 +181,7 @@ def test_the_mend_in_the_message_is_accepted(machine):
     check_fit(compose([QUICK_START, *mend]).config)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [["model.name=some/unknown"], ["hardware=cluster"]],
-)
+@pytest.mark.parametrize("overrides", [["model.name=some/unknown"], ["hardware=cluster"]])
 def test_train_says_nothing_where_nothing_is_known(machine, overrides):
     machine(dataclasses.replace(ADA, memory=GIB))
 

@@ -38,7 +38,7 @@ TINY = "+experiment=simpletak_mirror"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_experiment_is_valid(experiment, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     check(compose_any([f"+experiment={experiment}"]))
 
@@ -167,9 +167,7 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
     ],
 )
-def test_contradictions_name_key_value_and_mend(
-    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contradictions_name_key_value_and_mend(overrides, message, monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=message) as caught:
         validate(compose([*([] if "+" in overrides[0] else [TINY]), *overrides]))
@@ -177,33 +175,31 @@ def test_contradictions_name_key_value_and_mend(
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "cispo", "rloo", "maxrl", "dapo"])
-def test_the_relatives_of_grpo_are_chosen_by_their_names(algorithm: str) -> None:
+def test_the_relatives_of_grpo_are_chosen_by_their_names(algorithm):
     composed = compose([TINY, f"algorithm={algorithm}", "rewards=wins"])
     validate(composed)
     assert composed.config.algorithm.name == "grpo"
 
 
-def test_envs_take_template_and_extraction_of_the_model() -> None:
+def test_envs_take_template_and_extraction_of_the_model():
     config = compose([TINY]).config
     assert train_envs(config)[0].prompt_template == "board"
     assert train_envs(config)[0].action_extraction == "bracket"
     assert eval_envs(config) == train_envs(config)
 
 
-def test_the_untrained_model_is_always_an_evaluation_opponent() -> None:
+def test_the_untrained_model_is_always_an_evaluation_opponent():
     config = compose([TINY, "eval.opponents=[win_block]"]).config
     (pairing,) = eval_pairings(config)
     assert [policy.uid for policy in pairing.opponents] == ["base", "win_block"]
 
 
 @pytest.mark.parametrize("temperature", ["0", "null", "0.5"])
-def test_vllm_evaluates_greedily_or_at_a_usual_temperature(temperature: str) -> None:
+def test_vllm_evaluates_greedily_or_at_a_usual_temperature(temperature):
     validate(compose([TINY, "engine=vllm", f"eval.temperature={temperature}"]), keys=False)
 
 
-def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(monkeypatch):
     monkeypatch.setattr("rlforge.engines.vllm_settings.version_of", lambda name: None)
     composed = compose([TINY, "engine=vllm"])
     validate(composed, keys=False)
@@ -211,7 +207,7 @@ def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
         validate(composed)
 
 
-def test_an_evaluation_environment_may_have_opponents_of_its_own() -> None:
+def test_an_evaluation_environment_may_have_opponents_of_its_own():
     config = compose(
         [
             "+experiment=multi_game",
@@ -232,7 +228,7 @@ def test_an_evaluation_environment_may_have_opponents_of_its_own() -> None:
     ]
 
 
-def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatch) -> None:
+def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatch):
     (tmp_path / "words.py").write_text(
         "from rlforge.games.markup import Markup\n"
         "from rlforge.games.originals import OneTurn\n"
@@ -256,9 +252,7 @@ def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatc
         (["engine.max_tokens=1"], r"^engine\.max_tokens=1: an answer with .* raise it to"),
     ],
 )
-def test_first_prompts_and_actions_must_fit(
-    small_model: Path, overrides: list[str], message: str
-) -> None:
+def test_first_prompts_and_actions_must_fit(small_model, overrides, message):
     given = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
     sizes = ["engine.max_tokens=64", "engine.max_model_len=100000"]
     with pytest.raises(ConfigError, match=message):
@@ -266,9 +260,7 @@ def test_first_prompts_and_actions_must_fit(
     validate(compose([*given, *sizes, *overrides]), keys=False)  # only looked at
 
 
-def test_first_prompts_must_fit_the_positions_of_the_model(
-    small_model: Path, tmp_path: Path
-) -> None:
+def test_first_prompts_must_fit_the_positions_of_the_model(small_model, tmp_path):
     shutil.copytree(small_model, "short")
     described = json.loads(Path("short/config.json").read_text())
     Path("short/config.json").write_text(json.dumps({**described, "max_position_embeddings": 40}))

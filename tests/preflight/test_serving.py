@@ -14,18 +14,18 @@ def check(*overrides: str) -> None:
     check_service(compose(["+experiment=simpletak_mirror", *overrides], root=ServingConfig))
 
 
-def test_the_defaults_pass() -> None:
+def test_the_defaults_pass():
     check()
     check("deployment=ab_test")
 
 
-def test_a_trial_needs_room_for_three_versions() -> None:
+def test_a_trial_needs_room_for_three_versions():
     check("engine.max_loras=2")
     with pytest.raises(ConfigError, match=r"engine\.max_loras=2 .*at least 3 for .*=ab_test"):
         check("engine.max_loras=2", "deployment=ab_test")
 
 
-def test_the_opponent_of_held_out_games_must_be_able_to_play() -> None:
+def test_the_opponent_of_held_out_games_must_be_able_to_play():
     with pytest.raises(
         ConfigError, match=r"deployment\.holdout_opponent=value_trader .*cannot play"
     ):

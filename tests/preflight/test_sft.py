@@ -33,7 +33,7 @@ def check(*lines: str) -> None:
         (MARKET, "data=value_trader", "model.action_extraction=boxed"),
     ],
 )
-def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
+def test_what_can_run_passes(lines):
     check(*lines)
 
 
@@ -63,15 +63,13 @@ def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused_with_its_key(
-    lines: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_is_refused_with_its_key(lines, message, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=message):
         check(*lines)
 
 
-def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path: Path) -> None:
+def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(RunConfig(model=ModelConfig(kind="tiny"))))
     with pytest.raises(ConfigError, match="has no recorded games"):
         check(f"data.run={tmp_path}")
@@ -79,14 +77,12 @@ def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path: Path) -> None
         check(f"data.run={tmp_path}", "model=hf", "model.name=a/b")
 
 
-def test_the_loss_of_given_answers_is_not_for_games() -> None:
+def test_the_loss_of_given_answers_is_not_for_games():
     with pytest.raises(ConfigError, match=r"algorithm\.name=supervised.*rlforge sft"):
         validate(compose_any(["algorithm=supervised"]))
 
 
-def test_the_command_ends_with_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ends_with_one_line_and_exit_code_2(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rlforge", "sft", TICTACTOE, "data.file=nowhere"])
     with pytest.raises(SystemExit) as ending:
         main()

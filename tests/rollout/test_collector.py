@@ -7,7 +7,6 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -28,15 +27,7 @@ from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.policies import ModelPlayers
 from rlforge.rollout.schedule import derive_seed
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    SamplingParams,
-    Seat,
-)
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams, Seat
 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)
 
@@ -103,7 +94,7 @@ class Table:
         return answer
 
 
-async def test_every_game_is_played_once_and_delivered() -> None:
+async def test_every_game_is_played_once_and_delivered():
     ports = ListPorts([game(i) for i in range(50)])
     table = Table()
     await Collector(CollectorConfig(num_train_workers=8), ports, table).train()
@@ -113,7 +104,7 @@ async def test_every_game_is_played_once_and_delivered() -> None:
     assert all(record.error is None for record in ports.records)
 
 
-async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots() -> None:
+async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots():
     ports = ListPorts([game(i) for i in range(40)])
     table = Table()
     collector = Collector(CollectorConfig(num_train_workers=8), ports, table)
@@ -129,7 +120,7 @@ async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots(
     assert len({record.spec.game_id for record in ports.records}) == len(ports.records) == 40 - lost
 
 
-async def test_failed_games_are_recorded_and_replaced() -> None:
+async def test_failed_games_are_recorded_and_replaced():
     ports = ListPorts([game(i) for i in range(10)])
     await Collector(CollectorConfig(num_train_workers=4), ports, Table(broken=["g3", "g7"])).train()
     failed = [record for record in ports.records if record.error is not None]
@@ -140,7 +131,7 @@ async def test_failed_games_are_recorded_and_replaced() -> None:
             assert learned == ((0, 1) if record.error is None else ())
 
 
-async def test_too_many_failures_in_a_row_end_the_run_with_their_cause() -> None:
+async def test_too_many_failures_in_a_row_end_the_run_with_their_cause():
     class Broken(Table):
         def __call__(self, spec: GameSpec) -> Answer:
             self.broken.add(spec.game_id)
@@ -167,8 +158,8 @@ async def test_too_many_failures_in_a_row_end_the_run_with_their_cause() -> None
     ],
 )
 async def test_with_the_filter_only_the_seat_that_forfeits_a_game_is_learned_from(
-    filtering: bool, trained: Sequence[bool], forfeits: int | None, learned: tuple[int, ...]
-) -> None:
+    filtering, trained, forfeits, learned
+):
     ports = ListPorts([game(0, trained=trained)])
     config = CollectorConfig(filter_opponent_invalid=filtering)
     table = Table(forfeit={} if forfeits is None else {"g0": forfeits})
@@ -177,7 +168,7 @@ async def test_with_the_filter_only_the_seat_that_forfeits_a_game_is_learned_fro
     assert ports.deliveries[0].learned == (learned,)
 
 
-async def test_ports_that_fail_end_the_collection_at_once() -> None:
+async def test_ports_that_fail_end_the_collection_at_once():
     class Gone(ListPorts):
         async def deliver(self, delivery: Delivery) -> None:
             raise RunError("the buffer is gone")
@@ -193,7 +184,7 @@ async def test_ports_that_fail_end_the_collection_at_once() -> None:
         )
 
 
-async def test_evaluation_replays_a_failed_game_once() -> None:
+async def test_evaluation_replays_a_failed_game_once():
     tries: list[str] = []
 
     class Once(Table):
@@ -323,9 +314,7 @@ def unlimited() -> tuple[Models, list[GameRecord]]:
     return models, asyncio.run(learned_from(models, first=0))
 
 
-async def test_a_context_limit_does_not_bias_the_lengths_of_games(
-    unlimited: tuple[Models, list[GameRecord]],
-) -> None:
+async def test_a_context_limit_does_not_bias_the_lengths_of_games(unlimited):
     free, whole = unlimited
     longest = {game_id: max(lengths) for game_id, lengths in free.longest.items()}
     most = int(statistics.median(longest.values()))
@@ -347,9 +336,7 @@ async def test_a_context_limit_does_not_bias_the_lengths_of_games(
     assert differ(ended, expected)
 
 
-async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(
-    small_model: Path,
-) -> None:
+async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(small_model):
     """The room for an answer shrinks: it is cut many turns before the prompt alone is too long."""
     tokenizer = load_tokenizer(ModelConfig(name=str(small_model)))
     free = Thinkers(tokenizer)
@@ -380,9 +367,7 @@ async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(
     assert differ(ended, expected)
 
 
-async def test_failures_of_the_engine_do_not_bias_the_lengths_of_games(
-    unlimited: tuple[Models, list[GameRecord]],
-) -> None:
+async def test_failures_of_the_engine_do_not_bias_the_lengths_of_games(unlimited):
     """Each request may fail, so that long games fail more often than short ones."""
 
     def fails(spec: GameSpec, turn: int) -> bool:
@@ -398,7 +383,7 @@ async def test_failures_of_the_engine_do_not_bias_the_lengths_of_games(
     assert statistics.mean(spared) < 0.95 * statistics.mean(lengths)
 
 
-async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message() -> None:
+async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message():
     ports = ListPorts([game(i) for i in range(4)])
     with pytest.raises(RunError, match=r"3 games failed in a row.*too long: engine.max_model_len"):
         await Collector(CollectorConfig(max_failures=3), ports, Models(most=5)).train()
@@ -424,7 +409,7 @@ def legal_of_seats(record: GameRecord) -> dict[int, set[int]]:
     }
 
 
-async def test_training_games_record_the_legal_tokens_of_trained_seats() -> None:
+async def test_training_games_record_the_legal_tokens_of_trained_seats():
     ports = ListPorts([game(0, trained=(True, False)), game(1)])
     await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
     counts = {record.spec.game_id: legal_of_seats(record) for record in ports.records}
@@ -433,7 +418,7 @@ async def test_training_games_record_the_legal_tokens_of_trained_seats() -> None
     assert counts["g1"][1] >= {8, 6}
 
 
-async def test_evaluation_games_and_other_algorithms_record_no_legal_tokens() -> None:
+async def test_evaluation_games_and_other_algorithms_record_no_legal_tokens():
     ports = ListPorts([game(0)])
     collector = Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of)
     (evaluated,) = await collector.evaluate([game(0)])
@@ -443,7 +428,7 @@ async def test_evaluation_games_and_other_algorithms_record_no_legal_tokens() ->
         assert len(record.turns) >= 5
 
 
-async def test_an_episode_carries_the_legal_tokens_of_its_turns() -> None:
+async def test_an_episode_carries_the_legal_tokens_of_its_turns():
     ports = ListPorts([game(0, trained=(True, False))])
     await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
     (record,) = ports.records
@@ -453,7 +438,7 @@ async def test_an_episode_carries_the_legal_tokens_of_its_turns() -> None:
     assert all(step.legal_tokens for step in episode.steps)
 
 
-async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures() -> None:
+async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures():
     specs = [game(i) for i in range(12)]
     table = Table(broken=["g3"], forfeit={"g5": 1})
 
@@ -482,9 +467,7 @@ async def test_games_that_are_handed_out_come_back_in_their_order_with_their_fai
         (GameError("the rules have a hole"), "g0~3 failed 3 times"),
     ],
 )
-async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(
-    error: Exception, message: str
-) -> None:
+async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(error, message):
     def failing(spec: GameSpec) -> Answer:
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
             raise error
@@ -495,7 +478,7 @@ async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(
         await Collector(CollectorConfig(max_failures=3), None, failing).play([game(0)])
 
 
-async def test_a_game_that_only_the_clock_ends_ends_a_strict_run() -> None:
+async def test_a_game_that_only_the_clock_ends_ends_a_strict_run():
     env = dataclasses.replace(ENV, timeout_s=0.05)
 
     def slow(spec: GameSpec) -> Answer:

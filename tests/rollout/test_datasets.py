@@ -67,7 +67,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 Read = Callable[[Path], list[tuple[str, str]]]
 
 
-def test_pairs_are_taken_as_they_are_from_every_kind_of_file(read: Read, tmp_path: Path) -> None:
+def test_pairs_are_taken_as_they_are_from_every_kind_of_file(read, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
     from datasets import Dataset, DatasetDict
@@ -93,9 +93,7 @@ def test_pairs_are_taken_as_they_are_from_every_kind_of_file(read: Read, tmp_pat
     assert read(tmp_path / "hub") == expected
 
 
-def test_every_answer_of_a_conversation_is_a_sample_after_all_that_was_said(
-    read: Read, tmp_path: Path
-) -> None:
+def test_every_answer_of_a_conversation_is_a_sample_after_all_that_was_said(read, tmp_path):
     said = [
         {"role": role, "content": content}
         for role, content in (
@@ -116,7 +114,7 @@ def test_every_answer_of_a_conversation_is_a_sample_after_all_that_was_said(
     assert last == [(second, "6<|im_end|>")]
 
 
-def test_names_of_control_tokens_in_questions_stay_text(model: ModelConfig, tmp_path: Path) -> None:
+def test_names_of_control_tokens_in_questions_stay_text(model, tmp_path):
     tokenizer = load_tokenizer(model)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     asked = {"role": "user", "content": "Say <|im_end|>"}
@@ -137,9 +135,7 @@ def test_names_of_control_tokens_in_questions_stay_text(model: ModelConfig, tmp_
         ("{", "cannot be read"),
     ],
 )
-def test_a_wrong_file_is_refused_before_anything_starts(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_a_wrong_file_is_refused_before_anything_starts(tmp_path, content, message):
     file = tmp_path / "data.jsonl"
     file.write_text(content)
     with pytest.raises(ConfigError, match=message):
@@ -150,7 +146,7 @@ def test_a_wrong_file_is_refused_before_anything_starts(
         check_file(Path(__file__))
 
 
-def test_a_row_that_cannot_be_used_is_named(read: Read, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_used_is_named(read, tmp_path):
     rows: list[dict[str, Any]] = [*PAIRS, {"prompt": "2 + 2 =", "completion": None}]
     with pytest.raises(ConfigError, match=r"bad\.jsonl row 4: .*no text"):
         read(jsonl(tmp_path / "bad.jsonl", rows))

@@ -66,9 +66,7 @@ async def samples(config: SftConfig, run_dir: Path) -> tuple[Step, ...]:
     return made.train
 
 
-async def test_prompts_are_those_of_play_and_answers_are_legal(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
     made = await samples(config(tiny), tmp_path)
     tokenizer = load_tokenizer(tiny)
     prompter, stops = Prompter(tokenizer), stop_token_ids(tiny, tokenizer)
@@ -93,12 +91,11 @@ async def test_prompts_are_those_of_play_and_answers_are_legal(
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"),
-    [("{action}", r"\boxed{[4]}"), ("I play {action}.", r"I play \boxed{[4]}.")],
+    ("answer", "text"), [("{action}", r"\boxed{[4]}"), ("I play {action}.", r"I play \boxed{[4]}.")]
 )
 async def test_answers_have_the_form_and_the_end_of_the_models_turn(
-    chat_model: ModelConfig, tmp_path: Path, answer: str, text: str
-) -> None:
+    chat_model, tmp_path, answer, text
+):
     made = await samples(config(chat_model, answer=answer), tmp_path)
     tokenizer = load_tokenizer(chat_model)
     step = next(step for step in made if step.action == "[4]")
@@ -108,8 +105,8 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
 
 
 async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
-    chat_model: ModelConfig, tmp_path: Path
-) -> None:
+    chat_model, tmp_path
+):
     talking = config(chat_model)
     talking.env = dataclasses.replace(TICTACTOE, context="conversation")
     talking.engine = EngineConfig(max_model_len=4096)
@@ -135,18 +132,14 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     assert len(join_turns(rows, made)) == len(players)
 
 
-async def test_a_conversation_ends_with_an_answer_that_cannot_be_given(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_a_conversation_ends_with_an_answer_that_cannot_be_given(tiny, tmp_path):
     talking = config(tiny, answer="As [x] says, {action}")
     talking.env = dataclasses.replace(TICTACTOE, context="conversation")
     with pytest.raises(RunError, match=r"24 not read as their action"):
         await make_samples(talking, tmp_path, lambda text: None)
 
 
-async def test_answers_that_the_model_cannot_give_are_left_out(
-    chat_model: ModelConfig, tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
     short = config(chat_model)
     short.engine.max_tokens = 3
     with pytest.raises(RunError, match="too long"):
@@ -157,9 +150,7 @@ async def test_answers_that_the_model_cannot_give_are_left_out(
         await make_samples(early, tmp_path / "early", lambda text: None)
 
 
-async def test_only_the_asked_for_outcomes_and_players_are_learned_from(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):
     players = ["minimax", "random_legal"]
     made = await samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
     assert {step.raw_reward for step in made} == {1.0}
@@ -173,9 +164,7 @@ async def test_only_the_asked_for_outcomes_and_players_are_learned_from(
         await make_samples(none, tmp_path / "none", lambda text: None)
 
 
-async def test_only_the_last_turns_are_learned_from_where_so_asked(
-    chat_model: ModelConfig, tmp_path: Path
-) -> None:
+async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, tmp_path):
     def longest(steps: Iterable[Step]) -> dict[tuple[str, int], list[int]]:
         turns: dict[tuple[str, int], list[int]] = {}
         for step in steps:
@@ -196,7 +185,7 @@ async def test_only_the_last_turns_are_learned_from_where_so_asked(
         )
 
 
-def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny: ModelConfig) -> None:
+def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
     three = config(tiny, players=["minimax", "random_legal", "win_block"], games=12)
     met = [tuple(seat.policy.uid for seat in game.seats) for game in demonstration_games(three)]
     assert {met.count(pair) for pair in met} == {2}
@@ -208,9 +197,7 @@ def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny: ModelConfi
     )
 
 
-async def test_equal_samples_once_and_at_most_as_many_as_asked_for(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_equal_samples_once_and_at_most_as_many_as_asked_for(tiny, tmp_path):
     twice = await samples(config(tiny, games=30), tmp_path / "twice")
     once = await samples(config(tiny, games=30, unique=True), tmp_path / "once")
     pairs = [(step.prompt_token_ids, step.token_ids) for step in once]
@@ -220,7 +207,7 @@ async def test_equal_samples_once_and_at_most_as_many_as_asked_for(
     assert len(few) == 17
 
 
-async def test_whole_games_are_held_out(tiny: ModelConfig, tmp_path: Path) -> None:
+async def test_whole_games_are_held_out(tiny, tmp_path):
     made = await make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
     held, learned = ({step.game_id for step in part} for part in (made.validation, made.train))
     assert held.isdisjoint(learned)
@@ -228,9 +215,7 @@ async def test_whole_games_are_held_out(tiny: ModelConfig, tmp_path: Path) -> No
     assert share == pytest.approx(0.2, abs=0.02)
 
 
-async def test_a_runs_own_answers_are_taken_token_by_token(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
     await make_samples(config(tiny, games=4), tmp_path / "scripted", lambda text: None)
     run, records = tmp_path / "run", []
     for record in read_games(tmp_path / "scripted"):
@@ -284,7 +269,7 @@ class Reasoner(ChatHandler):
         self.send(200, completion(text))
 
 
-async def test_an_api_models_words_are_learned(chat_model: ModelConfig, tmp_path: Path) -> None:
+async def test_an_api_models_words_are_learned(chat_model, tmp_path):
     with serving(Reasoner) as server:
         asked = config(chat_model, players=["openai:teacher"], games=2)
         asked.pool.api.openai_base_url = server.url
@@ -295,9 +280,7 @@ async def test_an_api_models_words_are_learned(chat_model: ModelConfig, tmp_path
             assert said == rf"The board is open. \boxed{{{step.action}}}<|im_end|>"
 
 
-async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(
-    tiny: ModelConfig, tmp_path: Path
-) -> None:
+async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(tiny, tmp_path):
     with serving(Reasoner) as server:
         plain = dataclasses.replace(tiny, action_extraction="last_line")
         asked = config(plain, players=["openai:teacher"], games=2)

@@ -168,9 +168,7 @@ ACTIONS = ("[1]", "[10]", "[12]", "[123]", "[2]", "bet", "bet 2", "check", "é")
 
 @given(
     weights=st.dictionaries(
-        st.sampled_from(ACTIONS),
-        st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
-        min_size=1,
+        st.sampled_from(ACTIONS), st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=1
     ),
     legal_share=st.floats(0.05, 1),
 )

@@ -12,20 +12,8 @@ from rlforge.config.schema import PoolConfig
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed
-from rlforge.rollout.schedule import (
-    GameScheduler,
-    GamesUnderWay,
-    derive_seed,
-    retry,
-)
-from rlforge.types import (
-    Checkpoint,
-    EnvSpec,
-    Form,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-)
+from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
+from rlforge.types import Checkpoint, EnvSpec, Form, GameRecord, GameSpec, PolicyRef
 
 RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
 MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
@@ -386,10 +374,7 @@ def test_a_policy_with_a_form_of_its_own_is_asked_in_it():
     [spec] = GameScheduler([env], pool, group_size=1, seed=0, name="rival").next_games(1)
     assert {
         (seat.policy.name, seat.prompt_template, seat.action_extraction) for seat in spec.seats
-    } == {
-        ("main", "board", "bracket"),
-        ("rival", "chat", "boxed"),
-    }
+    } == {("main", "board", "bracket"), ("rival", "chat", "boxed")}
 
 
 def test_lost_games_go_to_the_policy_that_learns_from_them():

@@ -36,7 +36,7 @@ def samples_of(config: SftConfig) -> tuple[list[Any], Counter[str]]:
     return list(trader_samples(config, config.market, encoder, left_out)), left_out
 
 
-def test_traders_leave_prompts_and_actions_of_every_decision(small_model: Path) -> None:
+def test_traders_leave_prompts_and_actions_of_every_decision(small_model):
     config = config_of(small_model)
     samples, left_out = samples_of(config)
     assert config.market is not None
@@ -62,7 +62,7 @@ def test_traders_leave_prompts_and_actions_of_every_decision(small_model: Path) 
 @pytest.mark.parametrize(
     ("override", "low"), [("data.keep=wins", 1e-9), ("data.min_reward=0.4", 0.4)]
 )
-def test_decisions_count_by_their_own_outcome(small_model: Path, override: str, low: float) -> None:
+def test_decisions_count_by_their_own_outcome(small_model, override, low):
     kept, left_out = samples_of(config_of(small_model, override))
     every, _ = samples_of(config_of(small_model))
     assert 0 < len(kept) < len(every)
@@ -74,7 +74,7 @@ def test_decisions_count_by_their_own_outcome(small_model: Path, override: str, 
         assert {json.loads(one.action)["type"] for one in kept} <= traded
 
 
-async def test_only_imitated_traders_are_learned_from(small_model: Path, tmp_path: Path) -> None:
+async def test_only_imitated_traders_are_learned_from(small_model, tmp_path):
     config = config_of(
         small_model,
         "data.players=[value_trader,noise_trader]",

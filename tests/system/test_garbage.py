@@ -23,7 +23,7 @@ def thawed():
     gc.unfreeze()
 
 
-def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed() -> None:
+def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed():
     before = [_Knot() for _ in range(1000)]
     garbage = weakref.ref(_Knot())
     freeze_gc()
@@ -36,7 +36,7 @@ def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed() -> None:
     assert after() is None
 
 
-def test_after_the_block_all_objects_are_traversed_again() -> None:
+def test_after_the_block_all_objects_are_traversed_again():
     before = _Knot()
     with frozen_gc():
         assert not any(each is before for each in gc.get_objects())

@@ -47,12 +47,7 @@ class Hub(BaseHTTPRequestHandler):
             self.reply({"files": [{"path": file, **modes} for file in files]})
         elif "/commit/" in self.path:
             hub.commits.append([json.loads(line) for line in body.splitlines()])
-            self.reply(
-                {
-                    "commitUrl": f"{url}/commit/1",
-                    "commitOid": "1",
-                }
-            )
+            self.reply({"commitUrl": f"{url}/commit/1", "commitOid": "1"})
         else:
             self.reply({"errors": [], "warnings": []})
 
@@ -130,7 +125,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, folder: Path) -> None:
+def test_a_push_checks_the_token_and_fills_a_private_repository(hub, folder):
     refused, *_, said = push(hub, folder, "model")
     assert refused.startswith(f"--push: no access to {hub.endpoint}: Invalid user token")
     assert said == f"pushed to {hub.endpoint}/me/mine"
@@ -143,9 +138,7 @@ def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, folder
     assert names == {"README.md", "data/train-00000-of-00001.parquet"}
 
 
-def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(
-    hub: Any, folder: Path
-) -> None:
+def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(hub, folder):
     data = [f"data/train-0000{number}-of-00002.parquet" for number in (0, 1)]
     hub.files = [*data, "LICENSE"]
     *_, said = push(hub, folder, "dataset")
@@ -154,7 +147,7 @@ def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(
     assert deleted(hub.commits) == set(data)
 
 
-def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub: Any, tmp_path: Path) -> None:
+def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub, tmp_path):
     """Adapter files would be loaded on top of merged weights, parts of a larger model with them."""
     for name in ("model.safetensors", "README.md", "tokenizer.json"):
         (tmp_path / name).write_text(name)
@@ -166,9 +159,7 @@ def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub: Any, tmp_pat
     assert deleted(hub.commits) == old
 
 
-def test_a_pushed_adapter_replaces_whole_weights_and_keeps_what_it_has(
-    hub: Any, tmp_path: Path
-) -> None:
+def test_a_pushed_adapter_replaces_whole_weights_and_keeps_what_it_has(hub, tmp_path):
     adapter = {"adapter_model.safetensors", "adapter_config.json"}
     for name in adapter:
         (tmp_path / name).write_text(name)
@@ -178,9 +169,7 @@ def test_a_pushed_adapter_replaces_whole_weights_and_keeps_what_it_has(
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
-def test_a_connection_that_is_lost_says_how_to_push_the_folder_later(
-    hub: Any, folder: Path, kind: str
-) -> None:
+def test_a_connection_that_is_lost_says_how_to_push_the_folder_later(hub, folder, kind):
     hub.dropped, hub.files = "/commit/", ["adapter_config.json"]
     last = push(hub, folder, kind)[-1]
     assert last.startswith("me/mine was not pushed: Server disconnected")
@@ -188,14 +177,14 @@ def test_a_connection_that_is_lost_says_how_to_push_the_folder_later(
     assert ("--delete adapter_config.json" in last) == (kind == "model")
 
 
-def test_a_hub_that_cannot_be_reached_is_one_message_with_the_mend(hub: Any, folder: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_message_with_the_mend(hub, folder):
     hub.endpoint = "http://127.0.0.1:9"
     [*_, said] = push(hub, folder, "model")
     assert said.startswith("--push: no access to http://127.0.0.1:9: ")
     assert said.endswith("; mend this, or leave --push out and push later")
 
 
-def test_only_a_push_can_be_public() -> None:
+def test_only_a_push_can_be_public():
     check_push(None)
     with pytest.raises(ConfigError, match="add --push ORG/NAME, or leave --public out"):
         check_push(None, public=True)

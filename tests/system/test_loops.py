@@ -44,19 +44,19 @@ async def sent_when_running(number: int = signal.SIGINT) -> None:
     await asyncio.sleep(60)
 
 
-def test_a_script_gets_result_and_error() -> None:
+def test_a_script_gets_result_and_error():
     assert wait_for(double(21)) == 42
     with pytest.raises(ValueError, match="broken"):
         wait_for(fail())
 
 
-async def test_a_running_loop_gets_result_and_error() -> None:
+async def test_a_running_loop_gets_result_and_error():
     assert wait_for(double(21)) == 42
     with pytest.raises(ValueError, match="broken"):
         wait_for(fail())
 
 
-async def test_work_in_a_running_loop_has_a_thread_of_its_own_and_the_callers_context() -> None:
+async def test_work_in_a_running_loop_has_a_thread_of_its_own_and_the_callers_context():
     cell = contextvars.ContextVar("cell", default="none")
     cell.set("first")
 
@@ -69,7 +69,7 @@ async def test_work_in_a_running_loop_has_a_thread_of_its_own_and_the_callers_co
     assert seen == "first"
 
 
-async def test_ctrl_c_cancels_work_that_cannot_be_interrupted() -> None:
+async def test_ctrl_c_cancels_work_that_cannot_be_interrupted():
     ended = []
 
     async def work() -> None:
@@ -83,7 +83,7 @@ async def test_ctrl_c_cancels_work_that_cannot_be_interrupted() -> None:
     assert ended == [True]
 
 
-async def test_ctrl_c_before_the_work_begins_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ctrl_c_before_the_work_begins_cancels_it(monkeypatch):
     begun = []
 
     async def work() -> None:
@@ -102,7 +102,7 @@ async def test_ctrl_c_before_the_work_begins_cancels_it(monkeypatch: pytest.Monk
     assert begun in ([], [True])
 
 
-async def test_work_that_accepts_the_interrupt_ends_with_its_result() -> None:
+async def test_work_that_accepts_the_interrupt_ends_with_its_result():
     stop = threading.Event()
 
     async def work() -> str:
@@ -117,12 +117,12 @@ async def test_work_that_accepts_the_interrupt_ends_with_its_result() -> None:
     assert wait_for(work(), interrupt) == "saved"
 
 
-async def test_work_that_refuses_the_interrupt_is_cancelled() -> None:
+async def test_work_that_refuses_the_interrupt_is_cancelled():
     with pytest.raises(KeyboardInterrupt):
         wait_for(sent_when_running(), lambda: False)
 
 
-async def test_a_second_signal_does_not_end_the_clean_up() -> None:
+async def test_a_second_signal_does_not_end_the_clean_up():
     cleaned = []
 
     async def work() -> None:
@@ -138,7 +138,7 @@ async def test_a_second_signal_does_not_end_the_clean_up() -> None:
     assert cleaned == [True]
 
 
-async def test_a_signal_that_does_not_wake_the_waiting_thread_ends_the_wait() -> None:
+async def test_a_signal_that_does_not_wake_the_waiting_thread_ends_the_wait():
     """One that arrives just before the thread blocks on a lock, or in another thread, does not."""
 
     async def work() -> None:
@@ -152,9 +152,7 @@ async def test_a_signal_that_does_not_wake_the_waiting_thread_ends_the_wait() ->
     assert time.monotonic() - started < 20
 
 
-async def test_work_that_cannot_be_cancelled_is_left_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_work_that_cannot_be_cancelled_is_left_after_a_while(monkeypatch):
     monkeypatch.setattr(loops, "CANCEL_PATIENCE_S", 0.2)
     release = threading.Event()
 
@@ -176,7 +174,7 @@ def within_asyncio_run(run: Callable[[], object]) -> object:
     return asyncio.run(main())
 
 
-def test_the_first_ctrl_c_interrupts_within_asyncio_run() -> None:
+def test_the_first_ctrl_c_interrupts_within_asyncio_run():
     """The handler of ``asyncio.run`` would cancel the task that waits, and the wait would go on."""
     interrupted: list[bool] = []
 
@@ -189,7 +187,7 @@ def test_the_first_ctrl_c_interrupts_within_asyncio_run() -> None:
     assert interrupted == [True]
 
 
-async def test_sigterm_counts_as_ctrl_c_where_it_has_the_same_handler() -> None:
+async def test_sigterm_counts_as_ctrl_c_where_it_has_the_same_handler():
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -199,7 +197,7 @@ async def test_sigterm_counts_as_ctrl_c_where_it_has_the_same_handler() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-async def test_ctrl_c_that_the_process_ignores_is_ignored() -> None:
+async def test_ctrl_c_that_the_process_ignores_is_ignored():
     async def work() -> str:
         send()
         return "done"
@@ -209,14 +207,14 @@ async def test_ctrl_c_that_the_process_ignores_is_ignored() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-async def test_a_running_loop_in_another_thread_than_the_main_one() -> None:
+async def test_a_running_loop_in_another_thread_than_the_main_one():
     def elsewhere() -> object:
         return within_asyncio_run(lambda: wait_for(double(4)))
 
     assert await asyncio.to_thread(elsewhere) == 8
 
 
-def test_work_in_a_thread_of_its_own_gives_its_result_or_its_error() -> None:
+def test_work_in_a_thread_of_its_own_gives_its_result_or_its_error():
     before = threading.active_count()
     assert in_thread(lambda: 6 * 7) == 42
     with pytest.raises(ZeroDivisionError):

@@ -9,14 +9,14 @@ import pytest
 from rlforge.system.timeouts import Clock
 
 
-async def test_a_limit_ends_its_block_in_time() -> None:
+async def test_a_limit_ends_its_block_in_time():
     with pytest.raises(TimeoutError):
         async with Clock().timeout(0.01) as limit:
             await asyncio.sleep(3600)
     assert limit.expired()
 
 
-async def test_no_time_passes_while_the_clock_is_stopped() -> None:
+async def test_no_time_passes_while_the_clock_is_stopped():
     clock = Clock()
 
     async def work() -> None:
@@ -32,7 +32,7 @@ async def test_no_time_passes_while_the_clock_is_stopped() -> None:
         await work()
 
 
-async def test_a_limit_that_begins_while_stopped_has_its_whole_time() -> None:
+async def test_a_limit_that_begins_while_stopped_has_its_whole_time():
     clock = Clock()
     clock.stop()
 
@@ -48,7 +48,7 @@ async def test_a_limit_that_begins_while_stopped_has_its_whole_time() -> None:
         await work()
 
 
-async def test_a_resumed_limit_has_only_the_time_it_had_left() -> None:
+async def test_a_resumed_limit_has_only_the_time_it_had_left():
     clock = Clock()
     loop = asyncio.get_running_loop()
     async with clock.timeout(60) as limit:
@@ -59,7 +59,7 @@ async def test_a_resumed_limit_has_only_the_time_it_had_left() -> None:
         assert limit.when() < loop.time() + 60 - 0.04
 
 
-async def test_an_expired_limit_stays_expired() -> None:
+async def test_an_expired_limit_stays_expired():
     clock = Clock()
     expired = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_an_expired_limit_stays_expired() -> None:
     await task
 
 
-async def test_other_errors_and_cancellation_pass_through() -> None:
+async def test_other_errors_and_cancellation_pass_through():
     clock = Clock()
     with pytest.raises(KeyError):
         async with clock.timeout(60):

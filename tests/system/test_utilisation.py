@@ -30,14 +30,14 @@ def union_length(spans: Iterable[Span]) -> float:
         ([(-5, 1), (-3, -2)], 1),  # before the start
     ],
 )
-def test_time_covered_twice_counts_once(spans: list[Span], seconds: float) -> None:
+def test_time_covered_twice_counts_once(spans, seconds):
     covered = Covered(since=0)
     for span in spans:
         covered.add(span)
     assert covered.seconds(until=100) == pytest.approx(seconds)
 
 
-def test_shares_split_wall_time_into_engine_learner_and_neither() -> None:
+def test_shares_split_wall_time_into_engine_learner_and_neither():
     watch = Utilisation(started=100.0)
     watch.learner_worked((104.0, 108.0))
     watch.engines_worked([(99.0, 102.0), (103.0, 105.0)])
@@ -57,9 +57,7 @@ _SECONDS = st.floats(0, LATEST_REPORT_S / 2)
     ),
     ahead=st.floats(0, 5),
 )
-def test_shares_count_all_spans_also_after_settling(
-    events: list[tuple[str, float, float, float]], ahead: float
-) -> None:
+def test_shares_count_all_spans_also_after_settling(events, ahead):
     """ahead: seconds by which the clocks of engines are ahead of this one."""
     started = now = learned = 1000.0
     watch = Utilisation(started)
@@ -88,7 +86,7 @@ def test_shares_count_all_spans_also_after_settling(
             }
 
 
-def test_kept_spans_do_not_grow_with_the_run() -> None:
+def test_kept_spans_do_not_grow_with_the_run():
     watch, sizes = Utilisation(started=0.0), []
     for hour in range(8):
         for second in range(3600 * hour, 3600 * (hour + 1)):

@@ -101,7 +101,7 @@ records = st.builds(
 
 @settings(max_examples=60)
 @given(records)
-def test_a_game_record_comes_back_as_it_was(record: GameRecord) -> None:
+def test_a_game_record_comes_back_as_it_was(record):
     games = Codec(GameRecord)
     column = pa.array([games.encode(record)], type=games.arrow_type)
     assert games.decode(column.to_pylist()[0]) == record
@@ -109,12 +109,12 @@ def test_a_game_record_comes_back_as_it_was(record: GameRecord) -> None:
 
 @settings(max_examples=60)
 @given(records)
-def test_a_game_record_comes_back_from_json_as_it_was(record: GameRecord) -> None:
+def test_a_game_record_comes_back_from_json_as_it_was(record):
     games = Codec(GameRecord, form="json")
     assert games.decode(json.loads(json.dumps(games.encode(record)))) == record
 
 
-def test_names_in_camel_case() -> None:
+def test_names_in_camel_case():
     policies = Codec(PolicyRef, camel_case=True)
     row = policies.encode(PolicyRef(uid="a", kind="checkpoint"))
     assert list(row) == ["uid", "kind", "pathOrName", "version", "name"]
@@ -122,7 +122,7 @@ def test_names_in_camel_case() -> None:
     assert policies.decode(row) == PolicyRef(uid="a", kind="checkpoint")
 
 
-def test_a_class_with_one_field() -> None:
+def test_a_class_with_one_field():
     @value
     class Single:
         sizes: tuple[int, ...]
@@ -131,12 +131,12 @@ def test_a_class_with_one_field() -> None:
     assert Codec(Single).decode({"sizes": [1, 2]}) == Single(sizes=(1, 2))
 
 
-def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written() -> None:
+def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written():
     row = Codec(PolicyRef).encode(PolicyRef(uid="a\ud800b", kind="api"))
     assert row["uid"] == "a?b"
 
 
-def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default() -> None:
+def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default():
     policies = Codec(PolicyRef)
     base = PolicyRef(uid="base", kind="checkpoint")
     assert policies.decode({"uid": "base", "kind": "checkpoint"}) == base
@@ -145,7 +145,7 @@ def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default() -> N
         policies.decode({"uid": "base"})
 
 
-def test_a_field_that_cannot_be_stored_is_refused() -> None:
+def test_a_field_that_cannot_be_stored_is_refused():
     def holding(hint: Any) -> type:
         @value
         class Odd:
@@ -159,7 +159,7 @@ def test_a_field_that_cannot_be_stored_is_refused() -> None:
             Codec(holding(hint))
 
 
-def test_json_ready_writes_strict_json() -> None:
+def test_json_ready_writes_strict_json():
     ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
     assert json.loads(json.dumps(ready, allow_nan=False)) == {
         "nan": None,

@@ -19,10 +19,7 @@ from rlforge.models.shape import shape_from_config
 from rlforge.preflight.memory.learner import LearnerJob
 from rlforge.types import value
 
-ARCHITECTURES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
+ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
 class AliveBytes(TorchDispatchMode):
@@ -109,10 +106,7 @@ class Case:
         self.policy = Policy(
             PolicySpec(model=self.model, lora=lora, temperature=1.0, pad_token_id=0, seed=0),
             LearnerConfig(
-                train="full" if full else "lora",
-                micro_batch_tokens=2**30,
-                packing="off",
-                **learner,
+                train="full" if full else "lora", micro_batch_tokens=2**30, packing="off", **learner
             ),
             device=torch.device("cpu"),
             ranks=Ranks(),
