@@ -104,8 +104,9 @@ def play_updates(buffer, batch_size, updates, game, rng, workers=50):
         assert buffer.draw(batch_size, version) is not None
         waste += buffer.size()
         for episodes in under_way:
-            result = buffer.add(episodes)
-            waste += result.stored + result.refused
+            buffer.add(episodes)
+            steps = sum(len(episode.steps) for episode in episodes)
+            waste += steps if buffer.kind == "step" else len(episodes)
             buffer.release(1)
         assert buffer.reserve(workers) == 0, "a game would be too old for the next update"
     return waste

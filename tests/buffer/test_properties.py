@@ -61,12 +61,31 @@ class BufferMachine(RuleBasedStateMachine):
         return step.game_id if self.kind is StepBuffer else step.group_id or step.game_id
 
     def add(self, episodes):
-        result = self.buffer.add(episodes)
+        before, refused = self.buffer.size(), self.is_refused(episodes)
+        self.buffer.add(episodes)
         steps = [step for episode in episodes for step in episode.steps]
         self.offered += steps
-        assert result.stored + result.refused == self.samples(steps)
-        self.stored += result.stored
-        self.evicted += result.evicted
+        stored = 0 if refused else self.samples(steps)
+        evicted = before + stored - self.buffer.size()
+        excess = max(0, before + stored - MAX_SIZE)
+        # Samples go one at a time, groups whole.
+        whole = 0 if self.kind is StepBuffer else GROUP_SIZE * 2 - 1
+        assert excess <= evicted <= (excess + whole if excess else 0)
+        self.stored += stored
+        self.evicted += evicted
+
+    def is_refused(self, game):
+        """Whether a game is stale, or its group is dropped."""
+        newest, group_id = max(s.policy_version for e in game for s in e.steps), game[0].group_id
+        if self.kind is EpisodeBuffer and group_id is not None:
+            state = self.buffer.state_dict()
+            if group_id in state["given_up"]:
+                return True
+            for group in state["groups"]:
+                games = {episode["game_id"] for episode in group["episodes"]}
+                if group["group_id"] == group_id and 0 < len(games) < group["games"]:
+                    newest = max(newest, group["version"])
+        return newest < self.version - MAX_STALENESS
 
     @rule(turns=st.lists(st.integers(0, 2), min_size=1, max_size=4), seats=st.integers(1, 2))
     def add_game(self, turns, seats):

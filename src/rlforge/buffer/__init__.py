@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rlforge.buffer.base import AddResult, Buffer, BufferSettings
+from rlforge.buffer.base import Buffer, BufferSettings
 from rlforge.buffer.episodes import EpisodeBuffer
 from rlforge.buffer.steps import StepBuffer
 from rlforge.config.schema import BufferConfig
 
 __all__ = [
-    "AddResult",
     "Buffer",
     "BufferSettings",
     "EpisodeBuffer",

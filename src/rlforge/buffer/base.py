@@ -90,19 +90,6 @@ class VersionQueue(Generic[_T]):
 
 
 @value
-class AddResult:
-    """Counts of one call of ``add``, in the buffer's unit.
-
-    stored: samples taken in. evicted: samples removed beyond the capacity, old or new. refused:
-    samples that were stale already, or of a dropped group.
-    """
-
-    stored: int
-    evicted: int
-    refused: int
-
-
-@value
 class BufferSettings:
     """A buffer's limits.
 
@@ -179,19 +166,19 @@ class Buffer(ABC):
             return False
         return self.drawable() >= self._settings.ready_size
 
-    def add(self, episodes: Sequence[Episode]) -> AddResult:
-        """Store finished games; all episodes of one game come in one call."""
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Store finished games; all episodes of one game come in one call.
+
+        Stale games, and those of dropped groups, are refused.
+        """
         games: dict[str, list[Episode]] = {}
         for episode in episodes:
             games.setdefault(episode.game_id, []).append(episode)
-        yields = [sum(map(self._samples_in, game)) for game in games.values()]
-        self._admission.observe(yields)
-        stored = sum(map(self._store, games.values()))
-        evicted = 0
-        excess = self.size() - self._settings.max_size
-        while evicted < excess:
-            evicted += self._evict_one()
-        return AddResult(stored=stored, evicted=evicted, refused=sum(yields) - stored)
+        self._admission.observe([sum(map(self._samples_in, game)) for game in games.values()])
+        for game in games.values():
+            self._store(game)
+        while self.size() > self._settings.max_size:
+            self._evict_one()
 
     def draw(self, n: int, version: int) -> TrainBatch | None:
         """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
@@ -299,12 +286,12 @@ class Buffer(ABC):
     def _samples_in(self, episode: Episode) -> int: ...
 
     @abstractmethod
-    def _store(self, game: Sequence[Episode]) -> int:
-        """Store the episodes of one game unless it is stale; returns the number of samples."""
+    def _store(self, game: Sequence[Episode]) -> None:
+        """Store the episodes of one game unless it is stale."""
 
     @abstractmethod
-    def _evict_one(self) -> int:
-        """Remove one random sample or group; returns its number of samples."""
+    def _evict_one(self) -> None:
+        """Remove one random sample or group."""
 
     @abstractmethod
     def _take(self, n: int) -> tuple[list[Step], int]:

@@ -117,10 +117,10 @@ class EpisodeBuffer(Buffer):
     def _samples_in(self, episode: Episode) -> int:
         return 1
 
-    def _store(self, game: Sequence[Episode]) -> int:
+    def _store(self, game: Sequence[Episode]) -> None:
         group_id, version = game[0].group_id, self._version_of(game)
         if group_id in self._given_up:
-            return 0
+            return
         known = self._open.get(group_id) if group_id is not None else None
         if known is not None and known.version is not None:
             version = self._version_that_counts((known.version, version))
@@ -128,17 +128,16 @@ class EpisodeBuffer(Buffer):
             self._dropped_stale_steps += sum(len(episode.steps) for episode in game)
             if group_id is not None:
                 self._dropped_stale_steps += self._give_up_stale(group_id)
-            return 0
+            return
         if group_id is None:
             for episode in game:
                 self._add_complete(_Group(None, 1, [episode], version))
-            return len(game)
+            return
         group = self._open.setdefault(group_id, _Group(group_id, game[0].group_size, []))
         group.episodes += game
         group.version = version
         self._open_size += len(game)
         self._close_if_complete(group_id)
-        return len(game)
 
     def _leave_out(self, group: _Group) -> bool:
         """Whether a complete group is not stored, as none of its episodes has an advantage."""
@@ -160,24 +159,20 @@ class EpisodeBuffer(Buffer):
         self._complete.add([group])
         self._complete_size += len(group.episodes)
 
-    def _evict_one(self) -> int:
+    def _evict_one(self) -> None:
         # Open groups belong to games in progress: a short list.
         stored = [group_id for group_id, group in self._open.items() if group.episodes]
         place = self._random.randrange(len(self._complete) + len(stored))
         if place < len(self._complete):
-            evicted = len(self._complete.evict().episodes)
-            self._complete_size -= evicted
-            return evicted
-        return self._give_up(stored[place - len(self._complete)])
+            self._complete_size -= len(self._complete.evict().episodes)
+        else:
+            self._give_up(stored[place - len(self._complete)])
 
-    def _give_up(self, group_id: str) -> int:
-        """Drop an open group and refuse its later episodes; returns the number dropped."""
-        group = self._open.pop(group_id, None)
+    def _give_up(self, group_id: str) -> None:
+        """Drop an open group and refuse its later episodes."""
+        if (group := self._open.pop(group_id, None)) is not None:
+            self._open_size -= len(group.episodes)
         self._given_up[group_id] = self.version
-        if group is None:
-            return 0
-        self._open_size -= len(group.episodes)
-        return len(group.episodes)
 
     def _take(self, n: int) -> tuple[list[Step], int]:
         episodes: list[Episode] = []

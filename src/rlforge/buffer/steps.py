@@ -30,8 +30,7 @@ class StepBuffer(Buffer):
         ...     policy_uid="step-0", policy_version=0,
         ... )
         >>> about = {"game_id": "g", "env_id": "Nim-v0", "player_id": 0, "group_id": None}
-        >>> buffer.add([Episode(**about, group_size=1, steps=(step,))]).stored
-        1
+        >>> buffer.add([Episode(**about, group_size=1, steps=(step,))])
         >>> buffer.draw(1, version=0).steps[0].action
         '[0 1]'
     """
@@ -56,18 +55,16 @@ class StepBuffer(Buffer):
     def _samples_in(self, episode: Episode) -> int:
         return len(episode.steps)
 
-    def _store(self, game: Sequence[Episode]) -> int:
+    def _store(self, game: Sequence[Episode]) -> None:
         steps = [step for episode in game for step in episode.steps]
         version = self._version_of(game)
         if version < self._oldest_allowed():
             self._dropped_stale_steps += len(steps)
-            return 0
-        self._steps.add((version, step) for step in steps)
-        return len(steps)
+        else:
+            self._steps.add((version, step) for step in steps)
 
-    def _evict_one(self) -> int:
+    def _evict_one(self) -> None:
         self._steps.evict()
-        return 1
 
     def _take(self, n: int) -> tuple[list[Step], int]:
         return [self._steps.take()[1] for _ in range(n)], n
