@@ -222,22 +222,11 @@ def ratings(run: RunData) -> Html | None:
         for index, (uid, seen) in enumerate(present.most_common(MOST_RATED))
         if seen > 1 and seen >= len(run.ratings) / 3
     ]
-    coverage = dict.fromkeys(env for row in run.ratings for env in row["coverage"])
-    explored = [
-        _series(
-            [{"step": row["step"], **row["coverage"]} for row in run.ratings if row["coverage"]],
-            env,
-            env,
-            index,
-        )
-        for index, env in enumerate(coverage)
-    ]
     return section(
-        "Ratings and exploration",
+        "Ratings",
         f"TrueSkill mean with a band of one sigma: the newest policy, and up to {MOST_RATED} "
-        "that were in the pool for at least a third of the run. Exploration is the share of recent "
-        "action n-grams that are distinct. A version without a game against another policy has "
-        "the rating of its parent, with a wider band.",
+        "that were in the pool for at least a third of the run. A version without a game against "
+        "another policy has the rating of its parent, with a wider band.",
         charts(
             [
                 line_chart("rating of the newest policy", [newest]),
@@ -247,7 +236,6 @@ def ratings(run: RunData) -> Html | None:
                     else "ratings of single policies",
                     followed,
                 ),
-                line_chart("exploration", explored, shares=True),
             ]
         ),
     )
