@@ -148,3 +148,20 @@ def cards(tmp_path, monkeypatch):
         return asked
 
     return pretend
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Makes another device of the CPU: moved data is copied, its old memory spoilt; their sizes."""
+    from rlforge.models import devices
+
+    sizes = []
+
+    def copied(storage, device):
+        sizes.append(storage.nbytes())
+        fresh = storage.clone()
+        storage.fill_(255)  # as float32 or bfloat16 this is not a number
+        return fresh
+
+    monkeypatch.setattr(devices, "copied", copied)
+    return sizes

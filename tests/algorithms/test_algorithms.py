@@ -115,7 +115,7 @@ def test_a_missing_input_of_a_loss_term_is_an_error():
     with pytest.raises(ValueError, match="reference_logprobs"):
         make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1)), 16).loss(inputs)
     with pytest.raises(ValueError, match="entropy"):
-        make_algorithm(AlgorithmConfig(entropy_coef=0.1), 16).loss(inputs)
+        make_algorithm(AlgorithmConfig(entropy_coef=0.1, entropy_over="legal"), 16).loss(inputs)
 
 
 @pytest.mark.parametrize(("given_len", "divisor"), [(None, 16), (10, 10)])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.algorithms.parts import make_inputs
 from torch.distributions import Categorical, kl_divergence
@@ -153,7 +153,17 @@ def test_weighted_score_function_is_the_true_gradient_off_policy():
 RATIOS = [0.5, 0.9, 1.1, 1.5, 5.0]
 
 
-def clipped_at(advantage, dual_clip=None):
+@pytest.mark.parametrize(
+    ("advantage", "dual_clip", "loss", "gradient", "clipped"),
+    [
+        (2.0, None, [-1.0, -1.8, -2.2, -2.6, -2.6], [-1.0, -1.8, -2.2, 0, 0], 2),
+        (2.0, 3.0, [-1.0, -1.8, -2.2, -2.6, -2.6], [-1.0, -1.8, -2.2, 0, 0], 2),
+        (-2.0, None, [1.6, 1.8, 2.2, 3.0, 10.0], [0, 1.8, 2.2, 3.0, 10.0], 1),
+        (-2.0, 3.0, [1.6, 1.8, 2.2, 3.0, 6.0], [0, 1.8, 2.2, 3.0, 0], 2),
+    ],
+)
+def test_clipping_by_hand(advantage, dual_clip, loss, gradient, clipped):
+    """Of a good and of a bad action; the dual clip bounds the bad one only."""
     inputs = make_inputs(
         [[math.log(r) - 1.0 for r in RATIOS]],
         proximal_logprobs=[[-1.0] * 5],
@@ -162,29 +172,9 @@ def clipped_at(advantage, dual_clip=None):
     )
     output = clipped_loss(inputs, None, clip_low=0.2, clip_high=0.3, dual_clip=dual_clip)
     output.loss.sum().backward()
-    return output.loss[0].tolist(), inputs.logprobs.grad[0].tolist(), output.metrics
-
-
-def test_clipping_by_hand_for_a_good_action():
-    loss, gradient, metrics = clipped_at(2.0)
-    assert loss == pytest.approx([-1.0, -1.8, -2.2, -2.6, -2.6])
-    assert gradient == pytest.approx([-1.0, -1.8, -2.2, 0, 0])
-    assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
-
-
-def test_clipping_by_hand_for_a_bad_action():
-    loss, gradient, metrics = clipped_at(-2.0)
-    assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 10.0])
-    assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 10.0])
-    assert metrics == {"clip_fraction": pytest.approx(1 / 5)}
-
-
-def test_dual_clip_bounds_a_bad_action_only():
-    loss, gradient, metrics = clipped_at(-2.0, dual_clip=3.0)
-    assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 6.0])
-    assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 0])
-    assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
-    assert clipped_at(2.0, dual_clip=3.0) == clipped_at(2.0)
+    assert output.loss[0].tolist() == pytest.approx(loss)
+    assert inputs.logprobs.grad[0].tolist() == pytest.approx(gradient)
+    assert output.metrics == {"clip_fraction": pytest.approx(clipped / 5)}
 
 
 def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce():
@@ -275,7 +265,6 @@ def test_cispo_weighs_every_token_by_its_clipped_ratio():
     inputs.logprobs.grad = None
     output = cispo_loss(inputs, 1.1, 0.3, 0.2)
     output.loss.sum().backward()
-
     now, old = inputs.logprobs.detach().numpy(), inputs.proximal_logprobs.numpy()
     ratios = np.exp(now - old)
     engine = np.minimum(np.exp(old - inputs.behaviour_logprobs.numpy()), 1.1)
@@ -317,12 +306,6 @@ def kl(p, q):
 def test_k1_and_k3_are_unbiased_values(estimator, drawn_from):
     estimate = expected_penalty(POLICY, estimator, drawn_from)
     torch.testing.assert_close(estimate, kl(POLICY.softmax(0), REFERENCE))
-
-
-def test_k2_is_half_the_mean_squared_log_ratio():
-    policy = POLICY.softmax(0)
-    expected = (policy * (policy / REFERENCE).log().square()).sum() / 2
-    torch.testing.assert_close(expected_penalty(POLICY, "k2"), expected)
 
 
 @pytest.mark.parametrize("drawn_from", [None, ENGINE])
@@ -367,18 +350,15 @@ def test_values_on_padding_are_ignored():
         proximal_logprobs=[[-1.1, nan], [-2.0, 0.0]],
         reference_logprobs=[[-1.2, nan], [-2.0, 0.0]],
     )
-    loss = (
-        aggregate(score_function_loss(inputs, 2.0).loss, inputs, "sequence_mean", 1)
-        + aggregate(clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss, inputs, "token_mean", 1)
-        + aggregate(cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5).loss, inputs, "token_mean", 1)
-        + aggregate(
-            clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True).loss,
-            inputs,
-            "sequence_mean",
-            1,
-        )
-        + aggregate(kl_penalty(inputs, "k3", 2.0), inputs, "token_mean", 1)
-    )
+    losses = [
+        score_function_loss(inputs, 2.0).loss,
+        clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss,
+        clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True).loss,
+        cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5).loss,
+        kl_penalty(inputs, "k3", 2.0),
+    ]
+    means = ("token_mean", "sequence_mean")
+    loss = sum(aggregate(each, inputs, how, 1) for each in losses for how in means)
     loss.backward()
     assert math.isfinite(float(loss.detach()))
     assert inputs.logprobs.grad.isfinite().all()
@@ -467,38 +447,23 @@ def gradient(values: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 
 @given(PLACES)
-def test_legal_entropy_is_that_of_the_tokens_that_are_there(places):
-    logprobs = of_policy(places, 0).requires_grad_()
-
-    found, known = legal_entropy(logprobs)
-
-    expected = plain(Categorical.entropy, logprobs)
-    assert known.tolist() == [any(place) for place in places]
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-    torch.testing.assert_close(
-        gradient(found, logprobs), gradient(expected, logprobs), atol=1e-9, rtol=1e-7
-    )
-
-
-@given(PLACES)
-def test_legal_kl_is_that_of_the_tokens_that_are_there(places):
+@example([[None] * 4] * 2)  # gradients of nothing are zeros
+def test_legal_entropy_and_kl_are_those_of_the_tokens_that_are_there(places):
     ours, theirs = of_policy(places, 0).requires_grad_(), of_policy(places, 1)
-
-    found, known = legal_kl(ours, theirs)
-
-    expected = plain(kl_divergence, ours, theirs)
-    assert known.tolist() == [any(place) for place in places]
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-    assert (found >= -1e-12).all()
-    torch.testing.assert_close(
-        gradient(found, ours), gradient(expected, ours), atol=1e-9, rtol=1e-7
-    )
+    for (found, known), expected in (
+        (legal_entropy(ours), plain(Categorical.entropy, ours)),
+        (legal_kl(ours, theirs), plain(kl_divergence, ours, theirs)),
+    ):
+        assert known.tolist() == [any(place) for place in places]
+        assert (found >= -1e-12).all()
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+        slopes = gradient(found, ours), gradient(expected, ours)
+        torch.testing.assert_close(*slopes, atol=1e-9, rtol=1e-7)
 
 
 @given(PLACES, st.floats(-5, 0), st.floats(-5, 0))
 def test_what_is_left_to_illegal_tokens_changes_neither_entropy_nor_kl(places, ours, theirs):
     one, other = of_policy(places, 0), of_policy(places, 1)
-
     torch.testing.assert_close(legal_entropy(one + ours)[0], legal_entropy(one)[0])
     torch.testing.assert_close(
         legal_kl(one + ours, other + theirs)[0], legal_kl(one, other)[0], atol=1e-12, rtol=1e-9
@@ -511,11 +476,3 @@ def test_a_policy_has_no_kl_to_itself_and_no_gradient_of_it():
     found.sum().backward()
     assert found.tolist() == [0, 0]
     torch.testing.assert_close(logprobs.grad, torch.zeros(2, 3))
-
-
-def test_a_place_without_legal_tokens_gives_zeros_and_finite_gradients():
-    none = torch.full((2, 3), -math.inf, requires_grad=True)
-    for values, known in (legal_entropy(none), legal_kl(none, none.detach())):
-        assert (values.tolist(), known.tolist()) == ([0, 0], [False, False])
-        (found,) = torch.autograd.grad(values.sum(), none)
-        assert found.tolist() == [[0] * 3] * 2

@@ -6,7 +6,7 @@ import pytest
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Reference
-from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce
+from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce, WindowGrpo
 from rlforge.config.schema import (
     A2cConfig,
     AlgorithmConfig,
@@ -14,6 +14,7 @@ from rlforge.config.schema import (
     KlConfig,
     PpoConfig,
     ReinforceConfig,
+    WindowGrpoConfig,
 )
 
 
@@ -23,6 +24,7 @@ from rlforge.config.schema import (
         (AlgorithmConfig(), Reinforce, False),
         (ReinforceConfig(), Reinforce, False),
         (GrpoConfig(), Grpo, False),
+        (WindowGrpoConfig(), WindowGrpo, False),
         (A2cConfig(), A2c, True),
         (PpoConfig(), Ppo, True),
     ],

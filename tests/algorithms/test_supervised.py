@@ -1,12 +1,11 @@
 """Supervised fine-tuning: the cross-entropy of the given answers, whatever else a step says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from tests.algorithms.parts import make_inputs
 from torch.nn.functional import cross_entropy
 
-from rlforge.algorithms import LossInputs, make_algorithm
+from rlforge.algorithms import make_algorithm
 from rlforge.config.training import KlConfig, SupervisedConfig
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -19,15 +18,7 @@ def test_the_loss_is_the_cross_entropy_of_the_answers(aggregation):
     targets = torch.randint(7, (3, 5), generator=GENERATOR)
     mask = torch.tensor([[float(t < length) for t in range(5)] for length in LENGTHS])
     logprobs = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    inputs = LossInputs(
-        logprobs=logprobs,
-        behaviour_logprobs=torch.zeros(3, 5),  # of no engine
-        proximal_logprobs=logprobs - 1.0,
-        mask=mask,
-        advantages=torch.tensor([1.0, 1.0, 1.0]),
-        total_tokens=sum(LENGTHS),
-        total_sequences=3,
-    )
+    inputs = make_inputs(logprobs, mask=mask, behaviour_logprobs=torch.zeros(3, 5))  # of no engine
     per_sequence = [
         cross_entropy(logits[i, :length], targets[i, :length], reduction="sum")
         for i, length in enumerate(LENGTHS)

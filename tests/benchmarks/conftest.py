@@ -1,7 +1,5 @@
 """Benchmarks are scripts outside the package: their folder is put on the path."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -11,10 +9,11 @@ ABSENT_HERE = ("ray", "hydra", "omegaconf", "textarena", "pyspiel", "trl", "unst
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return BENCHMARKS
+@pytest.fixture(scope="module", autouse=True)
+def on_path():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield BENCHMARKS
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The buffers of benchmarks/buffer.py stay equally full; unstable-rl's is left out where absent."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -55,7 +53,6 @@ def buffer(monkeypatch):
 
 def test_every_buffer_adds_and_draws(buffer):
     operations = buffer.measure(None)
-
     assert tuple(operations) == OPERATIONS
     for by_who in operations.values():
         assert list(by_who) == ["rlforge", "list", "list_bare"]
@@ -64,7 +61,6 @@ def test_every_buffer_adds_and_draws(buffer):
 
 def test_without_unstable_rl_there_is_no_peer(buffer):
     peer = buffer.Peer(sys.executable)
-
     assert peer.version is None
 
 
@@ -74,10 +70,8 @@ def test_the_peer_is_driven_in_turn_and_times_itself(buffer, tmp_path, monkeypat
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     peer = buffer.Peer(sys.executable)
-
     operations = buffer.measure(peer)
     peer.close()
-
     assert peer.version == "0.2.2"
     for by_who in operations.values():
         assert list(by_who) == ["rlforge", "unstable_rl", "list", "list_bare"]
@@ -90,6 +84,5 @@ def test_an_absent_interpreter_is_named_before_anything_starts(on_path):
         capture_output=True,
         text=True,
     )
-
     assert run.returncode == 2
     assert run.stderr.endswith("--peers /no/python: no such interpreter\n")

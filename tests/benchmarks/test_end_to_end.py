@@ -1,7 +1,5 @@
 """Whole training against peers: all play the same games and train on equally many turns."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import re
@@ -16,26 +14,25 @@ from rlforge.config.compose import compose
 from rlforge.models.load import load_tokenizer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_model(small_model):
     """Overrides that put the small model in the place of the tiny one."""
     model = ["model.kind=hf", f"model.name={small_model}", "model.lora.rank=4"]
     return ["+experiment=simpletak_mirror", *model]
 
 
-@pytest.fixture
-def end_to_end():
+@pytest.fixture(scope="module")
+def end_to_end(on_path):
     return importlib.import_module("end_to_end")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def work(end_to_end, own_model):
     return end_to_end.make_work(own_model, turns=32, games=6, updates=3)
 
 
 def test_peers_are_asked_for_what_rlforge_train_is_given(end_to_end, own_model, work):
     config = compose([*end_to_end.overrides_for(work), *own_model]).config
-
     assert (work.turns, work.updates) == (config.learner.batch_size, config.learner.total_updates)
     assert work.games == config.collector.num_train_workers
     assert work.max_tokens == config.engine.max_tokens
@@ -51,7 +48,6 @@ def test_peers_are_asked_for_what_rlforge_train_is_given(end_to_end, own_model, 
 
 def test_work_survives_its_file(work, tmp_path):
     work.write(tmp_path / "work.json")
-
     assert importlib.import_module("pipelines.work").read(tmp_path / "work.json") == work
 
 
@@ -68,7 +64,6 @@ def test_turns_are_those_of_games_that_ended_and_none_is_lost(own_model, work):
         return [tokenizer.encode(f" [{cell}]", add_special_tokens=False) for cell in cells]
 
     first, second = games.play(work.turns, generate), games.play(work.turns, generate)
-
     assert len(first) == len(second) == work.turns
     assert set(asked) == {work.games}  # the place of a game that ended is taken at once
     assert games.turns >= 2 * work.turns
@@ -79,7 +74,6 @@ def test_turns_are_those_of_games_that_ended_and_none_is_lost(own_model, work):
 
 def test_an_answer_ends_with_its_first_stop_token():
     until_stop = importlib.import_module("pipelines.plain_loop").until_stop
-
     assert until_stop([5, 7, 7, 0], (7, 9)) == [5, 7]
     assert until_stop([5, 6], (7, 9)) == [5, 6]
 
@@ -95,9 +89,7 @@ def test_the_loss_of_the_plain_loop_does_not_see_its_padding(small_model):
         logprobs = model(input_ids=ids).logits.log_softmax(-1)[0]
         for place in range(len(each.prompt_ids), ids.shape[1]):
             expected = expected - (each.reward - 0.25) * logprobs[place - 1, ids[0, place]]
-
     loss = plain_loop.policy_loss(model, turns, 0.25, 0)
-
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -114,12 +106,10 @@ def test_every_run_is_timed_from_its_own_updates_and_peers_without_packages_are_
     end_to_end, own_model, work, monkeypatch, capsys
 ):
     monkeypatch.setattr(end_to_end, "PARTS", (2,))
-
     rows = end_to_end.measure(
         replace(work, threads=1), sys.executable, 2, more=own_model, warm_up=1
     )
     end_to_end.show(rows)
-
     assert list(rows) == ["rlforge", "plain_loop"]
     assert all(row["turns"]["repeats"] == 2 for row in rows.values())
     assert all(row["turns"]["min_per_s"] > 0 for row in rows.values())
@@ -131,7 +121,6 @@ def test_every_run_is_timed_from_its_own_updates_and_peers_without_packages_are_
 
 def test_other_versions_of_torch_end_the_comparison(end_to_end):
     ours = {"torch": "2.1", "transformers": "5"}
-
     with pytest.raises(SystemExit, match="differ between rlforge's environment and the peers'"):
         end_to_end.check_versions({"rlforge": ours, "trl_grpo": ours | {"torch": "2.2"}})
 
@@ -150,9 +139,7 @@ def test_peers_get_the_fastest_threads_and_then_the_fastest_parts(
         return end_to_end.Rate(speed, speed, 1.0, 14.0, 0.0, {})
 
     monkeypatch.setattr(end_to_end, "run_peer", run_peer)
-
     best, tried = end_to_end.tuned("plain_loop", sys.executable, replace(work, threads=2))
-
     assert (best.threads, best.turns_at_a_time) == chosen
     assert list(tried.values()) == list(speeds.values())
 

@@ -42,7 +42,6 @@ def work(model, tmp_path):
 
 def test_turns_are_whole_games_whose_text_has_the_ids_that_are_trained_on(model):
     made = importlib.import_module("turns").make_turns(load_tokenizer(model), model, 40)
-
     assert len(made) == 40
     assert [turn.index for turn in made if turn.game == 0 and turn.player == 0] == list(
         range(sum(turn.game == 0 and turn.player == 0 for turn in made))
@@ -56,7 +55,6 @@ def test_turns_are_whole_games_whose_text_has_the_ids_that_are_trained_on(model)
 
 def test_work_survives_its_file(work, tmp_path):
     work.write(tmp_path / "work.json")
-
     assert importlib.import_module("contenders.work").read(tmp_path / "work.json") == work
 
 
@@ -66,9 +64,7 @@ def test_contenders_have_the_same_gradient_and_need_neither_ray_nor_hydra_nor_ga
 ):
     learner = importlib.import_module("learner")
     monkeypatch.setitem(learner.BATCHES, "small", (24, (24,)))
-
     rows = learner.compare(work, sys.executable, 2, tmp_path)
-
     assert list(rows) == ["rlforge_learner", "plain_peft"]  # the peers' packages are absent
     assert rows["rlforge_learner"]["gradient_cosine"] >= 0.9999
     assert rows["rlforge_learner"]["gradient_relative_error"] <= 1e-3
@@ -84,16 +80,13 @@ def row(cosine: float) -> dict[str, object]:
 def test_other_work_ends_the_comparison(work):
     learner = importlib.import_module("learner")
     rows = {"rlforge_learner": row(1.0), "plain_peft": row(0.9998)}
-
     with pytest.raises(SystemExit, match="plain PEFT: gradient cosine"):
         learner.show(work, rows)
 
 
 def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
     learner = importlib.import_module("learner")
-
     learner.show(work, {"rlforge_learner": row(1.0)})
-
     assert capsys.readouterr().out.splitlines()[-1] == (
         "absent: plain PEFT, TRL GRPO, unstable-rl; to install: benchmarks/requirements-peers.txt"
     )
@@ -111,9 +104,7 @@ def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
 )
 def test_wrong_options_end_in_one_line(options, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["learner.py", *options])
-
     with pytest.raises(SystemExit) as ended:
         importlib.import_module("learner").main()
-
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip().endswith(message)

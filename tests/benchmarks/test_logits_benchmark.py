@@ -1,7 +1,5 @@
 """benchmarks/logits.py measures ways to the same gradient."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 
+@pytest.mark.ray
 def test_the_learner_takes_a_fraction_of_full_logits_for_the_same_gradient(on_path, tmp_path):
     taken, gradients = {}, {}
     for way in ("rlforge", "full_logits"):
@@ -20,7 +19,6 @@ def test_the_learner_takes_a_fraction_of_full_logits_for_the_same_gradient(on_pa
         run = subprocess.run(command, check=True, capture_output=True, text=True)
         taken[way] = json.loads(run.stdout.splitlines()[-1])
         gradients[way] = torch.load(file, weights_only=True)
-
     assert taken["full_logits"] > 2 * 1024 * 100_000 * 4
     assert taken["rlforge"] < taken["full_logits"] / 2
     torch.testing.assert_close(gradients["rlforge"], gradients["full_logits"], rtol=1e-3, atol=1e-7)
@@ -28,9 +26,7 @@ def test_the_learner_takes_a_fraction_of_full_logits_for_the_same_gradient(on_pa
 
 def test_the_ways_that_a_gpu_would_time_have_the_same_gradient():
     heads = importlib.import_module("heads")
-
     rows = heads.compare("cpu", tokens=40, vocabulary=300, width=16, repeats=2)
-
     assert list(rows)[:2] == ["rlforge", "full_logits"]
     for row in (rows["rlforge"], rows["full_logits"]):
         assert row["gradient_relative_error"] < 1e-5
@@ -64,9 +60,10 @@ def test_a_way_with_another_gradient_shows_as_wrong(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_refused_in_one_line(on_path):
-    command = [sys.executable, str(on_path / "logits.py"), "--device", "cuda"]
-    run = subprocess.run(command, capture_output=True, text=True)
-
-    assert run.returncode == 1
-    assert run.stderr.strip().endswith("this needs a GPU")
+@pytest.mark.parametrize(
+    ("script", "options"), [("logits", ["--device", "cuda"]), ("quick_start", [])]
+)
+def test_without_a_gpu_cuda_is_refused_in_one_line(script, options, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    with pytest.raises(SystemExit, match=r"this needs a GPU$"):
+        importlib.import_module(script).main()

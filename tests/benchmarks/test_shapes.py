@@ -1,7 +1,5 @@
 """The learner on models of published shapes: what runs on a GPU, tried on a small one."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess
@@ -21,9 +19,7 @@ from rlforge.learner.ranks import Ranks
 
 def test_a_batch_has_the_prompts_of_simpletak_and_about_the_tokens_asked_for():
     shapes = importlib.import_module("shapes")
-
     steps = shapes.make_steps(512, tokens=20_000)
-
     total = sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps)
     assert 20_000 <= total <= 20_000 + 510 + shapes.LONGEST_ANSWER
     assert all(344 <= len(step.prompt_token_ids) <= 510 for step in steps)
@@ -41,7 +37,6 @@ def test_a_batch_fills_four_passes_and_begins_no_fifth(packed_tokens):
         return [part.micro.input_ids.numel() for part in policy.passes(rows)]
 
     steps = shapes.full_passes(512, packed_tokens)
-
     assert len(passes(steps)) == 4
     assert all(size <= packed_tokens for size in passes(steps))
     one_more = shapes.make_steps(512, tokens=5 * packed_tokens)[: len(steps) + 1]
@@ -52,9 +47,7 @@ def test_a_batch_fills_four_passes_and_begins_no_fifth(packed_tokens):
 def test_on_a_gpu_weights_are_bfloat16_and_the_rotation_is_not_rounded(monkeypatch):
     shapes = importlib.import_module("shapes")
     monkeypatch.setattr(torch, "device", lambda name: nullcontext())  # there may be no GPU
-
     model, plain = (shapes.random_model("tiny", device) for device in ("cuda", "cpu"))
-
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     buffers = dict(plain.named_buffers())
@@ -75,19 +68,18 @@ def test_a_learner_that_pads_on_a_gpu_is_not_measured(monkeypatch):
         shapes.measure_shape("tiny", "cuda", 1024, 2)
 
 
+@pytest.mark.ray
 def test_the_measurement_needs_neither_ray_nor_games_and_records_nothing_on_a_cpu(
     on_path, bare_environment
 ):
     before = {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")}
     options = ["--shape", "tiny", "--packed-tokens", "1024", "--repeats", "2"]
-
     run = subprocess.run(
         [sys.executable, str(on_path / "learner.py"), *options],
         check=True,
         capture_output=True,
         text=True,
     )
-
     assert re.fullmatch(r"tiny: \d+ \[\d+, \d+\] tokens/s", run.stdout.strip())
     assert {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")} == before
 
@@ -97,7 +89,6 @@ def test_shapes_have_the_published_number_of_weights(name, billions):
     shapes = importlib.import_module("shapes")
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**(shapes.QWEN3 | shapes.SHAPES[name][0])))
-
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(billions * 1e9, rel=0.01)
 
 

@@ -1,9 +1,6 @@
 """Time to skill is judged by bounds, and compared run by run."""
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,7 @@ def test_a_level_is_passed_once_the_bound_of_the_interval_is_beyond_it(skill):
 
 
 def test_commits_are_compared_in_pairs_of_runs_that_both_passed(skill):
-    def reached(wall_s: float, cpu_s: float) -> Any:
+    def reached(wall_s, cpu_s):
         return {"skill": skill.Reached(wall_s, cpu_s)}
 
     ours = [reached(60, 100), reached(50, 90), {}]

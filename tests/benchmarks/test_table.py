@@ -1,7 +1,5 @@
 """docs/benchmarks.md is what the results say."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
@@ -17,9 +15,7 @@ def table():
 
 def test_the_page_is_not_stale(on_path):
     command = [sys.executable, str(on_path / "table.py"), "--check"]
-
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert run.returncode == 0, run.stderr
 
 
@@ -43,7 +39,7 @@ def test_figures_are_unmeasured_until_there_is_a_result(table):
         "versions": {"python": "3.11", "torch": "2"},
     }
 
-    def row_of(page: str) -> str:
+    def row_of(page):
         return next(line for line in page.splitlines() if "Qwen3-0.6B shape" in line)
 
     assert row_of(table.render({})).endswith("| *unmeasured* |")
@@ -53,12 +49,11 @@ def test_figures_are_unmeasured_until_there_is_a_result(table):
 
 
 def test_a_peer_that_was_absent_is_unmeasured(table):
-    def speed(value: float) -> dict[str, object]:
+    def speed(value):
         return {"tokens": {"median_per_s": value, "q1_per_s": value, "q3_per_s": value}}
 
     results = {"contenders": {"rlforge_learner": speed(30.0), "plain_peft": speed(10.0)}}
     read = {f.what: f.read for f in table.FIGURES}
-
     assert read["learner tokens/s, tiny, against plain padded PEFT"](results) == "3.00 ×"
     assert read["learner tokens/s, tiny, against TRL"](results) == "*unmeasured*"
 
@@ -66,7 +61,6 @@ def test_a_peer_that_was_absent_is_unmeasured(table):
 def test_rows_tell_entries_of_a_list_apart_by_their_words_and_whole_numbers(table):
     seconds = {"median_s": 0.0123, "q1_s": 0.01, "q3_s": 0.02, "repeats": 3}
     content = {"runs": [{"game": "Nim", "at_once": 8, "took": seconds}], "share": 0.25, "n": 1200}
-
     assert list(table.rows(content)) == [
         ("runs · Nim · at once 8 · took", "12.3 [10.0, 20.0] ms"),
         ("share", "0.25"),
@@ -75,7 +69,7 @@ def test_rows_tell_entries_of_a_list_apart_by_their_words_and_whole_numbers(tabl
 
 
 def test_whole_training_is_shown_with_the_least_ratio_of_all_sittings(table):
-    def sitting(cpu: float, clock: float) -> dict[str, object]:
+    def sitting(cpu, clock):
         return {"ratios": {"2": {"trl_grpo": {"by_cpu_time": cpu, "by_wall_time": clock}}}}
 
     read = {figure.what: figure.read for figure in table.FIGURES}

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -190,10 +191,9 @@ def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
     buffer = kind(
         BufferSettings(max_size=10_000, max_staleness=10**6, batch_size=8, batch_delay=1.0, seed=0)
     )
-    lock, drawn, failures = threading.Lock(), [], []
-    games_each, collectors = 300, 4
+    lock, drawn, failed = threading.Lock(), [], threading.Event()
+    games_each, collectors = 150, 4
     total = games_each * collectors * 2 * 2
-    done = threading.Event()
 
     def collect(name):
         for index in range(games_each):
@@ -202,28 +202,21 @@ def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
 
     def learn():
         version = 0
-        while len(drawn) < total and not done.is_set():
+        while len(drawn) < total and not failed.is_set():
             with lock:
                 batch = buffer.draw(8, version)
             if batch is not None:
                 drawn.extend(batch.steps)
                 version += 1
 
-    def guarded(work, *arguments):
+    with ThreadPoolExecutor(collectors + 1) as pool:
+        learner = pool.submit(learn)
         try:
-            work(*arguments)
-        except BaseException as error:
-            failures.append(error)
-
-    learner = threading.Thread(target=guarded, args=(learn,))
-    threads = [threading.Thread(target=guarded, args=(collect, n)) for n in range(collectors)]
-    for thread in [learner, *threads]:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    learner.join(timeout=60)
-    done.set()
-    assert not failures
+            for done in [pool.submit(collect, name) for name in range(collectors)]:
+                done.result(timeout=60)
+            learner.result(timeout=60)
+        finally:
+            failed.set()
     assert len(drawn) == total
     assert len(set(keys(drawn))) == total
     assert buffer.size() == 0

@@ -1,9 +1,6 @@
 """A real Llama of 20,000 random weights, real PEFT adapters, and a tokenizer of whole words."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 from tests import factories
@@ -44,9 +41,7 @@ def make_adapter(base, tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
 
-    def make(
-        seed: int, scale: float = 0.1, model: Any = None, **lora: Any
-    ) -> tuple[PolicyRef, Any]:
+    def make(seed, scale=0.1, model=None, **lora):
         targets = ["q_proj", "v_proj", "down_proj"]
         settings = {"r": 4, "lora_alpha": 8, "target_modules": targets} | lora
         with torch.random.fork_rng():
@@ -83,7 +78,7 @@ def make_core(base, tokenizer):
     from rlforge.engines.grammars import Grammars
     from rlforge.engines.policies import PolicyStore
 
-    def make(model: Any = None, max_loras: int = 5, max_sequences: int = 64, **limits: int) -> Any:
+    def make(model=None, max_loras=5, max_sequences=64, **limits):
         return BatchGenerator(
             PolicyStore(base if model is None else model, max_loras),
             BatchLimits(max_sequences=max_sequences, **{"max_model_len": 128, **limits}),

@@ -111,9 +111,9 @@ def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(model, pad
     caches = {id(one): new_cache() for one in (plain, shared)}
     ids = torch.randint(1, 120, (3, 14), generator=torch.Generator().manual_seed(0))
     starts = torch.tensor(padding)[:, None]
-    logits: dict[int, list[torch.Tensor]] = {id(plain): [], id(shared): []}
+    logits = {id(plain): [], id(shared): []}
 
-    def read(one: Any, begin: int, end: int) -> None:
+    def read(one, begin, end):
         where = torch.arange(end)[None, :]
         with torch.no_grad():
             output = one(
@@ -125,7 +125,7 @@ def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(model, pad
             )
         logits[id(one)].append(output.logits)
 
-    def repeat(*_: Any) -> None:
+    def repeat(*_):
         raise AssertionError("keys and values were repeated")
 
     for one in (plain, shared):

@@ -92,7 +92,7 @@ def test_a_load_is_answered_once_its_version_is_resident():
 
 def test_the_next_load_does_not_replace_a_version_just_loaded_ahead():
     places = Places(2)
-    room: WaitingRoom[EngineRequest] = WaitingRoom(places)
+    room = WaitingRoom(places)
     for ticket, key in enumerate((A, B, A, C)):
         room.add_load(key, ticket)
         assert [answer.id for answer in room.place_policies([])] == [ticket]
@@ -100,7 +100,7 @@ def test_the_next_load_does_not_replace_a_version_just_loaded_ahead():
 
 
 def test_a_version_that_does_not_load_ends_only_the_requests_for_it():
-    room: WaitingRoom[EngineRequest] = WaitingRoom(Places(2, broken=[A]))
+    room = WaitingRoom(Places(2, broken=[A]))
     for key, number in ((A, 1), (B, 2), (A, 3)):
         room.add(key, _request(number))
     room.add_load(A, 4)
@@ -126,11 +126,12 @@ def test_cancelled_requests_and_loads_are_forgotten():
     assert not room.has_work
 
 
-def test_a_closed_room_takes_requests_and_admits_none():
-    room = _room(1, (A, 1))
+def test_a_closed_room_takes_and_forgets_requests_and_admits_none():
+    room = _room(1, (A, 1), (A, 4))
     room.close()
     room.add(A, _request(2))
     room.add_load(B, 3)
+    room.cancel({4})
     assert not room.has_work
     assert room.place_policies([]) == []
     assert room.admit(9, 1000) == []
@@ -139,12 +140,3 @@ def test_a_closed_room_takes_requests_and_admits_none():
     assert room.has_work
     room.place_policies([])
     assert _ids(room.admit(9, 1000)) == [1, 2]
-
-
-def test_requests_cancelled_in_a_closed_room_are_forgotten():
-    room = _room(1, (A, 1), (A, 2))
-    room.close()
-    room.cancel({1})
-    room.open()
-    room.place_policies([])
-    assert _ids(room.admit(9, 1000)) == [2]

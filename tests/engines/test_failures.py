@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlforge.engines.base import Answer
 from rlforge.engines.cache import RowLayer
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -26,7 +25,6 @@ def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
     doomed = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), BASE_POLICY)
     safe = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
     core.step()
-
     with failing(base.model, RuntimeError("out of memory")):
         answers = {answer.id: answer for answer in core.step()}
     error = answers.pop(doomed).error
@@ -51,7 +49,7 @@ def test_nan_or_infinite_logits_end_their_own_requests_and_no_others(base, make_
     order = list(core.drawn(ids))
     ids += [core.submit(prompt, drawn, BASE_POLICY) for prompt in prompts[5:]]
 
-    def spoil(_model: Any, _inputs: Any, output: Any) -> None:
+    def spoil(_model, _inputs, output):
         rows = output.logits.shape[0]
         for row in [1, 3] if rows == 5 else [0]:
             output.logits[row, -1, 7] = wrong
@@ -97,7 +95,7 @@ def test_a_lost_device_ends_the_engine(base, make_core, make_adapter, when, monk
     """A failed assertion in a kernel makes every later call fail, too."""
     core = make_core()
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise _error(710)
 
     if when == "load":
@@ -112,7 +110,6 @@ def test_a_lost_device_ends_the_engine(base, make_core, make_adapter, when, monk
 def test_lack_of_memory_ends_only_the_requests_of_its_pass(base, make_core, error):
     core = make_core()
     request = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), BASE_POLICY)
-
     with failing(base.model, error):
         (answer,) = core.step()
     assert answer.id == request
@@ -127,10 +124,10 @@ def test_a_cache_that_fails_between_layers_ends_only_the_requests_that_needed_it
     prompts = random_prompts(12)
     for index, prompt in enumerate(prompts[:9]):
         core.submit(prompt, SamplingParams(max_tokens=3 + index, seed=index), BASE_POLICY)
-    answers: dict[int, Answer] = {}
+    answers = {}
     real, calls = getattr(RowLayer, fails), 0
 
-    def scarce(layer: RowLayer, *args: Any, **options: Any) -> Any:
+    def scarce(layer, *args, **options):
         nonlocal calls
         calls += 1
         if calls == 2:  # of the two layers, the second
@@ -160,9 +157,9 @@ def test_an_error_that_is_kept_keeps_no_tensors_alive(base, make_core):
     core = make_core()
     core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), BASE_POLICY)
     core.step()
-    held: list[weakref.ref[torch.Tensor]] = []
+    held = []
 
-    def fail(_module: Any, inputs: tuple[torch.Tensor]) -> None:
+    def fail(_module, inputs):
         (hidden,) = inputs
         copy = hidden.clone()
         held.append(weakref.ref(copy))

@@ -219,7 +219,7 @@ def test_any_walk_through_a_grammar_ends_with_an_answer_of_it(schema, draws):
     state = Grammars(tokenizer, len(tokenizer)).begin(
         json_grammar(schema), [tokenizer.eos_token_id]
     )
-    tokens: list[int] = []
+    tokens = []
     while not tokens or tokens[-1] != tokenizer.eos_token_id:
         tokens.append(int(draws.choice(state.allowed().nonzero()[0])))
         state.take(tokens[-1])

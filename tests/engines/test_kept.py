@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -94,7 +93,7 @@ def test_answers_of_conversations_are_those_of_a_plain_forward_pass(
 
 
 def test_kept_keys_and_values_change_no_token(make_core):
-    def tokens(**options: Any) -> list[list[Prompt]]:
+    def tokens(**options):
         core = make_core(max_model_len=256, **options)
         keep = options != {"kept_tokens": 0}
         said = converse(core, [BASE_POLICY], keep=True)
@@ -142,15 +141,6 @@ def test_games_with_the_same_turns_all_continue_them(make_core):
     assert core.stats().cached_tokens == 3 * 7
 
 
-def test_a_version_never_reads_what_another_has_kept(base, make_core, make_adapter):
-    core = make_core()
-    policy, model = make_adapter(1)
-    first = ask(core, (1, 2, 3), BASE_POLICY)
-    second = ask(core, (*whole(first), 4), policy)
-    assert core.stats().cached_tokens == 0
-    assert list(second.logprobs) == pytest.approx(direct_logprobs(model, second), abs=1e-4)
-
-
 def test_what_a_replaced_version_kept_is_dropped(make_core, make_adapter):
     """A path may hold other weights when it is loaded again."""
     core = make_core(max_loras=1)
@@ -172,7 +162,7 @@ def test_nothing_is_kept_over_sleep_and_failures(base, make_core, event):
         core.wake()
     else:
 
-        def fail(*_: Any) -> None:
+        def fail(*_):
             raise RuntimeError("out of memory")
 
         hook = base.model.register_forward_pre_hook(fail)
@@ -201,10 +191,10 @@ def test_the_room_of_running_sequences_is_never_taken(make_core):
 
 
 def test_memory_of_kept_rows_is_their_own_and_is_freed(make_core, monkeypatch):
-    sizes: list[int] = []
+    sizes = []
     real = KeptRows.put
 
-    def put(kept: KeptRows, key: PolicyKey, tokens: Prompt, row: Any) -> None:
+    def put(kept, key, tokens, row):
         sizes.append(sum(held.untyped_storage().nbytes() for pair in row for held in pair))
         real(kept, key, tokens, row)
 
@@ -218,7 +208,7 @@ def test_memory_of_kept_rows_is_their_own_and_is_freed(make_core, monkeypatch):
 KEYS = [PolicyKey("a", "/a"), PolicyKey("b", "/b")]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_longest_kept_beginning_is_found_and_nothing_else(data):
     """The reference is a list that is searched from its end."""
@@ -253,22 +243,12 @@ def test_the_longest_kept_beginning_is_found_and_nothing_else(data):
         assert kept.tokens == sum(len(t) for _, t in set(held))
 
 
-def test_what_was_used_last_is_dropped_last():
-    kept = KeptRows()
-    kept.put(KEYS[0], (1, 2), row=(), copies=2)
-    kept.put(KEYS[0], (3, 4), row=())
-    kept.take(KEYS[0], (1, 2, 9))
-    kept.shrink(2)
-    assert kept.has(KEYS[0], (1, 2))
-    assert not kept.has(KEYS[0], (3, 4))
-
-
 def test_lookup_takes_time_in_proportion_to_the_prompt():
     """A thousand kept conversations do not make it slower: entries are not compared one by one."""
     compared = 0
 
     class Counting(tuple[int, ...]):
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, other):
             nonlocal compared
             compared += 1
             return tuple.__eq__(self, other)
@@ -308,7 +288,7 @@ def test_shared_beginnings_change_no_token_and_need_room(make_core):
     rules = words(rng, 30, 30)
     batches = [[rules + words(rng, 1, 9) for _ in range(6)] for _ in range(3)]
 
-    def tokens(**options: int) -> tuple[list[Prompt], int]:
+    def tokens(**options):
         core = make_core(**options)
         said = [each.token_ids for batch in batches for each in ask_all(core, batch, BASE_POLICY)]
         return said, core.stats().cached_tokens
@@ -318,14 +298,14 @@ def test_shared_beginnings_change_no_token_and_need_room(make_core):
     assert tokens(kept_tokens=0) == tokens(kept_tokens=29) == (shared, 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_beginning_is_found_where_a_prompt_has_it(data):
     shared, key = SharedBeginnings(), PolicyKey("step-1", "step-1")
     stems = data.draw(
         st.lists(st.lists(st.integers(0, 2), min_size=10, max_size=40), min_size=1, max_size=12)
     )
-    kept: dict[Prompt, int] = {}
+    kept = {}
     for number, stem in enumerate(stems):
         tails = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=2, max_size=6))
         prompts = [(*stem, *tail) for tail in tails]

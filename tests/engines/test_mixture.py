@@ -19,7 +19,7 @@ from transformers import (
 
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import BASE, PolicyKey
-from rlforge.types import PolicyRef, SamplingParams
+from rlforge.types import SamplingParams
 
 from .answers import assert_true_logprobs, completion_of, finish
 
@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = {
 def saved(make_adapter):
     """An adapter for a model: its key, and the PEFT model to check against."""
 
-    def make(model: Any, seed: int, **lora: Any) -> tuple[PolicyKey, Any]:
+    def make(model, seed, **lora):
         lora = {"target_modules": "all-linear"} | lora
         policy, wrapped = make_adapter(seed, 0.2, model, **lora)
         return PolicyKey.of(policy), wrapped
@@ -159,7 +159,7 @@ def test_full_weights_and_invariant_versions_have_batches_of_their_own(base, sav
 
 def test_a_step_is_one_pass_for_all_versions(base, make_core, make_adapter):
     core, models = make_core(base, max_loras=6), {}
-    policies: list[PolicyRef] = []
+    policies = []
     for seed in range(1, 7):
         policy, models[policy.uid] = make_adapter(seed)
         policies.append(policy)
@@ -169,9 +169,9 @@ def test_a_step_is_one_pass_for_all_versions(base, make_core, make_adapter):
         finish(core)  # loads it
     for index in range(24):
         core.submit(prompt, SamplingParams(max_tokens=6, seed=index), policies[index % 6])
-    passes: list[int] = []
+    passes = []
 
-    def count(module: Any, inputs: Any) -> None:
+    def count(module, inputs):
         if type(module) is torch.nn.Embedding:
             passes.append(len(inputs[0]))
 

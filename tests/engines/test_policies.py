@@ -35,7 +35,7 @@ def _path(policy: PolicyRef) -> str:
 def test_an_adapter_is_merged_into_copies_of_its_targets_only(base, make_adapter):
     before = {name: p.clone() for name, p in base.state_dict().items()}
     policy, wrapped = make_adapter(1)
-    model: Any = load_policy(base, _path(policy), policy.uid)
+    model = load_policy(base, _path(policy), policy.uid)
     assert torch.allclose(_logits(model), _logits(wrapped), atol=1e-4)
     assert all(torch.equal(p, before[name]) for name, p in base.state_dict().items())
     shared = {p.data_ptr() for p in base.parameters()}
@@ -73,9 +73,7 @@ def test_variants_of_lora_are_played_as_plain_peft_computes_them(base, tmp_path,
             parameter.data += 0.1 * torch.randn_like(parameter)
     wrapped.save_pretrained(tmp_path / "variant", save_embedding_layers=False)
     plain = PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path / "variant")).eval()
-
     loaded = load_policy(model, str(tmp_path / "variant"), "variant")
-
     assert torch.allclose(_logits(loaded).float(), _logits(plain).float(), atol=1e-4)
     assert not torch.allclose(_logits(loaded), before, atol=1e-2)
     assert torch.equal(_logits(model), before)
@@ -155,11 +153,11 @@ def test_a_failed_load_evicts_nothing(base, make_adapter, tmp_path):
     assert store.resident == (key,)
 
 
-def test_fifty_swaps_leave_no_memory_behind(base, make_adapter):
+def test_swaps_leave_no_memory_behind(base, make_adapter):
     store = PolicyStore(base, 2)
     paths = [_path(make_adapter(seed)[0]) for seed in (1, 2, 3)]
 
-    def live() -> tuple[int, int]:
+    def live():
         gc.collect()
         # type() rather than isinstance(), which would wake lazy modules among the objects.
         objects = gc.get_objects()
@@ -168,8 +166,8 @@ def test_fifty_swaps_leave_no_memory_behind(base, make_adapter):
         return sum(t.numel() for t in tensors), len(models)
 
     counts = []
-    for version in range(50):
+    for version in range(19):
         store.load(PolicyKey(f"v{version}", paths[version % 3]), busy=())
-        if version in (9, 49):
+        if version in (6, 18):
             counts.append(live())
     assert counts[0] == counts[1]

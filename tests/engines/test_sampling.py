@@ -59,12 +59,6 @@ def test_sampling_logprobs_are_a_distribution_over_the_nucleus(logits, temperatu
     assert logprobs[kept].exp().tolist() == pytest.approx((plain[kept] / mass).tolist(), rel=1e-4)
 
 
-def test_top_p_by_hand():
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    logprobs = sampling_logprobs(logits, _ones(1), _ones(1, 0.7))
-    assert logprobs.exp()[0].tolist() == pytest.approx([0.625, 0.375, 0, 0])
-
-
 def test_temperature_zero_takes_the_largest_logit_with_logprob_zero():
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]])
     temperature = torch.tensor([0.0, 1.0])
@@ -205,13 +199,6 @@ def test_each_row_has_filters_of_its_own():
     )
     expected = [[4 / 9, 3 / 9, 2 / 9, 0], [4 / 7, 3 / 7, 0, 0], [4 / 7, 3 / 7, 0, 0], [1, 0, 0, 0]]
     assert torch.allclose(logprobs.exp(), torch.tensor(expected))
-
-
-def test_filters_that_are_off_leave_every_token():
-    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    plain = sampling_logprobs(logits, _ones(5))
-    off = sampling_logprobs(logits, _ones(5), _ones(5), torch.zeros(5), torch.zeros(5))
-    assert torch.allclose(plain, off, atol=1e-6)
 
 
 def test_a_row_without_filters_is_the_same_among_rows_with_them():

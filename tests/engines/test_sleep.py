@@ -10,30 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import UntypedStorage
 
 from rlforge.config.schema import EngineConfig
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError
-from rlforge.models import devices
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 from .answers import BASE_POLICY
 
 Asking = Callable[[int], tuple[list[int], SamplingParams, PolicyRef]]
-
-
-@pytest.fixture
-def spoilt(monkeypatch):
-    """Moves to the host copy, though the device is the CPU; the memory left behind becomes NaN."""
-
-    def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
-        fresh = storage.clone()
-        storage.fill_(255)  # as float32 this is not a number
-        return fresh
-
-    monkeypatch.setattr(devices, "copied", copied)
 
 
 @pytest.fixture
@@ -49,7 +35,7 @@ def asking(make_adapter):
     """Request ``index``, of three policies in turns, that takes some 60 steps."""
     policies = [BASE_POLICY, make_adapter(1)[0], make_adapter(2)[0]]
 
-    def ask(index: int) -> tuple[list[int], SamplingParams, PolicyRef]:
+    def ask(index):
         params = SamplingParams(max_tokens=60 + index, seed=index)
         return [index + 1, 7, 9], params, policies[index % 3]
 
@@ -69,7 +55,7 @@ def done(tasks: list[asyncio.Task[Completion]]) -> int:
     return sum(task.done() for task in tasks)
 
 
-async def test_sleep_changes_no_answer(engine, asking, spoilt):
+async def test_sleep_changes_no_answer(engine, asking, elsewhere):
     steady = await asyncio.gather(*start(engine, asking, *range(12)))
     early = start(engine, asking, *range(6))
     await running(engine, 6)
@@ -175,7 +161,7 @@ async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(m
 async def test_an_engine_that_fails_in_sleep_or_wake_is_dead(make_core, asking, fails, monkeypatch):
     core = make_core()
 
-    def broken() -> None:
+    def broken():
         raise MemoryError("no room")
 
     monkeypatch.setattr(core, fails, broken)

@@ -1,16 +1,12 @@
 """The watchdog of the worker thread, and streams of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
 import time
-from typing import Any
 
 import pytest
 
-from rlforge.engines.base import Answer
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import EngineDeadError
 from rlforge.types import SamplingParams
@@ -23,7 +19,7 @@ ONE = SamplingParams(max_tokens=1, seed=0)
 async def test_a_step_that_never_ends_is_reported_with_its_stack(make_core, monkeypatch, caplog):
     core, never = make_core(), threading.Event()
 
-    def kernel_that_hangs() -> list[Answer]:
+    def kernel_that_hangs():
         never.wait()
         return []
 
@@ -44,7 +40,7 @@ async def test_a_step_that_never_ends_is_reported_with_its_stack(make_core, monk
 async def test_steps_without_progress_count_as_stuck(make_core, monkeypatch):
     core = make_core()
 
-    def spin() -> list[Answer]:
+    def spin():
         time.sleep(0.01)
         return []
 
@@ -57,12 +53,11 @@ async def test_steps_without_progress_count_as_stuck(make_core, monkeypatch):
 
 async def test_slow_progress_and_idleness_do_not_count_as_stuck(make_core, monkeypatch):
     core = make_core()
-    quick: Any = core.step
+    quick = core.step
 
-    def slow() -> list[Answer]:
+    def slow():
         time.sleep(0.1)
-        answers: list[Answer] = quick()
-        return answers
+        return quick()
 
     monkeypatch.setattr(core, "step", slow)
     engine = ThreadedEngine(core, stuck_after_s=0.4)
@@ -77,7 +72,7 @@ async def test_slow_progress_and_idleness_do_not_count_as_stuck(make_core, monke
 async def test_streamed_tokens_add_up_to_the_answer(make_core):
     engine = ThreadedEngine(make_core(), stuck_after_s=60)
     long = SamplingParams(max_tokens=30, seed=3)
-    heard: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
+    heard = {1: [], 2: []}
     streamed, silent = (
         await asyncio.gather(
             *(
@@ -102,7 +97,7 @@ async def test_a_cancelled_stream_gets_no_more_tokens(make_core):
     engine = ThreadedEngine(make_core(), stuck_after_s=60)
     begun, count = asyncio.Event(), 0
 
-    def hear(tokens: object) -> None:
+    def hear(tokens):
         nonlocal count
         count += 1
         begun.set()

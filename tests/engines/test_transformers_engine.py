@@ -1,7 +1,5 @@
 """The engine in its thread: many callers, several event loops, cancelling, closing, failing."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -29,7 +27,7 @@ async def engine(base, tokenizer):
 async def test_many_callers_get_their_own_answers(engine, base, make_adapter):
     policies = [BASE_POLICY, make_adapter(1)[0], make_adapter(2)[0], make_adapter(3)[0]]
 
-    async def ask(index: int) -> None:
+    async def ask(index):
         params = SamplingParams(max_tokens=1 + index % 4, seed=index)
         completion = await engine.generate([index, 7], params, policies[index % 4])
         assert completion.prompt_token_ids == (index, 7)
@@ -41,6 +39,7 @@ async def test_many_callers_get_their_own_answers(engine, base, make_adapter):
     stats = engine.stats()
     assert (stats.requests, stats.prompt_tokens, stats.generated_tokens) == (100, 200, 250)
     assert len(stats.resident) == 2
+    assert (stats.queued, stats.running, stats.busy_s > 0) == (0, 0, True)
     assert not any(p.requires_grad for p in base.parameters())
 
 
@@ -85,11 +84,11 @@ async def test_a_cancelled_request_leaves_the_batch(engine):
 def test_callers_in_several_event_loops_are_served(base, tokenizer):
     engine = TransformersEngine(EngineConfig(), base, tokenizer)
 
-    async def ask(seed: int) -> int:
+    async def ask(seed):
         params = SamplingParams(max_tokens=20, seed=seed)
         return len((await engine.generate([1], params, BASE_POLICY)).token_ids)
 
-    async def in_threads() -> list[int]:
+    async def in_threads():
         return await asyncio.gather(
             *(asyncio.to_thread(asyncio.run, ask(seed)) for seed in range(4))
         )
@@ -112,7 +111,7 @@ async def test_closing_fails_running_and_later_requests(base, tokenizer):
 
 
 async def test_a_dead_worker_fails_its_callers_with_the_cause(base, tokenizer, monkeypatch):
-    def broken(core: BatchGenerator) -> None:
+    def broken(core):
         raise KeyError("a bug")
 
     monkeypatch.setattr(BatchGenerator, "step", broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def _adapter(path: Path) -> Path:
 
 @pytest.fixture
 def key(tmp_path):
-    def make(uid: str, folder: str = "adapter") -> PolicyKey:
+    def make(uid, folder="adapter"):
         return PolicyKey(uid, str(_adapter(tmp_path / folder)))
 
     return make
@@ -63,14 +64,6 @@ def test_the_same_uid_with_another_path_is_another_adapter(key):
         assert adapter.path == asked.path
     assert len({adapter.number for adapter in backend.ever}) == 3
     assert len({adapter.name for adapter in backend.ever}) == 3
-
-
-def test_a_version_loaded_again_gets_a_new_number(key):
-    backend = Backend(1)
-    for uid in ("a", "b", "a"):
-        assert backend.table.load(key(uid), busy=())
-    assert [adapter.name for adapter in backend.ever] == ["a#1", "b#2", "a#3"]
-    assert list(backend.held) == [3]
 
 
 def test_the_least_recently_used_idle_version_is_replaced(key):
@@ -93,55 +86,38 @@ def test_the_base_model_does_not_count_towards_the_capacity():
     assert backend.ever == []
 
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def _leave(folder: Path, name: str) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / name).touch()
+
+
+def _cut(folder: Path, name: str, size: int) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
 @pytest.mark.parametrize(
-    ("file", "message"),
+    ("damage", "message"),
     [
-        (None, "is missing"),
-        ("notes.txt", "neither adapter_config"),
-        ("config.json", "full weights"),
+        (shutil.rmtree, "is missing"),
+        (lambda folder: _leave(folder, "notes.txt"), "neither adapter_config"),
+        (lambda folder: _leave(folder, "config.json"), "full weights"),
+        (lambda folder: _cut(folder, CONFIG, 10), rf"cannot be loaded: .*{CONFIG} .*complete"),
+        (lambda folder: _cut(folder, WEIGHTS, 100), rf"cannot be loaded: .*{WEIGHTS} .*complete"),
+        (lambda folder: _cut(folder, WEIGHTS, 0), rf"cannot be loaded: .*{WEIGHTS} .*complete"),
     ],
 )
-def test_a_directory_without_an_adapter_is_refused_and_replaces_nothing(
-    key, tmp_path, file, message
-):
+def test_a_directory_without_a_whole_adapter_is_refused_and_replaces_nothing(key, damage, message):
     backend = Backend(1)
-    held = key("a")
+    held, wrong = key("a"), key("x", "wrong")
     backend.table.load(held, busy=())
-    folder = tmp_path / "wrong"
-    if file is not None:
-        folder.mkdir()
-        (folder / file).touch()
+    damage(Path(wrong.path))
     with pytest.raises(EngineError, match=message) as caught:
-        backend.table.load(PolicyKey("x", str(folder)), busy=())
-    assert str(folder) in str(caught.value)
-    assert backend.table.resident == (held,)
-
-
-def test_an_adapter_that_the_engine_refuses_is_not_resident(key):
-    backend = Backend(1)
-    broken = key("x", "broken")
-    with pytest.raises(EngineError, match="broken"):
-        backend.table.load(broken, busy=())
-    assert not backend.table.is_resident(broken)
-    assert backend.table.load(key("a"), busy=())
-
-
-@pytest.mark.parametrize(
-    ("file", "size"),
-    [
-        ("adapter_config.json", 10),
-        ("adapter_model.safetensors", 100),
-        ("adapter_model.safetensors", 0),
-    ],
-)
-def test_a_truncated_adapter_is_refused_and_replaces_nothing(key, file, size):
-    backend = Backend(1)
-    held, torn = key("a"), key("x", "torn")
-    backend.table.load(held, busy=())
-    whole = Path(torn.path or "", file).read_bytes()
-    Path(torn.path or "", file).write_bytes(whole[:size])
-    with pytest.raises(EngineError, match=rf"policy 'x' cannot be loaded: .*{file} .*complete"):
-        backend.table.load(torn, busy=())
+        backend.table.load(wrong, busy=())
+    assert wrong.path in str(caught.value)
     assert backend.table.resident == (held,)
     assert [adapter.name for adapter in backend.ever] == ["a#1"]
 

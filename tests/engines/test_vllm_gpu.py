@@ -1,12 +1,10 @@
 """vLLM on a GPU gives its memory back in sleep, and has weights and adapters again afterwards."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import factories
 
 from rlforge.config.schema import (
     EngineConfig,
@@ -37,19 +35,9 @@ def vllm_is_here():
 
 
 async def test_a_sleeping_engine_frees_the_gpu(tmp_path):
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=304,
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            initializer_range=0.1,
-        )
-    )
+    sizes = {"vocab_size": 304, "hidden_size": 256, "intermediate_size": 512}
+    heads = {"num_attention_heads": 4, "max_position_embeddings": 512, "initializer_range": 0.1}
+    model = factories.llama(**sizes, **heads, tie_word_embeddings=False)
     model.save_pretrained(tmp_path / "model")
     build_tokenizer([" yes", " no", "go"]).save_pretrained(tmp_path / "model")
     adapted = attach_lora(copy.deepcopy(model), LORA, seed=1)

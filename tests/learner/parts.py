@@ -16,6 +16,13 @@ from rlforge.types import Step
 
 VOCABULARY = 40
 PAD = 0
+
+
+#: Of a model of another architecture.
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SIZES |= {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "initializer_range": 0.3}
+SIZES |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 model, step, batch = factories.llama, factories.step, factories.batch
 
 
@@ -77,6 +84,23 @@ def random_steps(count: int, seed: int = 0, **changes: Any) -> list[Step]:
     return steps
 
 
+def conversation(turns: int, game: str = "g", player: int = 0, seed: int = 0) -> list[Step]:
+    """Steps of one seat whose prompts continue all earlier prompts and answers."""
+    draw = random.Random(seed)
+
+    def drawn(most: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, most)))
+
+    steps, prompt = [], drawn(6)
+    for turn in range(turns):
+        answer = drawn(4)
+        fields = {"game_id": game, "player_id": player, "turn_index": turn, "token_ids": answer}
+        fields |= {"logprobs": tuple(-draw.random() for _ in answer), "reward": draw.gauss()}
+        steps.append(step(prompt_token_ids=prompt, **fields))
+        prompt = prompt + answer + drawn(5)
+    return steps
+
+
 def randomise_adapter(model: torch.nn.Module, seed: int = 1) -> None:
     """B is zero in a fresh adapter, which would hide half of the gradient."""
     generator = torch.Generator().manual_seed(seed)
@@ -132,6 +156,22 @@ def of_speed(name: str) -> bool:
 def outcome(metrics: Any) -> dict[str, float]:
     """The metrics of an update that describe its result."""
     return {name: number for name, number in metrics.items() if not of_speed(name)}
+
+
+@torch.no_grad()
+def plain_logprobs(model: Any, step: Step, temperature: float = 1.0) -> torch.Tensor:
+    """[answer, vocabulary] by the model's own forward pass of this step alone, without dropout."""
+    training = model.training
+    logits = model.eval()(torch.tensor([step.prompt_token_ids + step.token_ids])).logits[0].float()
+    model.train(training)
+    return (logits / temperature).log_softmax(-1)[len(step.prompt_token_ids) - 1 : -1]
+
+
+def answer_logprobs(model: Any, steps: Sequence[Step], temperature: float = 1.0) -> torch.Tensor:
+    """Those of all answer tokens, one after the other."""
+    tables = [plain_logprobs(model, step, temperature) for step in steps]
+    chosen = [torch.tensor(step.token_ids)[:, None] for step in steps]
+    return torch.cat([t.gather(1, c)[:, 0] for t, c in zip(tables, chosen, strict=True)])
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -36,7 +36,6 @@ PPO = PpoConfig(kl=KlConfig(coef=0.05), value_clip=0.2, entropy_coef=0.01, value
 SPREAD = {"shard_weights": True}
 STEPS = {"epochs": 2, "optimizer_steps": 3}
 SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
-    "reinforce": (AlgorithmConfig(), {}),
     "grpo": (GRPO, STEPS),
     "ppo": (PPO, STEPS),
     "clipped": (AlgorithmConfig(), {"grad_clip": 1e-3}),
@@ -61,7 +60,6 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
         AlgorithmConfig(),
         {**SPREAD, "adapted_head": True, "fp32_head": True},
     ),
-    "spread, packed": (PPO, {**SPREAD, **STEPS, "packing": "on"}),
     "spread, a kernel that fails": (PPO, {**SPREAD, "packing": "on", "no_kernel": True}),
     "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
     "spread full, resumed": (PPO, {**SPREAD, **STEPS, "train": "full", "resume": True}),

@@ -1,7 +1,5 @@
 """Packed sequences give the same results as padded ones."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect
@@ -10,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.learner import parts
+from tests.learner.parts import SIZES
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,17 +31,6 @@ from rlforge.learner.partition import in_order, segments
 from rlforge.learner.scorer import Scorer, ScorerOptions
 
 CPU = torch.device("cpu")
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "vocab_size": 40,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 
 
 def qwen3():

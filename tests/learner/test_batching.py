@@ -36,9 +36,7 @@ def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
 
 def test_steps_without_tokens_are_left_out_and_counted():
     steps = [parts.step(token_ids=(), logprobs=()), parts.step(), parts.step(prompt_token_ids=())]
-
     selection = select_rows(steps, None)
-
     assert [r.step for r in selection.rows] == [1]
     assert (selection.empty, selection.tokens) == (2, 2)
 
@@ -49,9 +47,7 @@ def test_max_train_len_cuts_the_end_of_answers_and_drops_prompts_without_room():
         parts.step(prompt_token_ids=(1, 2, 3, 4, 5)),
         parts.step(prompt_token_ids=(1, 2, 3), token_ids=(4, 5), logprobs=(-1.0, -2.0)),
     ]
-
     selection = select_rows(steps, 5)
-
     assert [(r.step, r.answer, r.behaviour, r.start) for r in selection.rows] == [
         (0, (4, 5), (-1.0, -2.0), 0),
         (2, (4, 5), (-1.0, -2.0), 2),
@@ -66,9 +62,7 @@ def test_logprobs_that_do_not_match_the_tokens_name_game_and_turn():
 
 def test_collate_pads_right_and_points_at_the_predicting_positions():
     rows = [row(2, 3, step=7, start=10), row(4, 1, step=9, start=20)]
-
     micro = collate(rows, 0, torch.device("cpu"))
-
     assert micro.input_ids.tolist() == [[1, 2, 101, 102], [1, 2, 3, 4]]
     assert micro.mask.tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     assert micro.token_ids.tolist() == [101, 102, 103, 101]
@@ -83,7 +77,6 @@ def test_collate_pads_right_and_points_at_the_predicting_positions():
 def test_packed_rows_follow_each_other():
     rows = [row(2, 3), row(4, 1)]
     micro = collate(rows, 0, torch.device("cpu"), whole(rows))
-
     assert micro.input_ids.tolist() == [[1, 2, 101, 102, 1, 2, 3, 4]]
     assert micro.positions.tolist() == [1, 2, 3, 7]
     assert micro.last_prompt.tolist() == [1, 7]
@@ -97,9 +90,7 @@ def test_segments_continue_their_shared_prefix():
     rows = [row(3, 3), row(6, 1)]
     stem = Segment(row=1, begin=0, end=2)
     ends = [Segment(row=n, begin=2, end=rows[n].input_length, parent=0) for n in range(2)]
-
     micro = collate(rows, 0, torch.device("cpu"), Segments(segments=(stem, *ends), ends=(1, 2)))
-
     assert micro.input_ids.tolist() == [[1, 2, 3, 101, 102, 3, 4, 5, 6]]
     assert micro.positions.tolist() == [2, 3, 4, 8]
     assert micro.last_prompt.tolist() == [2, 8]
@@ -144,7 +135,6 @@ def test_padded_rows_of_equal_tokens_are_computed_once():
         Row(step=3, prompt=(1, 2), answer=(3,), start=3),
     ]
     micro = collate(rows, 0, torch.device("cpu"), distinct=True)
-
     assert micro.input_ids.tolist() == [[1, 2, 0], [4, 5, 6]]
     assert (micro.padding, micro.reused) == (1, 4)
     scored = list(zip(micro.positions.tolist(), micro.token_ids.tolist(), strict=True))
@@ -155,26 +145,18 @@ def test_padded_rows_of_equal_tokens_are_computed_once():
     assert micro.steps.tolist() == micro.flat.tolist() == [0, 1, 2, 3]
 
 
-def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
-    micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"))
-
-    assert micro.padded(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
-
-
-def test_padded_keeps_the_numbers_of_each_token_together():
+def test_padded_lays_out_the_numbers_of_each_token_with_zeros_in_the_padding():
     micro = collate([row(2, 1), row(4, 2)], 0, torch.device("cpu"))
     per_token = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], requires_grad=True)
-
     padded = micro.padded(per_token)
-
     assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
+    assert micro.padded(per_token[:, 0]).tolist() == [[1, 0], [3, 5]]
     padded.square().sum().backward()
     assert per_token.grad.tolist() == [[2, 4], [6, 8], [10, 12]]
 
 
 def test_the_answers_of_pairs_are_numbered_one_after_the_other():
     rows, total = rows_of([((1, 2), (3, 4)), ((5,), (6,)), ((1,), (7, 8, 9))])
-
     assert [(r.step, r.prompt, r.answer, r.start) for r in rows] == [
         (0, (1, 2), (3, 4), 0),
         (1, (5,), (6,), 2),
@@ -192,18 +174,16 @@ def test_the_answers_of_pairs_are_numbered_one_after_the_other():
 def test_legal_tokens_are_cut_with_their_answer():
     known = ((8, 9), (9,))
     steps = [parts.step(legal_tokens=known), parts.step()]
-
     assert [turn.legal for turn in select_rows(steps, None).turns] == [known, ()]
     assert [turn.legal for turn in select_rows(steps, 4).turns] == [((8, 9),), ()]
 
 
 def test_most_legal_is_the_largest_set_of_all_turns():
-    steps = conversation(3)
+    steps = parts.conversation(3)
     wide = tuple((1, 2, 3) for _ in steps[0].token_ids)
     narrow = tuple((1,) for _ in steps[2].token_ids)
     steps[0] = dataclasses.replace(steps[0], legal_tokens=wide)
     steps[2] = dataclasses.replace(steps[2], legal_tokens=narrow)
-
     assert most_legal(select_rows(steps, None).rows) == 3
     assert most_legal([row(2, 3)]) == 0
     assert most_legal([]) == 0
@@ -211,9 +191,7 @@ def test_most_legal_is_the_largest_set_of_all_turns():
 
 def test_legal_ids_are_filled_up_behind_the_tokens_of_each_place():
     known = dataclasses.replace(row(2, 2), legal=((101, 105, 109), (102,)))
-
     micro = collate([known, row(4, 1, start=2)], 0, torch.device("cpu"))
-
     assert micro.legal_ids.tolist() == [[101, 105, 109], [102, -1, -1], [-1, -1, -1]]
     assert collate([row(2, 2)], 0, torch.device("cpu")).legal_ids is None
 
@@ -227,9 +205,7 @@ def test_equal_tokens_with_other_legal_tokens_are_scored_apart(layout):
         for n, legal in enumerate(sets)
     ]
     made = segments(rows) if layout == "shared" else None
-
     micro = collate(rows, 0, torch.device("cpu"), made, distinct=layout == "distinct")
-
     assert micro.input_ids.tolist() == [[1, 2]]
     assert micro.legal_ids[micro.copies].tolist() == [[3, 4], [3, 5], [3, 4], [-1, -1]]
     assert micro.token_ids.tolist() == [3, 3, 3]
@@ -241,9 +217,7 @@ lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, 
 @given(lengths, st.integers(2, 8), st.integers(0, 2**32))
 def test_split_rows_shuffles_every_row_into_even_parts(sizes, number, seed):
     rows = [row(prompt, answer, step=i) for i, (prompt, answer) in enumerate(sizes)]
-
     split = split_rows(rows, number, np.random.default_rng(seed))
-
     assert sorted(r.step for part in split for r in part) == list(range(len(rows)))
     counts = [len(part) for part in split]
     assert min(counts) >= 1
@@ -254,7 +228,6 @@ def test_split_rows_shuffles_every_row_into_even_parts(sizes, number, seed):
 def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
     rows = [row(2, 1, step=1), row(3, 1, step=0)]
     generator = np.random.default_rng(0)
-
     assert split_rows(rows, 1, generator) == [rows]
     assert split_rows([], 1, generator) == []
     assert split_rows([], 3, generator) == []
@@ -263,37 +236,10 @@ def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
 # ---------------------------------------------------------------- conversations
 
 
-def conversation(turns: int, game: str = "g", player: int = 0, seed: int = 0):
-    """Steps of one seat whose prompts continue all earlier prompts and answers."""
-    random = np.random.default_rng(seed)
-
-    def drawn(most: int) -> tuple[int, ...]:
-        return tuple(random.integers(1, 40, random.integers(1, most + 1)).tolist())
-
-    steps, prompt = [], drawn(6)
-    for turn in range(turns):
-        answer = drawn(4)
-        steps.append(
-            parts.step(
-                game_id=game,
-                player_id=player,
-                turn_index=turn,
-                prompt_token_ids=prompt,
-                token_ids=answer,
-                logprobs=(-1.0,) * len(answer),
-                reward=float(random.normal()),
-            )
-        )
-        prompt = prompt + answer + drawn(5)
-    return steps
-
-
 def test_the_turns_of_a_conversation_are_one_row():
-    first, second = conversation(3, "a"), conversation(2, "b", seed=1)
+    first, second = parts.conversation(3, "a"), parts.conversation(2, "b", seed=1)
     steps = [second[1], *first, second[0]]
-
     selection = select_rows(steps, None)
-
     assert [turn.step for turn in selection.turns] == [0, 1, 2, 3, 4]
     assert [[turn.step for turn in row.turns] for row in selection.rows] == [[4, 0], [1, 2, 3]]
     assert [row.input_length for row in selection.rows] == [
@@ -302,40 +248,34 @@ def test_the_turns_of_a_conversation_are_one_row():
 
 
 def test_a_turn_that_is_missing_stays_as_context():
-    steps = conversation(4)
+    steps = parts.conversation(4)
     del steps[1]
-
     (row,) = select_rows(steps, None).rows
-
     assert [turn.step for turn in row.turns] == [0, 1, 2]
 
 
 def test_rewritten_history_begins_a_row():
     """A chat template that drops the reasoning of earlier answers changes the prompt."""
-    steps = conversation(4)
+    steps = parts.conversation(4)
     changed = [
         dataclasses.replace(step, prompt_token_ids=(1, *step.prompt_token_ids))
         for step in steps[2:]
     ]
-
     rows = select_rows([*steps[:2], *changed], None).rows
-
     assert [[turn.step for turn in row.turns] for row in rows] == [[0, 1], [2, 3]]
 
 
 def test_seats_and_games_with_equal_tokens_are_not_one_conversation():
-    steps = conversation(2)
+    steps = parts.conversation(2)
     other = [dataclasses.replace(steps[1], player_id=1), dataclasses.replace(steps[1], game_id="h")]
-
     assert len(select_rows([steps[0], *other], None).rows) == 3
 
 
 def test_each_token_of_a_conversation_is_computed_once():
-    steps = conversation(20)
+    steps = parts.conversation(20)
     rows = select_rows(steps, None).rows
     whole_length = len(steps[-1].prompt_token_ids) + len(steps[-1].token_ids) - 1
     apart = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
-
     for packed in (None, whole(rows)):
         micro = collate(rows, 0, torch.device("cpu"), packed)
         assert micro.input_ids.numel() == whole_length

@@ -51,18 +51,6 @@ def equal(one, other) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def logprobs(model, steps) -> torch.Tensor:
-    """Of all answer tokens, by the model's own forward pass."""
-    found = []
-    with torch.no_grad():
-        for step in steps:
-            ids = torch.tensor([step.prompt_token_ids + step.token_ids])
-            table = torch.log_softmax(model(input_ids=ids).logits[0], -1)
-            first = len(step.prompt_token_ids) - 1
-            found += [table[first + at, token] for at, token in enumerate(step.token_ids)]
-    return torch.stack(found)
-
-
 def references(algorithm, steps) -> torch.Tensor:
     """The reference log-probs of the last update, a single pass, in the order of ``steps``."""
     inputs = algorithm.seen[-1]
@@ -94,7 +82,7 @@ def test_other_weights_score_within_and_all_is_as_before_afterwards_and_after_an
         within = scorer.score(micro).logprobs
         assert equal(parts.weights(model), parts.weights(other))
         assert equal(weights, before)
-    torch.testing.assert_close(within, logprobs(other, steps))
+    torch.testing.assert_close(within, parts.answer_logprobs(other, steps))
     assert equal(parts.weights(model), before)
     assert equal(weights, parts.weights(other))
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == places
@@ -112,9 +100,7 @@ def test_a_copy_is_put_back_and_later_training_does_not_touch_it():
         for parameter in model.parameters():
             parameter.add_(1.0)
     assert equal(kept, before)
-
     followers.put(kept)
-
     assert equal(parts.weights(model), before)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -135,7 +121,6 @@ def test_a_moving_average_decays(train, decay):
 
 def test_a_uniform_average_is_the_mean_of_all_versions():
     weights, averages = history(parts.learner(average="uniform"), 5, "average")
-
     for version, average in enumerate(averages):
         expected = {n: torch.stack([w[n] for w in weights[: version + 1]]).mean(0) for n in average}
         torch.testing.assert_close(average, expected)
@@ -145,16 +130,13 @@ def test_an_average_changes_no_update():
     plain, averaged = parts.learner(), parts.learner(average="uniform")
     for batch in batches(3):
         assert plain.update(batch).metrics["loss"] == averaged.update(batch).metrics["loss"]
-
     assert equal(plain.state_dict()["policy"], averaged.state_dict()["policy"])
 
 
 def test_the_critic_is_not_averaged():
     learner = parts.learner(algorithm=parts.PolicyGradient(values=True), average="uniform")
     state = learner.state_dict()
-
     rest = state["policy"].keys() - state["followers"]["average"].keys()
-
     assert rest == {"value_head.weight", "value_head.bias"}
 
 
@@ -165,9 +147,7 @@ def test_the_critic_is_not_averaged():
 def test_a_snapshot_is_taken_after_every_so_many_updates(train):
     """Before the first one the reference is the model at the start, of a fresh adapter no copy."""
     learner = parts.learner(algorithm=held_to("snapshot", every=2), train=train)
-
     weights, snapshots = history(learner, 5, "snapshot")
-
     for version, snapshot in enumerate(snapshots):
         if train == "lora" and version < 2:
             assert snapshot is None
@@ -179,11 +159,10 @@ def test_reference_logprobs_are_those_of_the_last_snapshot():
     algorithm, model = held_to("snapshot", every=2), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16)
     steps = parts.random_steps(5)
-
     expected = []
     for version in range(5):
         if version % 2 == 0:
-            expected.append(logprobs(model.eval(), steps))
+            expected.append(parts.answer_logprobs(model, steps))
         learner.update(parts.batch(steps))
         torch.testing.assert_close(references(algorithm, steps), expected[-1])
     assert (expected[0] - expected[-1]).abs().max() > 1e-2
@@ -216,7 +195,7 @@ def test_the_average_is_saved_and_gives_reference_logprobs(tmp_path, train):
     learner.update(parts.batch(steps))
 
     torch.testing.assert_close(
-        references(algorithm, steps), logprobs(averaged.eval(), steps), atol=1e-5, rtol=1e-5
+        references(algorithm, steps), parts.answer_logprobs(averaged, steps), atol=1e-5, rtol=1e-5
     )
     assert "snapshot" not in learner.state_dict()["followers"]
 
@@ -232,13 +211,11 @@ def test_the_base_reference_stays_the_model_at_the_start_of_training(tmp_path, s
     algorithm, model = held_to("base"), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16, average="moving", **options)
     steps = parts.random_steps(5)
-    expected = logprobs(model.eval(), steps)
-
+    expected = parts.answer_logprobs(model, steps)
     for _ in range(3):
         learner.update(parts.batch(steps))
-
     torch.testing.assert_close(references(algorithm, steps), expected, atol=1e-5, rtol=1e-5)
-    assert (logprobs(model.eval(), steps) - expected).abs().max() > 1e-2
+    assert (parts.answer_logprobs(model, steps) - expected).abs().max() > 1e-2
     assert list(learner.state_dict()["followers"]) == ["average"]
 
 
@@ -303,7 +280,6 @@ def test_a_state_is_a_copy_that_later_updates_do_not_touch():
 
 def test_a_state_without_an_average_is_refused_where_one_is_kept(tmp_path):
     parts.learner().save_state(tmp_path)
-
     with pytest.raises(CheckpointError, match=r"no average .* saved with learner\.average=off"):
         parts.learner(average="moving").load_state(tmp_path)
 
@@ -313,7 +289,6 @@ def test_an_average_of_another_shape_is_refused_by_name():
     state = learner.state_dict()
     name = next(iter(state["followers"]["average"]))
     state["followers"]["average"][name] = torch.zeros(2, 3)
-
     with pytest.raises(CheckpointError, match="average in the learner state"):
         learner.load_state_dict(state)
 
@@ -323,22 +298,18 @@ def test_an_average_that_is_switched_off_ends_with_the_resumed_run(tmp_path):
     before.update(batches(1)[0])
     before.save_state(tmp_path)
     learner = parts.learner()
-
     learner.load_state(tmp_path)
-
     assert learner.state_dict()["followers"] == {}
 
 
 def test_a_snapshot_does_not_become_the_base_reference_of_a_resumed_run(tmp_path):
     steps = parts.random_steps(5)
-    expected = logprobs(parts.model().eval(), steps)
+    expected = parts.answer_logprobs(parts.model(), steps)
     before = parts.learner(algorithm=held_to("snapshot"))
     before.update(parts.batch(steps))
     before.save_state(tmp_path)
     algorithm = held_to("base")
     learner = parts.learner(algorithm=algorithm, mini_batch_size=16)
     learner.load_state(tmp_path)
-
     learner.update(parts.batch(steps))
-
     torch.testing.assert_close(references(algorithm, steps), expected, atol=1e-5, rtol=1e-5)

@@ -24,15 +24,6 @@ def with_legal(count: int = 6):
     return steps
 
 
-def expected(model, step) -> list[list[float]]:
-    """Log-probs of the legal tokens, by the model's own forward pass."""
-    ids = torch.tensor([step.prompt_token_ids + step.token_ids])
-    with torch.no_grad():
-        table = torch.log_softmax(model(input_ids=ids).logits[0], -1)
-    first = len(step.prompt_token_ids) - 1
-    return [table[first + at, list(tokens)].tolist() for at, tokens in enumerate(step.legal_tokens)]
-
-
 def check(field, inputs, model, steps) -> None:
     """``field`` [B, T, K] holds the log-probs of ``model`` at the legal tokens of each step."""
     assert field.shape[:2] == inputs.mask.shape
@@ -42,7 +33,9 @@ def check(field, inputs, model, steps) -> None:
         if not step.legal_tokens:
             assert (of_step == -math.inf).all()
             continue
-        for at, logprobs in enumerate(expected(model, step)):
+        table = parts.plain_logprobs(model, step)
+        for at, tokens in enumerate(step.legal_tokens):
+            logprobs = table[at, list(tokens)].tolist()
             assert of_step[at, : len(logprobs)].tolist() == pytest.approx(logprobs, abs=1e-5)
             assert (of_step[at, len(logprobs) :] == -math.inf).all()
 
@@ -75,22 +68,20 @@ def test_each_policy_scores_the_legal_tokens_of_each_answer(packing, share_prefi
 def test_with_a_single_optimizer_step_the_proximal_policy_is_the_one_in_training():
     algorithm, steps = parts.PolicyGradient(), with_legal()
     learner = parts.learner(algorithm=algorithm, mini_batch_size=2)
-
     learner.update(parts.batch(steps))
-
     seen = [inputs for inputs in algorithm.seen if inputs.legal_logprobs is not None]
     assert seen
     for inputs in seen:
         assert torch.equal(inputs.proximal_legal, inputs.legal_logprobs.detach())
+        assert torch.equal(inputs.proximal_logprobs, inputs.logprobs.detach())
+        assert not inputs.proximal_logprobs.requires_grad
         assert inputs.reference_legal is None
 
 
 def test_batches_without_legal_tokens_give_none():
     algorithm = parts.PolicyGradient(reference=True)
     learner = parts.learner(algorithm=algorithm)
-
     learner.update(parts.batch(parts.random_steps(4)))
-
     (inputs,) = algorithm.seen
     assert inputs.legal_logprobs is inputs.proximal_legal is inputs.reference_legal is None
 

@@ -1,12 +1,11 @@
 """Fused RMSNorm and LoRA layers compute the same as the libraries' own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 from tests.learner import parts
+from tests.learner.parts import SIZES
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -23,16 +22,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.weights import attach_lora
-
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "vocab_size": 40,
-}
 
 
 def llama_norm(dtype=torch.float32, width=48):

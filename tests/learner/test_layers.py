@@ -1,7 +1,5 @@
 """Compiled decoder layers make the same update; missing requirements are errors."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 
@@ -28,12 +26,10 @@ from rlforge.learner.layers import check_compiling, compile_layers
 def test_compiled_layers_have_the_same_gradients(settings):
     torch._dynamo.reset()
     steps = parts.random_steps(9)
-
     (plain, expected), (compiled, metrics) = (
         parts.first_update(steps, parts.PolicyGradient(entropy=True), compile=compiled, **settings)
         for compiled in (False, True)
     )
-
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     one, other = (torch.cat([g[name].flatten() for name in plain]) for g in (plain, compiled))
     assert (other - one).norm() <= 1e-4 * one.norm()
@@ -50,7 +46,6 @@ def test_passes_of_other_lengths_do_not_compile_again(packing):
     for seed in range(4):
         learner.update(parts.batch(parts.random_steps(9 + seed, seed=seed)))
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
     assert graphs[0] > 0
     assert graphs[1] == graphs[-1]
 
@@ -66,7 +61,6 @@ def test_a_machine_without_a_compiler_is_a_config_error(device, message, monkeyp
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
     with pytest.raises(ConfigError, match=message):
         check_compiling(device)
 
@@ -74,7 +68,6 @@ def test_a_machine_without_a_compiler_is_a_config_error(device, message, monkeyp
 def test_a_compiler_by_another_name_is_found(monkeypatch):
     monkeypatch.setenv("CXX", "own-compiler")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "own-compiler" else None)
-
     check_compiling("cpu")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 from itertools import product
 
 import pytest
@@ -95,9 +94,7 @@ def test_gap_compares_engine_and_learner_on_steps_of_the_current_version():
     engine = (float(table[2, 8]) + 0.25, float(table[3, 9]) - 0.5)
     current = parts.step(logprobs=engine, policy_version=0)
     stale = parts.step(logprobs=(-30.0, -30.0), policy_version=-2)
-
     metrics = parts.learner(model, temperature=0.8).update(parts.batch([current, stale])).metrics
-
     assert metrics["logprob_gap_mean"] == pytest.approx(0.375, abs=1e-5)
     assert metrics["logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
     assert (metrics["lag_mean"], metrics["lag_max"]) == (1.0, 2.0)
@@ -111,7 +108,6 @@ def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps():
         learner = parts.learner(parts.model(), learning_rate=0.5, **settings)
         metrics = learner.update(parts.batch(parts.random_steps(8))).metrics
         gaps.append((metrics["logprob_gap_mean"], metrics["logprob_gap_max"]))
-
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-5)
 
 
@@ -145,10 +141,8 @@ def test_padding_share_counts_computed_positions():
         parts.step(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
         parts.step(game_id="h", prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
     ]
-
     together = parts.learner(mini_batch_size=2).update(parts.batch(steps)).metrics
     apart = parts.learner(mini_batch_size=1).update(parts.batch(steps)).metrics
-
     assert together["padding_share"] == pytest.approx(2 / 6)
     assert apart["padding_share"] == 0.0
 
@@ -163,9 +157,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
-
     result = learner.update(parts.batch([parts.step(token_ids=(), logprobs=())]))
-
     assert (result.version, result.samples, result.tokens) == (1, 0, 0)
     assert math.isnan(result.metrics["loss"])
     assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
@@ -178,7 +170,7 @@ def test_a_two_action_bandit_is_solved_in_a_few_updates():
     generator = torch.Generator().manual_seed(0)
     prompt = torch.tensor([[5, 6, 7]])
 
-    def log_policy() -> torch.Tensor:
+    def log_policy():
         with torch.no_grad():
             logits = model(prompt).logits[0, -1]
         allowed = torch.full_like(logits, -1e9)
@@ -210,7 +202,6 @@ def test_a_directory_without_state_is_named(tmp_path):
 
 def test_state_of_another_model_is_refused_by_name():
     state = parts.learner().state_dict()
-
     with pytest.raises(CheckpointError, match=r"learner state does not fit: .* is \(32, 4\), and"):
         parts.learner(parts.model(hidden_size=16)).load_state_dict(state)
 
@@ -218,9 +209,7 @@ def test_state_of_another_model_is_refused_by_name():
 def test_an_update_leaves_the_global_random_state_alone():
     learner = parts.learner(optimizer_steps=2)
     before = torch.get_rng_state()
-
     learner.update(parts.batch(parts.random_steps(6)))
-
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -228,15 +217,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
-
     bad = learner.update(parts.batch([parts.step(reward=math.inf)])).metrics
-
     assert bad["nonfinite_steps"] == 1.0
     assert math.isnan(bad["loss"])
     assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
-
     good = learner.update(parts.batch([parts.step()])).metrics
-
     assert good["nonfinite_steps"] == 0.0
     assert math.isfinite(good["loss"])
     assert not all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
@@ -245,7 +230,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run():
     learner = parts.learner(max_nonfinite=2)
     bad, good = parts.batch([parts.step(reward=math.nan)]), parts.batch([parts.step()])
-
     learner.update(bad)
     learner.update(good)
     learner.update(bad)
@@ -258,28 +242,9 @@ def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run():
 
 def conversations(games=3):
     """Steps of both seats of several games, each seat's turns one growing conversation."""
-    draw = random.Random(3)
-
-    def drawn(most):
-        return tuple(draw.randrange(1, 40) for _ in range(draw.randint(1, most)))
-
     steps = []
-    for game, player in product(range(games), range(2)):
-        prompt = drawn(6)
-        for turn in range(draw.randint(1, 4)):
-            answer = drawn(3)
-            steps.append(
-                parts.step(
-                    game_id=f"game-{game}",
-                    player_id=player,
-                    turn_index=turn,
-                    prompt_token_ids=prompt,
-                    token_ids=answer,
-                    logprobs=tuple(-draw.random() for _ in answer),
-                    reward=draw.uniform(-1, 1),
-                )
-            )
-            prompt = prompt + answer + drawn(4)
+    for seed, (game, player) in enumerate(product(range(games), range(2))):
+        steps += parts.conversation(1 + seed % 4, f"game-{game}", player, seed)
     return steps
 
 
@@ -324,7 +289,7 @@ def test_smaller_steps_multiply_the_learning_rate_beside_its_schedule():
     learner = parts.learner(schedule="linear", final_lr_ratio=0.0, total_updates=10)
     batch = parts.batch(parts.random_steps(4))
 
-    def rate() -> float:
+    def rate():
         return learner.update(batch).metrics["lr"]
 
     assert rate() == 1e-2

@@ -1,7 +1,5 @@
 """Chunked log-probs against the plain formula, with torch's own gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -34,26 +34,15 @@ def test_groups_have_their_own_rates_and_decay_only_matrices():
     vector = torch.nn.Parameter(torch.ones(2))
     head = torch.nn.Linear(2, 1)
     config = LearnerConfig(learning_rate=0.1, weight_decay=0.5, betas=[0.8, 0.95])
-
     optimizer = make_optimizer([matrix, vector], head, config, 0.3)
     set_learning_rate(optimizer, 0.5)
     for parameter in (matrix, vector, *head.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     before = head.weight.detach().clone()
     optimizer.step()
-
     groups = optimizer.param_groups
     assert [group["lr"] for group in groups] == pytest.approx([0.05, 0.05, 0.15])
     assert {group["betas"] for group in groups} == {(0.8, 0.95)}
     assert torch.allclose(matrix, torch.full((2, 2), 1 - 0.05 * 0.5))
     assert torch.equal(vector, torch.ones(2))
     assert torch.equal(head.weight, before)
-
-
-def test_the_value_head_takes_the_policy_rate_unless_given_one():
-    head = torch.nn.Linear(2, 1)
-    matrix = torch.nn.Parameter(torch.ones(2, 2))
-
-    optimizer = make_optimizer([matrix], head, LearnerConfig(learning_rate=0.1), None)
-
-    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.1, 0.1]

@@ -1,11 +1,9 @@
 """Segments of any lengths and prefixes, in blocks of similar ones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -41,6 +39,7 @@ def one_by_one(query, key, value, packing):
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=12)
 
 
+@settings(max_examples=50)
 @given(prompts=PROMPTS, shared=st.booleans())
 def test_blocks_give_the_attention_of_each_segment_and_its_gradient(prompts, shared):
     torch.manual_seed(0)

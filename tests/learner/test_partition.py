@@ -66,21 +66,6 @@ def test_segments_make_every_row_and_hold_each_shared_prefix_once(drawn):
     assert computed == lengths - sum(shared_with_previous(rows))
 
 
-def test_turns_continue_earlier_turns_and_games_continue_the_rules():
-    rules, first, second = (1, 2, 3), (4, 5), (6,)
-    turns = [(*rules, *first, 9), (*rules, *first, 8, 9), (*rules, *second, 9), (*rules, 7, 9)]
-    made = segments(in_order([row(prompt) for prompt in turns]))
-    assert [(s.begin, s.end, s.parent) for s in made.segments] == [
-        (0, 3, None),
-        (3, 5, 0),
-        (5, 7, 1),
-        (5, 6, 1),
-        (3, 5, 0),
-        (3, 5, 0),
-    ]
-    assert made.ends == (2, 3, 4, 5)
-
-
 def test_a_game_of_many_turns_needs_no_recursion():
     """Each turn continues all earlier ones: more than Python's recursion limit."""
     rows = [row((*range(n), 9000 + n)) for n in range(2, 1202)]
@@ -184,22 +169,19 @@ PARTS = st.integers(1, 9)
 
 
 @given(COSTS, PARTS)
-def test_every_index_is_dealt_once_in_ascending_order(costs, count):
+def test_every_index_is_dealt_once_in_ascending_order_and_evenly(costs, count):
+    """No load exceeds the mean by more than the largest cost."""
     dealt = balanced(costs, count)
     assert len(dealt) == count
     assert sorted(index for indexes in dealt for index in indexes) == list(range(len(costs)))
     assert all(indexes == sorted(indexes) for indexes in dealt)
-
-
-@given(COSTS, PARTS)
-def test_no_load_exceeds_the_mean_by_more_than_the_largest_cost(costs, count):
-    loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, count)]
+    loads = [sum(costs[index] for index in indexes) for indexes in dealt]
     assert max(loads) * count <= sum(costs) + max(costs, default=0) * (count - 1)
 
 
 @given(st.lists(st.integers(1, 30), max_size=6), st.integers(1, 3))
 def test_the_largest_load_is_near_the_smallest_possible(costs, count):
-    def largest(owners: tuple[int, ...]) -> int:
+    def largest(owners):
         pairs = list(zip(owners, costs, strict=True))
         return max(sum(cost for owner, cost in pairs if owner == part) for part in range(count))
 

@@ -60,7 +60,6 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 def test_two_ranks_give_the_weights_and_metrics_of_one(name, two_ranks, tmp_path):
     alone = rank_scenarios.play(name, Ranks(), tmp_path)
     together = results(two_ranks, 0, name)
-
     assert distance(together["weights"], alone["weights"]) <= 1e-5
     for ours, theirs in zip(together["metrics"], alone["metrics"], strict=True):
         wanted = parts.outcome(theirs)
@@ -102,7 +101,7 @@ def test_spread_weights_are_gathered_in_bfloat16_and_trained_in_float32(two_rank
     gradient = rank_scenarios.bfloat16_gradient
     alone, exact = (gradient(Ranks(), dtype) for dtype in (torch.bfloat16, torch.float32))
 
-    def error(found: dict[str, Any]) -> float:
+    def error(found):
         ours, theirs = (
             torch.cat([each["gradient"][name].flatten() for name in exact["gradient"]])
             for each in (found, exact)
@@ -146,7 +145,7 @@ def test_spread_weights_are_saved_whole_in_the_usual_layout(name, two_ranks):
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
 def test_ranks_of_one_machine_listen_on_loopback_only(name, monkeypatch):
-    environment: dict[str, str] = {}
+    environment = {}
     monkeypatch.setattr(os, "environ", environment)
     stay_local("192.0.2.7")
     assert not environment

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 from tests.learner import parts
-from torch import UntypedStorage
-
-from rlforge.models import devices
 
 CASES = {
     "adapter": {},
@@ -18,21 +15,6 @@ CASES = {
     "several steps": {"epochs": 2, "optimizer_steps": 2},
     "adapter with earlier versions": {"kept_versions": 2},
 }
-
-
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Makes the host distinct from the CPU: moved data is copied, its old storage spoilt."""
-    moved: list[int] = []
-
-    def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
-        moved.append(storage.nbytes())
-        fresh = storage.clone()
-        storage.fill_(255)  # as float32 this is not a number
-        return fresh
-
-    monkeypatch.setattr(devices, "copied", copied)
-    return moved
 
 
 def three_updates(case: dict[str, Any], rests: bool) -> tuple[Any, list[Any]]:
@@ -53,7 +35,6 @@ def test_updates_after_rest_and_wake_are_bit_identical(case, elsewhere):
     steady, expected = three_updates(case, rests=False)
     assert not elsewhere
     resting, actual = three_updates(case, rests=True)
-
     for one, other in zip(expected, actual, strict=True):
         assert one.samples == other.samples
         assert parts.outcome(other.metrics) == parts.outcome(one.metrics)
@@ -94,7 +75,6 @@ def test_a_learner_at_rest_is_saved_and_loaded(elsewhere, tmp_path):
     (tmp_path / "adapter").mkdir()
     learner.save(tmp_path / "adapter")
     learner.save_state(tmp_path)
-
     other = parts.learner(parts.model())
     other.rest()
     other.load_state(tmp_path)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.learner import parts
+from tests.learner.parts import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -36,33 +37,9 @@ from rlforge.learner.policy import TokenLogprobs
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores, answer_logprobs
 from rlforge.learner.weights import attach_lora
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 40,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "initializer_range": 0.3,
-}
-
 
 def micro_of(steps) -> MicroBatch:
     return collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
-
-
-def plain_logprobs(model, step, temperature: float) -> list[float]:
-    """One sequence, unpadded, through the model's own forward."""
-    ids = torch.tensor([step.prompt_token_ids + step.token_ids])
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0].float() / temperature
-    first = len(step.prompt_token_ids) - 1
-    table = torch.log_softmax(logits, -1)
-    return [float(table[first + j, token]) for j, token in enumerate(step.token_ids)]
 
 
 def granite() -> GraniteForCausalLM:
@@ -74,13 +51,18 @@ def cohere() -> CohereForCausalLM:
 
 
 def gemma() -> Gemma2ForCausalLM:
-    return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=2.0))
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=2.0))
 
 
 def minicpm() -> MiniCPM3ForCausalLM:
     """The head reads scaled hidden states: only the model's own forward pass knows."""
-    sizes = {"dim_model_base": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
-    return MiniCPM3ForCausalLM(MiniCPM3Config(**SIZES, **sizes, qk_rope_head_dim=8, v_head_dim=8))
+    sizes = {"dim_model_base": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "num_key_value_heads": 4}
+    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    return MiniCPM3ForCausalLM(MiniCPM3Config(**without_head_dim() | sizes | heads))
+
+
+def without_head_dim() -> dict:
+    return {name: size for name, size in SIZES.items() if name != "head_dim"}
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -97,34 +79,10 @@ def test_logprob_by_hand():
     model = parts.model(tie_word_embeddings=False)
     torch.nn.init.zeros_(model.lm_head.weight)
     step = parts.step(prompt_token_ids=(3, 4), token_ids=(5,), logprobs=(-1.0,))
-
     uniform = Scorer(model, ScorerOptions(temperature=1.0)).score(micro_of([step]), entropy=True)
-
     assert uniform.logprobs.tolist() == pytest.approx([-math.log(40)], abs=1e-6)
     assert uniform.entropy is not None
     assert uniform.entropy.tolist() == pytest.approx([math.log(40)], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("make", "by_decoder_and_head"),
-    [
-        (parts.model, True),
-        (granite, True),
-        (cohere, True),
-        (gemma, True),
-        (gpt2, True),
-        (minicpm, False),
-    ],
-)
-def test_padded_models_score_as_their_own_forward(make, by_decoder_and_head):
-    torch.manual_seed(0)
-    model = make().eval()
-    steps = parts.random_steps(5)
-    scorer = Scorer(model, ScorerOptions(temperature=0.9))
-    scores = scorer.score(micro_of(steps), entropy=True)
-    assert scorer.decoder_and_head is by_decoder_and_head
-    expected = [p for step in steps for p in plain_logprobs(model, step, 0.9)]
-    assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 LAST_LAYERS = {
@@ -174,12 +132,6 @@ def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(name, layout
         torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5)
 
 
-def test_the_last_layer_is_not_narrowed_if_most_positions_are_read():
-    step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
-    scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0, narrow=True))
-    assert scorer.score(micro_of([step])).unread == 0
-
-
 def test_a_last_layer_that_mixes_positions_is_not_narrowed():
     model = parts.model().eval()
     mlp = model.model.layers[-1].mlp
@@ -188,8 +140,8 @@ def test_a_last_layer_that_mixes_positions_is_not_narrowed():
     steps = parts.random_steps(5)
     scorer = Scorer(model, ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.narrowed == ()
-    expected = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
-    assert scorer.score(micro_of(steps)).logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+    expected = parts.answer_logprobs(model, steps)
+    torch.testing.assert_close(scorer.score(micro_of(steps)).logprobs, expected)
 
 
 def test_a_narrowed_head_gives_the_critic_the_same_hidden_state():
@@ -199,10 +151,8 @@ def test_a_narrowed_head_gives_the_critic_the_same_hidden_state():
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
     micro = micro_of(steps)
-
     hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1) / 2
     expected = head(hidden[micro.last_prompt]).squeeze(-1)
-
     assert not scorer.decoder_and_head
     torch.testing.assert_close(scorer.values(micro), expected)
     torch.testing.assert_close(scorer.score(micro).values, expected)
@@ -224,16 +174,6 @@ def logits_at_once(monkeypatch):
     return rows
 
 
-def test_only_answer_positions_reach_the_head(logits_at_once):
-    steps = parts.random_steps(8)
-    scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0))
-    logits_at_once.clear()  # of trying how the model makes its logits
-
-    scorer.score(micro_of(steps))
-
-    assert logits_at_once == [sum(len(step.token_ids) for step in steps)]
-
-
 def adapted_llama() -> torch.nn.Module:
     return with_adapter(parts.model(tie_word_embeddings=False))
 
@@ -243,7 +183,7 @@ def adapted_tied_llama() -> torch.nn.Module:
 
 
 def adapted_qwen() -> torch.nn.Module:
-    return with_adapter(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)))
+    return with_adapter(Qwen3ForCausalLM(Qwen3Config(**SIZES)))
 
 
 def with_adapter(model) -> torch.nn.Module:
@@ -257,6 +197,7 @@ HEADS = {
     "granite": lambda: granite(),
     "cohere": lambda: cohere(),
     "gemma": lambda: gemma(),
+    "gpt2": lambda: gpt2().eval(),
     "llama": lambda: parts.model(),
     "llama, adapted head": adapted_llama,
     "llama, adapted tied head": adapted_tied_llama,
@@ -271,10 +212,10 @@ def test_no_more_logits_than_allowed_are_computed_at_once(make, logits_at_once):
     steps = parts.random_steps(8)
     logits_at_once.clear()
     answers = sum(len(step.token_ids) for step in steps)
-
     with Sizes() as made:
-        scorer.score(micro_of(steps), entropy=True).logprobs.sum().backward()
-
+        scores = scorer.score(micro_of(steps), entropy=True)
+        assert sum(logits_at_once) == answers
+        scores.logprobs.sum().backward()
     assert max(logits_at_once) == 3
     assert answers * 40 not in made.sizes
 
@@ -336,11 +277,9 @@ def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(name, layou
     rows = in_order(select_rows(alike, None).rows)
     padded = collate(rows, 0, torch.device("cpu"))
     expected = scored(Plain(model, 0.8), model, padded)
-
     scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
     assert layout == "padded" or scorer.can_pack()
     actual = scored(scorer, model, collated(rows, layout))
-
     assert scorer.decoder_and_head
     assert len(actual) == len(expected) > 3
     for ours, plain in zip(actual, expected, strict=True):
@@ -379,13 +318,10 @@ def test_a_reference_without_its_adapter_has_the_head_without_it():
     parts.randomise_adapter(adapted)
     step = parts.random_steps(1)[0]
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
-
     with adapted.disable_adapter(), torch.no_grad():
         scores = scorer.score(micro_of([step]))
-
-    assert scores.logprobs.tolist() == pytest.approx(
-        plain_logprobs(parts.model(), step, 1.0), abs=1e-5
-    )
+    expected = parts.answer_logprobs(parts.model(), [step])
+    torch.testing.assert_close(scores.logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_float32_head_is_refused_where_only_the_whole_model_gives_logits():
@@ -398,9 +334,7 @@ def test_values_come_from_the_last_prompt_token_only():
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
     step = parts.step(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
-
     values = scorer.score(micro_of([step])).values
-
     hidden = model.get_decoder()(input_ids=torch.tensor([[3, 4, 5]])).last_hidden_state[0, -1]
     torch.testing.assert_close(values, head(hidden))
 
@@ -471,10 +405,10 @@ def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(make,
     gradients = torch.autograd.grad(
         expected[known] @ factors, list(weights.values()), allow_unused=True
     )
-    sampled = torch.tensor([p for step in steps for p in plain_logprobs(model, step, 0.8)])
+    sampled = parts.answer_logprobs(model, steps, 0.8)
 
     scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
-    assert scorer.can_pack() is (make is not minicpm)
+    assert scorer.can_pack() is scorer.decoder_and_head is (make is not minicpm)
     micro = collated(rows, layout)
     scores = scorer.score(micro, entropy=True)
 
@@ -499,9 +433,7 @@ def test_legal_tokens_change_neither_logprobs_nor_entropies():
     steps = some_legal()
     bare = [replace(step, legal_tokens=()) for step in steps]
     scorer = Scorer(model, ScorerOptions(temperature=0.9))
-
     found, plain = (scorer.score(micro_of(of), entropy=True) for of in (steps, bare))
-
     assert plain.legal_logprobs is None
     torch.testing.assert_close(found.logprobs, plain.logprobs)
     torch.testing.assert_close(found.entropy, plain.entropy)
@@ -524,8 +456,8 @@ def test_logprobs_of_a_batch_are_filled_in_pass_by_pass():
         expected = expected_legal(model, steps, 1.0, width)
     assert not logprobs.legal.requires_grad
     torch.testing.assert_close(logprobs.legal, expected, atol=1e-5, rtol=1e-5)
-    sampled = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
-    assert logprobs.sampled.tolist() == pytest.approx(sampled, abs=1e-5)
+    sampled = parts.answer_logprobs(model, steps)
+    torch.testing.assert_close(logprobs.sampled, sampled, atol=1e-5, rtol=1e-5)
     assert TokenLogprobs.zeros(3, 0, torch.device("cpu")).legal is None
 
 
@@ -534,8 +466,6 @@ def test_answers_score_like_the_sum_over_their_tokens(most_tokens):
     model = parts.model().eval()
     steps = parts.random_steps(8)
     pairs = [(step.prompt_token_ids, step.token_ids) for step in [*steps, steps[0]]]
-
     found = answer_logprobs(model, ScorerOptions(temperature=0.7), pairs, 0, most_tokens)
-
-    expected = [sum(plain_logprobs(model, step, 0.7)) for step in [*steps, steps[0]]]
+    expected = [float(parts.answer_logprobs(model, [s], 0.7).sum()) for s in [*steps, steps[0]]]
     assert found == pytest.approx(expected, abs=1e-4)

@@ -46,20 +46,17 @@ def test_saving_leaves_the_learner_as_it_was(tmp_path):
             learner.save(tmp_path)
         learner.update(parts.batch(parts.random_steps(6, seed=9)))
         ends.append(logits(model))
-
     assert torch.equal(*ends)
 
 
 def test_a_tiny_adapter_is_saved_within_30_ms(tmp_path):
     _, learner = trained()
     learner.save(tmp_path)
-
     seconds = []
     for _ in range(5):
         started = time.perf_counter()
         learner.save(tmp_path)
         seconds.append(time.perf_counter() - started)
-
     assert min(seconds) < 0.03
 
 
@@ -68,9 +65,7 @@ def test_transformers_loads_saved_full_weights(tmp_path, dtype):
     model = parts.model().to(dtype)
     learner = parts.learner(model, train="full")
     learner.update(parts.batch(parts.random_steps(6)))
-
     learner.save(tmp_path)
-
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert loaded.dtype == dtype
     before = dict(parts.model().to(dtype).named_parameters())
@@ -84,11 +79,9 @@ def test_the_critic_is_saved_with_the_policy_and_warm_starts(tmp_path):
     learner.save(tmp_path)
     saved = load_file(tmp_path / "value_head.safetensors")
     assert saved["weight"].abs().max() > 0
-
     again = parts.learner(
         algorithm=parts.PolicyGradient(values=True), initial_adapter=str(tmp_path)
     ).state_dict()["policy"]
-
     assert torch.equal(again["value_head.weight"], saved["weight"])
     assert torch.equal(again["value_head.bias"], saved["bias"])
 
@@ -96,7 +89,6 @@ def test_the_critic_is_saved_with_the_policy_and_warm_starts(tmp_path):
 def test_without_a_critic_none_is_saved(tmp_path):
     _, learner = trained()
     learner.save(tmp_path)
-
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -142,8 +134,6 @@ def test_a_missing_or_damaged_initial_adapter_is_named(adapter, damage, message)
     [
         (LoraConfig(rank=2, alpha=8), r"lora_A.* is \(4, 48\), and the model takes \(2, 48\)"),
         (LoraConfig(rank=4, alpha=16), r"model\.lora\.alpha 8 against 16"),
-        (LoraConfig(rank=4, alpha=8, use_rslora=True), r"use_rslora False against True"),
-        (LoraConfig(rank=4, alpha=8, target_modules=["q_proj"]), r"the model has no .*"),
         (LoraConfig(rank=4, alpha=8, last_layers=1), r"the model has no .*layers\.0"),
     ],
 )
@@ -167,7 +157,6 @@ def test_adapters_are_trained_saved_and_played_as_by_peft(tmp_path, lora, scale)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["inference_mode"] is True
     warm = parts.model()
     parts.learner(warm, lora=lora, initial_adapter=str(tmp_path))
-
     assert torch.equal(logits(plain), logits(model))
     assert torch.equal(logits(warm), logits(model))
     played = load_policy(parts.model(), str(tmp_path), "saved")
@@ -177,23 +166,6 @@ def test_adapters_are_trained_saved_and_played_as_by_peft(tmp_path, lora, scale)
     adapted = [hasattr(layer.self_attn.q_proj, "lora_A") for layer in others]
     assert others
     assert all(each == (lora is not LAST) for each in adapted)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"use_rslora": True}, r"model\.lora\.use_rslora True against False"),
-        ({"alpha_pattern": {"q_proj": 2}}, r"has alpha_pattern={'q_proj': 2}, and the learner"),
-        ({"fan_in_fan_out": True}, r"has fan_in_fan_out=True, and the learner trains LoRA without"),
-    ],
-)
-def test_a_learner_refuses_adapters_whose_weights_fit_and_whose_scale_does_not(
-    adapter, changed, message
-):
-    file = adapter / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-    with pytest.raises(CheckpointError, match=message):
-        parts.learner(initial_adapter=str(adapter))
 
 
 ATTENTION = ["q_proj", "v_proj"]

@@ -1,7 +1,5 @@
 """A model's shape is found where the model is, without loading it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -20,9 +18,7 @@ def test_the_shape_of_a_local_model_counts_its_parameters(small_model):
     config = ModelConfig(name=str(small_model))
     device = resolve_device("cpu")
     model = load_base_model(config, device, resolve_dtype("float32", device))
-
     found = locate(config)
-
     assert found.place == str(small_model)
     assert found.shape.parameters == model.num_parameters()
 
@@ -37,16 +33,13 @@ def test_the_hubs_local_copy_is_read(tmp_path, monkeypatch):
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 10}
     config |= {"num_attention_heads": 2, "intermediate_size": 16}
     (snapshot / "config.json").write_text(json.dumps(config))
-
     found = locate(ModelConfig(name="some/model"))
-
     assert found.place == str(snapshot)
     assert (found.shape.layers, found.shape.kv_heads, found.shape.head_dim) == (2, 2, 4)
 
 
 def test_published_models_are_known_without_a_network():
     found = locate(ModelConfig(name="Qwen/Qwen3-4B-Base"))
-
     assert found.shape == KNOWN[1]
     assert "not on this machine" in found.place
 
@@ -54,7 +47,6 @@ def test_published_models_are_known_without_a_network():
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "mamba"}'])
 def test_an_incomplete_config_gives_no_shape(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-
     assert locate(ModelConfig(name=str(tmp_path))).shape is None
 
 
@@ -70,5 +62,4 @@ def test_the_shape_of_a_tiny_model_is_known_once_it_is_made(tmp_path, monkeypatc
     made = cache_dir() / CACHE_NAME
     made.mkdir()
     (made / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-
     assert locate(ModelConfig(kind="smollm2_135m")).place == str(made)

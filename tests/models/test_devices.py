@@ -8,44 +8,18 @@ import sys
 
 import pytest
 import torch
-from torch import UntypedStorage, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import factories
+from torch import nn
 
 from rlforge.errors import ConfigError
-from rlforge.models import devices
 from rlforge.models.devices import give_back, move, named_device, resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
-    """Moves to the CPU copy, and the memory left behind becomes NaN; returns the sizes moved."""
-    sizes: list[int] = []
-
-    def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
-        sizes.append(storage.nbytes())
-        fresh = storage.clone()
-        storage.fill_(255)  # as float32 or bfloat16 this is not a number
-        return fresh
-
-    monkeypatch.setattr(devices, "copied", copied)
-    return sizes
-
-
-@pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=40,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            tie_word_embeddings=True,
-        )
-    ).eval()
+    return factories.llama()
 
 
 def everything(model: nn.Module) -> list[torch.Tensor]:
@@ -90,7 +64,7 @@ def test_tensors_already_on_the_device_keep_their_memory(model):
 
 
 def test_cublas_workspaces_are_freed_before_the_cache(monkeypatch):
-    done: list[str] = []
+    done = []
     # Absent in a torch without CUDA.
     monkeypatch.setattr(
         torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("clear"), raising=False

@@ -28,7 +28,7 @@ def test_the_environment_variable_names_the_cache(own_cache, monkeypatch):
 def test_a_cached_model_is_made_once(own_cache):
     calls = []
 
-    def make(directory: Path) -> None:
+    def make(directory):
         calls.append(directory)
         (directory / "weights").write_text("42")
 
@@ -38,7 +38,7 @@ def test_a_cached_model_is_made_once(own_cache):
 
 
 def test_a_failure_leaves_nothing_behind(own_cache):
-    def fail(directory: Path) -> None:
+    def fail(directory):
         (directory / "half").write_text("")
         raise RuntimeError("power cut")
 
@@ -77,7 +77,7 @@ def test_two_processes_do_the_work_once(own_cache):
 
 
 def test_a_model_that_is_made_says_what_where_and_for_how_long(own_cache):
-    lines: list[str] = []
+    lines = []
     model = MadeModel(cache_name="m", create=lambda folder, say: say("copying"), takes="no time")
     for _ in range(2):
         assert model.make(lines.append) == own_cache / "m"

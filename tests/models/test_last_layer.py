@@ -1,13 +1,11 @@
 """A last layer that computes some positions only, the trial before, and its tolerance."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import factories
 
 from rlforge.models.last_layer import (
     LastLayer,
@@ -22,24 +20,13 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=40,
-            initializer_range=0.3,
-        )
-    )
+    return factories.llama(num_key_value_heads=1, initializer_range=0.3)
 
 
 @torch.no_grad()
 def test_read_positions_are_unchanged_and_only_they_are_computed(model):
     ids, read = torch.arange(20)[None], torch.tensor([7, 19])
-    rows: list[int] = []
+    rows = []
     for layer in model.model.layers:
         layer.mlp.gate_proj.register_forward_pre_hook(
             lambda _, inputs: rows.append(inputs[0].shape[1])
@@ -57,7 +44,7 @@ def test_the_layer_is_restored_even_after_an_error(model):
     own = mlp.forward = lambda x: x
     layer = LastLayer(model.model)
 
-    def fail() -> None:
+    def fail():
         with layer.read_at(torch.tensor([1]), 9):
             assert mlp.forward is not own
             raise ZeroDivisionError
@@ -92,10 +79,10 @@ def test_a_model_that_predicts_differently_is_found_by_a_trial(model, caplog):
 
 def test_a_lost_device_is_no_difference(model):
     """Later calls fail, too; lack of memory passes."""
-    lost: RuntimeError = torch.AcceleratorError("CUDA error")
+    lost = torch.AcceleratorError("CUDA error")
     own = model.model.layers[-1].mlp.forward
 
-    def fail(error: Exception, x: torch.Tensor) -> torch.Tensor:
+    def fail(error, x):
         if x.shape[1] < 9:
             raise error
         return own(x)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tests import factories
+from transformers import AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -44,14 +45,7 @@ def local_model(tmp_path):
     tokenizer = build_tokenizer([" a"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     tokenizer.pad_token = None
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    model = LlamaForCausalLM(config)
+    model = factories.llama(vocab_size=len(tokenizer), num_hidden_layers=1)
     model.generation_config.eos_token_id = [1, 5]
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -74,6 +68,7 @@ def test_loading_prints_nothing(local_model, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.ray
 def test_the_tokenizer_of_a_tiny_model_needs_no_torch(small_model):
     code = f"""
 import sys

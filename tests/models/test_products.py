@@ -77,7 +77,7 @@ def test_other_dtypes_are_left_to_torch():
 
 def test_a_frozen_layer_keeps_no_inputs_for_the_backward_pass():
     x, weight = torch.randn(300, 128, requires_grad=True), torch.randn(128, 128)
-    kept: list[torch.Tensor] = []
+    kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         linear(x, weight)
     assert all(t.data_ptr() != x.data_ptr() for t in kept)

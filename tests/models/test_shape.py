@@ -1,6 +1,6 @@
 """Shapes count parameters as the models themselves do."""
 
-from __future__ import annotations
+import dataclasses
 
 import pytest
 import torch
@@ -45,18 +45,15 @@ def as_config(shape):
 @pytest.mark.parametrize("shape", KNOWN, ids=lambda shape: shape.name)
 def test_known_shapes_have_the_published_number_of_parameters(shape):
     model = on_meta(as_config(shape))
-
     assert shape.parameters == model.num_parameters() == PUBLISHED[shape.name]
 
 
 @pytest.mark.parametrize("shape", KNOWN, ids=lambda shape: shape.name)
 def test_a_shape_reads_back_from_its_own_config(shape):
     read = shape_from_config(shape.name, as_config(shape).to_dict())
-
     assert read == shape
 
 
-@pytest.mark.parametrize("shape", KNOWN, ids=lambda shape: shape.name)
 @pytest.mark.parametrize(
     "lora",
     [
@@ -66,11 +63,13 @@ def test_a_shape_reads_back_from_its_own_config(shape):
     ],
     ids=["two", "all", "last"],
 )
+@pytest.mark.parametrize("shape", [KNOWN[0], KNOWN[-1]], ids=lambda shape: shape.name)
 def test_adapters_have_the_parameters_that_peft_gives_them(shape, lora):
+    """Counts of a shape with head norms and of one without, cut to four layers."""
+    shape = dataclasses.replace(shape, layers=4)
     with torch.device("meta"):
         adapted = attach_lora(on_meta(as_config(shape)), lora, seed=0)
     trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-
     assert shape.adapter_parameters(lora) == trainable
 
 
@@ -86,7 +85,6 @@ def test_adapters_have_the_parameters_that_peft_gives_them(shape, lora):
 )
 def test_biases_head_norms_and_tied_embeddings_are_counted(config):
     shape = shape_from_config("some", config.to_dict())
-
     assert shape.parameters == on_meta(config).num_parameters()
 
 
@@ -107,5 +105,4 @@ def test_other_architectures_have_no_known_shape():
 )
 def test_hub_ids_give_the_shape_of_their_model(name, found):
     shape = known_shape(name)
-
     assert (shape.name if shape else None) == found

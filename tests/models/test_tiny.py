@@ -24,7 +24,7 @@ from rlforge.models.load import load_tokenizer, load_value_head, resolve_model, 
 from rlforge.models.tiny.corpus import corpus, lessons
 from rlforge.models.tiny.create import create_tiny, lr_factor
 from rlforge.models.tiny.random_play import State, play
-from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame
+from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame, WarmupMarket
 from rlforge.models.tiny.vocabulary import build_tokenizer, closing_ids, spaced_words, token_id
 from rlforge.types import EnvSpec
 
@@ -102,8 +102,14 @@ def test_outcomes_are_discounted_by_own_turns_and_at_most_one():
         assert state.outcome == pytest.approx(final * 0.5 ** len(own_later))
 
 
-def test_random_play_repeats_from_its_seed():
-    game = WarmupGame(env=SIMPLETAK, games=2, batch_size=1)
+@pytest.mark.parametrize(
+    "game",
+    [
+        WarmupGame(env=SIMPLETAK, games=2, batch_size=1),
+        WarmupMarket(accounts=3, games=1, batch_size=1, players=2),
+    ],
+)
+def test_random_play_repeats_from_its_seed(game):
     first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 50))
     assert first == again
     assert first != other
@@ -182,7 +188,7 @@ def test_the_learning_rate_rises_stays_and_falls():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    directory: Path = tmp_path_factory.mktemp("tiny")
+    directory = tmp_path_factory.mktemp("tiny")
     create_tiny(directory, _small(), lambda text: None)
     return directory
 
@@ -218,12 +224,17 @@ def test_the_value_head_predicts_outcomes(made):
     assert summary["states"]["kuhn_poker"]["value_r2"] > 0.1
 
 
-def test_the_recipe_decides_the_weights(made, tmp_path):
+def test_the_recipe_decides_the_weights(tmp_path):
     torch.rand(1)
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
-    create_tiny(tmp_path, _small(), lambda text: None)
-    first, again = (load_file(path / "model.safetensors") for path in (made, tmp_path))
+    games = tuple(dataclasses.replace(game, games=4) for game in TINY.games)
+    weights = []
+    for name in ("first", "again"):
+        (tmp_path / name).mkdir()
+        create_tiny(tmp_path / name, dataclasses.replace(_small(6), games=games), lambda _: None)
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    first, again = weights
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -243,9 +254,10 @@ def test_the_digest_follows_every_part_of_the_recipe():
 
 
 def test_progress_is_reported(tmp_path):
-    lines: list[str] = []
-    create_tiny(tmp_path, _small(steps=18), lines.append)
-    assert lines[0] == "playing 180 random games"
+    lines = []
+    games = tuple(dataclasses.replace(game, games=2) for game in TINY.games)
+    create_tiny(tmp_path, dataclasses.replace(_small(steps=18), games=games), lines.append)
+    assert lines[0] == "playing 6 random games"
     assert lines[-1].startswith("warming up: step 18 of 18, loss ")
     assert len(lines) == 10
 

@@ -74,12 +74,6 @@ def test_role_advantage_by_hand_subtracting_first():
     assert shaped(transform, {0: -1, 1: 1}) == {0: -1.75, 1: 1.75}  # baselines 0.75 and -0.75
 
 
-def test_role_advantage_by_hand_updating_first():
-    transform = RoleAdvantage(decay=0.5, order="update_then_subtract")
-    assert shaped(transform, {0: 1, 1: -1}) == {0: 0.5, 1: -0.5}
-    assert shaped(transform, {0: 1, 1: -1}) == {0: 0.25, 1: -0.25}
-
-
 @given(games, st.floats(0, 0.99))
 def test_updating_first_shrinks_every_advantage_by_the_decay(history, decay):
     first = RoleAdvantage(decay=decay)

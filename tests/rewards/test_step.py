@@ -33,15 +33,10 @@ def test_invalid_move_penalty_judges_the_turn_itself():
     assert [transform(of, step, 0.5) for step in (0, 1)] == [1.5, -0.5]
 
 
-def test_discount_counts_from_the_end_by_default():
-    of = trajectory(*[(True, True)] * 3)
+def test_discount_counts_from_the_end_by_default_and_from_the_start_as_published():
+    of, published = trajectory(*[(True, True)] * 3), Discount(0.5, distance_from="start")
     assert [Discount(0.5)(of, step, 8.0) for step in range(3)] == [2.0, 4.0, 8.0]
-
-
-def test_discount_from_the_start_is_the_published_form():
-    of = trajectory(*[(True, True)] * 3)
-    transform = Discount(0.5, distance_from="start")
-    assert [transform(of, step, 8.0) for step in range(3)] == [8.0, 4.0, 2.0]
+    assert [published(of, step, 8.0) for step in range(3)] == [8.0, 4.0, 2.0]
 
 
 def test_scale_and_clamp():

@@ -7,18 +7,14 @@ import copy
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import factories
 
 from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
-from rlforge.learner.batching import collate, select_rows
-from rlforge.learner.scorer import Scorer, ScorerOptions
-from rlforge.learner.weights import attach_lora, save_adapter
 from rlforge.models.tiny.vocabulary import build_tokenizer
-from rlforge.types import Completion, PolicyRef, Step
+from rlforge.types import Completion, PolicyRef
 
 LORA = LoraConfig(rank=4, alpha=8)
 VOCABULARY = 300
@@ -35,20 +31,12 @@ def vllm_is_here():
 @pytest.fixture(scope="session")
 def base():
     """Weights large enough that one adapter's answers are unlikely under another."""
+    import torch
+
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96}
+    heads = {"num_key_value_heads": 1, "max_position_embeddings": 512, "initializer_range": 0.1}
+    return factories.llama(**sizes, **heads)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +49,7 @@ def model_folder(base, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def make_config(model_folder):
-    def make(**engine: Any) -> RunConfig:
+    def make(**engine):
         sizes = {"max_parallel_seq": 16, "max_model_len": 512, "max_loras": 2} | engine
         return RunConfig(
             model=ModelConfig(kind="hf", name=str(model_folder), dtype="float32", lora=LORA),
@@ -83,9 +71,13 @@ def engine(make_config, vllm_is_here):
 @pytest.fixture(scope="session")
 def make_adapter(base, tmp_path_factory):
     """Version ``seed`` as the learner writes it, and the model to check its answers with."""
+    import torch
+
+    from rlforge.learner.weights import attach_lora, save_adapter
+
     folder = tmp_path_factory.mktemp("adapters")
 
-    def make(seed: int, lora: LoraConfig = LORA) -> tuple[PolicyRef, Any]:
+    def make(seed, lora=LORA):
         wrapped = attach_lora(copy.deepcopy(base), lora, seed)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in wrapped.named_parameters():
@@ -114,23 +106,13 @@ def base_policy():
 
 def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) -> float:
     """Mean difference to what the learner computes for the same tokens."""
-    step = Step(
-        game_id="g",
-        env_id="e",
-        player_id=0,
-        group_id=None,
-        turn_index=0,
-        last_turn=True,
-        observation="",
-        action="",
-        prompt_token_ids=completion.prompt_token_ids,
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        raw_reward=0.0,
-        reward=0.0,
-        policy_uid=completion.policy_uid,
-        policy_version=completion.policy_version,
-    )
+    import torch
+
+    from rlforge.learner.batching import collate, select_rows
+    from rlforge.learner.scorer import Scorer, ScorerOptions
+
+    sampled = ("prompt_token_ids", "token_ids", "logprobs")
+    step = factories.step(**{name: getattr(completion, name) for name in sampled})
     micro = collate(select_rows([step], None).rows, 0, torch.device("cpu"))
     with torch.no_grad():
         scored = Scorer(model, ScorerOptions(temperature=temperature)).score(micro).logprobs

@@ -1,14 +1,11 @@
 """A model divided among cards answers as on a single card."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +38,7 @@ def test_two_ranks_answer_as_one(engine, model_folder, base_policy, versions, tm
     assert done.returncode == 0, done.stderr
     divided = json.loads(done.stdout.splitlines()[-1])
 
-    async def answers() -> list[Any]:
+    async def answers():
         asked = [(prompt, policy) for prompt in PROMPTS for policy in (base_policy, adapted)]
         params = SamplingParams(max_tokens=8, seed=7)
         return [await engine.generate(prompt, params, policy) for prompt, policy in asked]

@@ -24,8 +24,6 @@ from .conftest import VOCABULARY, logprob_gap, record_cached_tokens
 
 pytestmark = pytest.mark.vllm
 
-Versions = tuple[tuple[PolicyRef, Any], ...]
-
 #: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
 LONG_PROMPT = [index % 50 for index in range(300)]
 
@@ -133,7 +131,7 @@ async def test_versions_in_flight_together_answer_with_their_own_weights_and_cac
 ):
     cached = record_cached_tokens(engine, monkeypatch)
 
-    async def ask(index: int) -> tuple[float, float]:
+    async def ask(index):
         own, other = (index % 2, 1 - index % 2)
         # The two versions join the batch in turns, and read the same prompt.
         await asyncio.sleep(0.01 * index)
@@ -213,7 +211,7 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
     )
     process = psutil.Process()
 
-    async def swap(times: int) -> None:
+    async def swap(times):
         nonlocal most
         for index in range(times):
             policy, model = versions[index % 3]
@@ -340,7 +338,7 @@ async def test_errors_reach_the_caller_that_caused_them(
     one = SamplingParams(max_tokens=1)
     missing = PolicyRef(uid="m", kind="checkpoint", path_or_name=str(tmp_path / "nowhere"))
     large, _ = make_adapter(9, LoraConfig(rank=64))
-    cases: list[tuple[Any, str]] = [
+    cases = [
         (engine.generate([1] * 512, one, base_policy), "1 too long"),
         (engine.generate([VOCABULARY], one, base_policy), "was it encoded with another"),
         (engine.generate([], one, base_policy), "empty prompt"),
@@ -361,7 +359,7 @@ async def test_errors_reach_the_caller_that_caused_them(
 
 
 async def test_tokens_are_streamed_as_they_are_drawn(engine, versions):
-    heard: list[tuple[int, ...]] = []
+    heard = []
     params = SamplingParams(max_tokens=24, seed=3)
     policy = versions[0][0]
     streamed = await engine.generate([5, 6, 7], params, policy, heard.append)

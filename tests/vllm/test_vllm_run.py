@@ -1,7 +1,5 @@
 """A whole run on vLLM, as a user starts it; the arguments and the packages that it takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -24,7 +22,6 @@ from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.tracking.game_files import read_games
-from rlforge.types import Completion
 
 pytestmark = pytest.mark.vllm
 
@@ -89,7 +86,7 @@ def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player
     assert done.returncode == 0, done.stderr
     gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
     assert 0 < max(gaps) < 1e-4
-    answers: dict[tuple[str, int], list[Completion]] = defaultdict(list)
+    answers = defaultdict(list)
     for record in read_games(RUN):
         for turn in record.turns:
             if turn.completion.token_ids:

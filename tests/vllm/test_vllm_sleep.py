@@ -11,13 +11,11 @@ import pytest
 
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineError
-from rlforge.types import PolicyRef, SamplingParams
+from rlforge.types import SamplingParams
 
 from .conftest import logprob_gap, record_cached_tokens
 
 pytestmark = pytest.mark.vllm
-
-Versions = tuple[tuple[PolicyRef, Any], ...]
 
 #: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
 LONG_PROMPT = [index % 50 for index in range(300)]
@@ -31,7 +29,7 @@ async def _running(engine: Any, number: int) -> None:
 async def test_sleep_between_requests_changes_no_answer(engine, base, base_policy, versions):
     asked = [(base_policy, base), *versions[:2]]
 
-    def ask(index: int) -> asyncio.Task[Any]:
+    def ask(index):
         params = SamplingParams(max_tokens=60, seed=index)
         return asyncio.create_task(engine.generate([index, 7], params, asked[index % 3][0]))
 
