@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 import yaml
 
 from rlforge import __version__
-from rlforge.cli import main
+from rlforge.cli import app, main
 from rlforge.config.catalog import catalog, subjects
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.keys import conf_dir
@@ -112,14 +113,33 @@ def run_dir(small_model, tmp_path):
 # ---------------------------------------------------------------- output
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("columns", ["80", "120"])
-def test_every_help_text_has_an_example_and_fits(rlforge, monkeypatch, command, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    answer = rlforge(command, "--help")
+def help_texts(command, name=()):
+    """The help text of each command, by its words."""
+    for inner, one in command.commands.items():
+        yield (*name, inner), one.help
+        if hasattr(one, "commands"):
+            yield from help_texts(one, (*name, inner))
+
+
+HELP = dict(help_texts(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [*((command, 80) for command in HELP), (("ladder",), 120), (("exploit",), 120)],
+    ids=str,
+)
+def test_every_help_text_fits_and_has_each_example_in_one_line(
+    rlforge, monkeypatch, command, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = rlforge(*command, "--help")
     assert answer.code == 0
-    assert f"rlforge {command} " in answer.out.split("Example")[1]
-    assert max(map(len, answer.out.splitlines())) <= int(columns)
+    assert max(map(len, answer.out.splitlines())) <= columns
+    (examples,) = re.findall(r"```bash\n(.*?)\n```", HELP[command], re.DOTALL)
+    assert f"rlforge {' '.join(command)}" in examples
+    shown = [line.strip() for line in answer.out.splitlines()]
+    assert [line for line in examples.splitlines() if line not in shown] == []
 
 
 def test_the_overview_names_every_command(rlforge):

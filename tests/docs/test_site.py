@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer.cli
+from typer.testing import CliRunner
 
 import rlforge
-from rlforge.cli.docs import render
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -23,16 +25,17 @@ LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?:#[^)\s]*)?\)")
 
 
 def test_the_page_of_commands_is_up_to_date():
-    assert (ROOT / "docs" / "cli.md").read_text() == render(), (
-        "docs/cli.md is stale: run `python -m rlforge.cli.docs docs/cli.md`"
+    command = "rlforge.cli utils docs --name rlforge --title 'Command line'"
+    page = CliRunner().invoke(typer.cli.app, shlex.split(command)).stdout
+    assert (ROOT / "docs" / "cli.md").read_text().strip() == page.strip(), (
+        f"docs/cli.md is stale: run `typer {command} --output docs/cli.md`"
     )
 
 
 def test_every_option_is_on_the_page_of_commands():
-    page = render()
+    page = (ROOT / "docs" / "cli.md").read_text()
     for option in ("--resume", "--multirun", "--config-dir", "--gpu-memory", "--skip-bad"):
-        assert f"`{option}`" in page
-    assert "[bold]" not in page
+        assert re.search(rf"^\* `[^`]*{option}[` ]", page, re.MULTILINE)
 
 
 def test_every_public_name_is_on_the_page_of_the_api():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import sys
 import traceback
-import unicodedata
-from encodings import ascii
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from rlforge import __version__
 from rlforge.cli import (
@@ -26,14 +24,36 @@ from rlforge.cli import (
     watch,
     windows,
 )
-from rlforge.cli.layout import App, wrong_usage
+from rlforge.cli.messages import wrong_usage
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
 
-app = App(
+
+class _StoppedError(RlforgeError):
+    """Ctrl-C ended the command."""
+
+    exit_code = 130
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C becomes an error with the message of the run that it ended."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            said = " ".join(["interrupted", *map(str, interrupt.args)])
+            raise _StoppedError(said) from interrupt
+
+
+app = typer.Typer(
     name="rlforge",
-    epilog="To begin: [bold]rlforge train simpletak_mirror[/bold], then "
-    "[bold]rlforge report latest[/bold]. Documentation: https://github.com/rlforge/rlforge/tree/main/docs",
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog="To begin: `rlforge train simpletak_mirror`, then `rlforge report latest`. Exit codes: "
+    "0 done, 1 the run failed, 2 wrong usage or configuration, 130 interrupted. "
+    "Documentation: https://github.com/rlforge/rlforge/tree/main/docs",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -88,10 +108,11 @@ app.add_typer(windows.app, name="windows")
 def main() -> NoReturn:
     """Run the command. Errors that the user can fix print one message and no stack trace.
 
-    So do errors of the system: no permission, a directory in a file's place, a full disk. What the
-    encoding of the terminal lacks is written in ASCII.
+    So do errors of the system: no permission, a directory in a file's place, a full disk.
     """
-    _write_what_the_terminal_can()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what its encoding cannot show
     try:
         code = app(prog_name="rlforge", standalone_mode=False)
     except RlforgeError as error:
@@ -117,53 +138,3 @@ def _of_the_system(error: OSError) -> str:
         return f"the disk or its quota is full ({what}); free some and run the command again"
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{error.filename or f'{last.filename}, line {last.lineno}'}: {what}"
-
-
-# ---------------------------------------------------------------- terminals
-
-_ASCII = str.maketrans(
-    {
-        **dict.fromkeys("–—−‐‑─━", "-"),
-        **dict.fromkeys("│┃", "|"),
-        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪", "+"),
-        **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
-        **dict(zip("·•×▶▼▲■“”’", '.*x>v^#""\'', strict=True)),
-        **dict(zip("…±≤≥→", ["...", "+-", "<=", ">=", "->"], strict=True)),
-    }
-)
-"""What rlforge itself writes, in ASCII."""
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for ``codecs``: the nearest ASCII, ``?`` where there is none.
-
-    Text that grows takes up padding behind it, so that columns stay aligned.
-    """
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end]
-    letters = unicodedata.normalize("NFKD", text.translate(_ASCII))
-    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    plain = plain.encode("ascii", "replace").decode()
-    grown = len(plain) - len(text)
-    padded = error.object.startswith(" " * (grown + 1), error.end)
-    return plain, error.end + (grown if padded else 0)
-
-
-def _own_codec(name: str) -> codecs.CodecInfo | None:
-    """ASCII by another name: Click would write UTF-8 to a stream whose encoding is named ascii."""
-    if name != "rlforge_ascii":
-        return None
-    known = ascii.getregentry()
-    known.name = name
-    return known
-
-
-def _write_what_the_terminal_can() -> None:
-    """Make output end in no UnicodeEncodeError, whatever the encoding of the terminal."""
-    codecs.register(_own_codec)
-    codecs.register_error("rlforge.ascii", _in_ascii)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
-            encoding = "rlforge_ascii" if is_ascii else stream.encoding
-            stream.reconfigure(encoding=encoding, errors="rlforge.ascii")

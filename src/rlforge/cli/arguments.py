@@ -21,7 +21,7 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="+experiment=NAME, or NAME alone, and changes to it. Keys: rlforge show KEY.",
         show_default=False,
-        autocompletion=completion.overrides,
+        autocompletion=completion.experiments,
     ),
 ]
 ConfigDir = Annotated[
@@ -86,7 +86,6 @@ Checkpoint = Annotated[
     typer.Option(
         metavar="UID",
         help="The version of the run: latest, step-40, …",
-        autocompletion=completion.versions,
     ),
 ]
 

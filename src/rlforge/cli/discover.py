@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rlforge.cli import completion
 from rlforge.cli.arguments import ConfigDir, JsonFile, write_result
-from rlforge.cli.layout import wrapped
+from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,19 +26,18 @@ def list_choices(
             metavar="WHAT",
             help="A config group, or a kind of plug-in.",
             show_default=False,
-            autocompletion=completion.subjects,
         ),
     ] = None,
 ) -> None:
     """List what can be chosen: experiments, envs, models, algorithms, opponents …
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge list
-
-      rlforge list experiments
-
-      rlforge list envs
+    ```bash
+    rlforge list
+    rlforge list experiments
+    rlforge list envs
+    ```
     """
     from rlforge.config.catalog import Choice, catalog, subjects
 
@@ -68,20 +66,19 @@ def show(
             help="Keys, their beginnings, or groups; and an experiment and changes, whose values "
             "are then shown with where each comes from.",
             show_default=False,
-            autocompletion=completion.keys_and_overrides,
         ),
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Explain keys and groups: values, range, default and meaning.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge show learner.batch_size
-
-      rlforge show pool
-
-      rlforge show learner.batch_size +experiment=simpletak_mirror
+    ```bash
+    rlforge show learner.batch_size
+    rlforge show pool
+    rlforge show learner.batch_size +experiment=simpletak_mirror
+    ```
     """
     from rlforge.config.catalog import catalog, subjects
     from rlforge.config.docs import keys
@@ -152,11 +149,13 @@ def _print_key(key: Key, value: str, origin: str) -> None:
 
 
 def models() -> None:
-    """List the models that config group [bold]model[/bold] offers, and what is on this machine.
+    """List the models that config group `model` offers, and what is on this machine.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge models
+    ```bash
+    rlforge models
+    ```
     """
     from rlforge.config.catalog import Choice
     from rlforge.config.keys import conf_dir
@@ -171,12 +170,14 @@ def models() -> None:
 def plugins(json_file: JsonFile = None) -> None:
     """List what a configuration can choose by name, and the packages that add to it.
 
-    Instead of a name, [bold]package.module:Thing[/bold] takes anything that can be imported from
+    Instead of a name, `package.module:Thing` takes anything that can be imported from
     the environment or the current directory. Exit code 1: a package offers something unusable.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge plugins
+    ```bash
+    rlforge plugins
+    ```
     """
     from rlforge.config.plugins import KINDS
 

@@ -32,11 +32,12 @@ def graph(
 ) -> None:
     """Show the validated run graph without starting anything.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge graph +experiment=simpletak_mirror
-
-      rlforge graph +experiment=kuhn_grpo --format mermaid
+    ```bash
+    rlforge graph +experiment=simpletak_mirror
+    rlforge graph +experiment=kuhn_grpo --format mermaid
+    ```
     """
     from rlforge import launch
     from rlforge.training.graph import to_json, to_mermaid
@@ -70,11 +71,12 @@ def config(
 ) -> None:
     """Show the resolved, validated configuration as YAML.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge config +experiment=simpletak_mirror
-
-      rlforge config +experiment=kuhn_grpo learner.batch_size=512
+    ```bash
+    rlforge config +experiment=simpletak_mirror
+    rlforge config +experiment=kuhn_grpo learner.batch_size=512
+    ```
     """
     from rlforge import launch
     from rlforge.config.compose import to_yaml
@@ -106,15 +108,14 @@ def doctor(
 
     Exit code 0: no problem found; 1: it does not fit, or something is missing.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge doctor +experiment=simpletak_mirror
-
-      rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
-
-      rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
-
-      rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
+    ```bash
+    rlforge doctor +experiment=simpletak_mirror
+    rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
+    rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
+    rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
+    ```
     """
     if run_dir is not None:
         _show_size(run_dir, json_file)

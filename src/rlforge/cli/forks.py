@@ -65,13 +65,13 @@ def fork(
 
     What was hidden stays as it was dealt; answers, and chance events to come, are drawn anew.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge fork RUN eval-80-step-80-000012 --turn 7
-
-      rlforge fork RUN eval-80-step-80-000012 --turn 7 --action "[3]" --samples 400
-
-      rlforge fork latest latest --turn 1 --seat 1=win_block
+    ```bash
+    rlforge fork RUN eval-80-step-80-000012 --turn 7 --samples 400
+    rlforge fork RUN eval-80-step-80-000012 --turn 7 --action "[3]"
+    rlforge fork latest latest --turn 1 --seat 1=win_block
+    ```
     """
     from rlforge.local import forks
 
@@ -132,13 +132,13 @@ def analyse(
     change of the value is no chance, at 95 % over all turns; where it was a mistake, the other
     legal actions are tried too. The result is kept in the run, for its report.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge analyse RUN eval-80-step-80-000012
-
-      rlforge analyse latest latest --samples 256
-
-      rlforge analyse latest latest --seconds 30 --seat 0=latest --seat 1=minimax
+    ```bash
+    rlforge analyse RUN eval-80-step-80-000012
+    rlforge analyse latest latest --samples 256
+    rlforge analyse latest latest --seconds 30 --seat 0=latest --seat 1=minimax
+    ```
     """
     from rlforge.local import forks
     from rlforge.tracking.analyses import write_analysis

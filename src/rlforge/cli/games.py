@@ -46,13 +46,14 @@ def play(
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Play a game against policies; type [bold]quit[/bold] to leave.
+    """Play a game against policies; type `quit` to leave.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge play env=tictactoe --opponent minimax
-
-      rlforge play --run runs/simpletak_mirror/2026-01-01_12-00-00 --seat 1
+    ```bash
+    rlforge play env=tictactoe --opponent minimax
+    rlforge play --run runs/simpletak_mirror/2026-01-01_12-00-00 --seat 1
+    ```
     """
     import asyncio
 
@@ -148,13 +149,13 @@ def replay(
 ) -> None:
     """Show finished games of a run: the newest in a list, or one turn by turn.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge replay latest --purpose eval --result loss
-
-      rlforge replay latest latest --opponent random_legal --interactive
-
-      rlforge replay latest train-0-0000007 --export game.svg
+    ```bash
+    rlforge replay latest --purpose eval --result loss
+    rlforge replay latest latest --opponent random_legal --interactive
+    rlforge replay latest train-0-0000007 --export game.svg
+    ```
     """
     from rlforge.local import replay as local
 

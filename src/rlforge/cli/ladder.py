@@ -47,7 +47,6 @@ def ladder(
             help="Further members: scripted players, base (the untrained model), step-N of the "
             "run, checkpoint:DIR, openai:MODEL, openrouter:MODEL or litellm:PROVIDER/MODEL.",
             show_default=False,
-            autocompletion=completion.opponents,
         ),
     ] = "",
     checkpoints: Annotated[
@@ -55,7 +54,6 @@ def ladder(
         typer.Option(
             metavar="UID,…",
             help="The versions of each run: step-0, step-40, best …",
-            autocompletion=completion.versions,
         ),
     ] = "latest",
     env: Annotated[
@@ -96,13 +94,13 @@ def ladder(
     evidence is enough. The last line printed is the page; ladder.json and the games lie beside it.
     Ctrl-C writes the page of what was played.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge ladder RUN --checkpoints step-0,latest --against minimax
-
-      rlforge ladder RUN RUN RUN:step-40 --games 400 --precision 0.05
-
-      rlforge ladder --verify ladders/2026-01-01_12-00-00/ladder.json
+    ```bash
+    rlforge ladder RUN --checkpoints step-0,latest --against minimax
+    rlforge ladder RUN RUN RUN:step-40 --games 400 --precision 0.05
+    rlforge ladder --verify ladders/2026-01-01_12-00-00/ladder.json
+    ```
     """
     if verify is not None:
         if runs:

@@ -52,17 +52,15 @@ def train(
 ) -> None:
     """Train; the last line printed is the run directory.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge train +experiment=simpletak_mirror
-
-      rlforge train +experiment=simpletak_mirror seed=1 learner.learning_rate=1e-3
-
-      rlforge train -m +experiment=tictactoe_mirror seed=0,1,2
-
-      rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00 --more 50
+    ```bash
+    rlforge train +experiment=simpletak_mirror
+    rlforge train +experiment=simpletak_mirror seed=1 learner.learning_rate=1e-3
+    rlforge train -m +experiment=tictactoe_mirror seed=0,1,2
+    rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00 --more 50
+    ```
     """
     from rlforge.config.schema import RunConfig
 
@@ -82,21 +80,17 @@ def continuous(
     For each window: collect its decisions, score them, train on the good ones, and
     deploy the new version. Ctrl-C ends the run after its current phase.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge continuous +experiment=market_continuous
-
-      rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
-
-      rlforge continuous +experiment=market_continuous --from STORE
-
-      rlforge continuous +experiment=served_answers
-
-      rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
-
-      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
-
-      rlforge continuous --resume latest --more 8
+    ```bash
+    rlforge continuous +experiment=market_continuous
+    rlforge continuous market_continuous continuous.windows=20 seed=1
+    rlforge continuous +experiment=market_continuous --from STORE
+    rlforge continuous +experiment=served_answers
+    rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
+    rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+    rlforge continuous --resume latest --more 8
+    ```
     """
     from rlforge.config.continuous import ContinuousConfig
 
@@ -110,19 +104,16 @@ def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDi
     Answers of players, of a run's own games, or of a file. The experiment of a run that plays games
     gives games, model and engine.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge sft +experiment=tictactoe_mirror data=random_legal
-
-      rlforge sft +experiment=tictactoe_mirror data.run=RUN data.keep=wins
-
-      rlforge sft model=smollm2_135m env=tictactoe 'data.players=["openai:gpt-5"]'
-
-      rlforge sft model=smollm2_135m data.file=conversations.jsonl
-
-      rlforge sft +experiment=smollm2_market data=value_trader
-
-      rlforge train +experiment=tictactoe_mirror learner.initial_adapter=SFT_RUN
+    ```bash
+    rlforge sft +experiment=tictactoe_mirror data=random_legal
+    rlforge sft +experiment=tictactoe_mirror data.run=RUN data.keep=wins
+    rlforge sft model=smollm2_135m env=tictactoe 'data.players=["openai:gpt-5"]'
+    rlforge sft model=smollm2_135m data.file=conversations.jsonl
+    rlforge sft +experiment=smollm2_market data=value_trader
+    rlforge train +experiment=tictactoe_mirror learner.initial_adapter=SFT_RUN
+    ```
     """
     from rlforge.config.sft import SftConfig
 
@@ -242,11 +233,12 @@ def evaluate(
 ) -> None:
     """Play a run's policy against opponents, seats swapped.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge eval runs/simpletak_mirror/2026-01-01_12-00-00 --games 400
-
-      rlforge eval RUN --checkpoint step-40 --opponent win_block --opponent step-0
+    ```bash
+    rlforge eval runs/simpletak_mirror/2026-01-01_12-00-00 --games 400
+    rlforge eval RUN --checkpoint step-40 --opponent win_block --opponent step-0
+    ```
     """
     import asyncio
 
@@ -308,11 +300,12 @@ def export(
     The folder holds weights, tokenizer, generation config and a model card with results,
     configuration and curves.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge export runs/simpletak_mirror/2026-01-01_12-00-00 my-model --merge
-
-      rlforge export RUN my-adapter --version best --push ORG/NAME
+    ```bash
+    rlforge export runs/simpletak_mirror/2026-01-01_12-00-00 my-model --merge
+    rlforge export RUN my-adapter --version best --push ORG/NAME
+    ```
     """
     from rlforge.local.export import export_run
 

@@ -10,7 +10,7 @@ import typer
 
 from rlforge.cli import completion
 from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, write_result
-from rlforge.cli.layout import wrapped
+from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError, DeploymentError
 
 StateDir = Annotated[
@@ -39,25 +39,25 @@ def serve(
             help="A run whose newest version is served, or +experiment=NAME, and changes. "
             "Keys: rlforge show KEY.",
             show_default=False,
-            autocompletion=completion.runs_and_overrides,
+            autocompletion=completion.runs,
         ),
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Serve a policy at an OpenAI-compatible HTTP endpoint; new versions replace it without pause.
 
-    Listens on loopback unless [bold]serve.host[/bold] is set. On other addresses all requests need
-    a token, that of the environment variable RLFORGE_SERVE_TOKEN or of the file [bold]token[/bold]
+    Listens on loopback unless `serve.host` is set. On other addresses all requests need
+    a token, that of the environment variable RLFORGE_SERVE_TOKEN or of the file `token`
     in the state folder; admin calls always need that of RLFORGE_ADMIN_TOKEN or
-    [bold]admin_token[/bold]. The first start creates the files.
+    `admin_token`. The first start creates the files.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge serve runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge serve model=tiny serve.port=8001
-
-      rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
+    ```bash
+    rlforge serve runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge serve model=tiny serve.port=8001
+    rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
+    ```
     """
     from rlforge.serving import server
 
@@ -86,11 +86,12 @@ def deploy(
 
     Exit code 1 when the new version is refused; the previous version then stays.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge deploy runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge deploy RUN --checkpoint step-40 --state deployments
+    ```bash
+    rlforge deploy runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge deploy RUN --checkpoint step-40 --state deployments
+    ```
     """
     from rlforge.serving.adapter import find_source
     from rlforge.serving.client import AdminClient, running_at, stage, state_folder
@@ -114,9 +115,11 @@ def deploy(
 def rollback(state: StateDir = None, url: Url = None) -> None:
     """End the current trial, or serve the previous version again.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge rollback
+    ```bash
+    rlforge rollback
+    ```
     """
     from rlforge.serving.client import AdminClient, running_at, state_folder
 
@@ -134,9 +137,11 @@ def deployments(
 ) -> None:
     """List the deployments of a service, running or not, and their states.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge deployments --state runs/market_continuous/2026-01-01_12-00-00
+    ```bash
+    rlforge deployments --state runs/market_continuous/2026-01-01_12-00-00
+    ```
     """
     from rlforge.serving.client import AdminClient, state_folder
     from rlforge.serving.journal import read_history

@@ -36,11 +36,12 @@ def verify(
 
     Ends with code 1 and the first thing that does not agree.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge verify runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge verify latest --all
+    ```bash
+    rlforge verify runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge verify latest --all
+    ```
     """
     from rlforge.local.verify import verify as check_run
 

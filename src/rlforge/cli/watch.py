@@ -60,11 +60,12 @@ def runs(
 
     The jobs of a sweep stand together.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge runs
-
-      rlforge monitor latest
+    ```bash
+    rlforge runs
+    rlforge monitor latest
+    ```
     """
     from rlforge.tracking.overview import FIRST_RUN, overview
 
@@ -115,11 +116,12 @@ def compare(
     Runs that differ only in their seed are one configuration, with mean and range. Best is the
     highest objective, which sweeps maximise.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge compare runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
-
-      rlforge compare RUN RUN --output runs.csv
+    ```bash
+    rlforge compare runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    rlforge compare RUN RUN --output runs.csv
+    ```
     """
     from rlforge.tracking.compare import compare as compared
     from rlforge.tracking.compare import runs_of
@@ -145,11 +147,12 @@ def monitor(
 ) -> None:
     """Watch a run, or the jobs of a sweep, from another terminal; Ctrl-C leaves them running.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge monitor runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    ```bash
+    rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge monitor runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    ```
     """
     from rlforge.tracking.display import monitor as monitor_run
     from rlforge.tracking.files import RunPaths
@@ -172,13 +175,13 @@ def report(
 
     Both open offline. Of a run that goes on, call it again and reload the page.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
-
-      rlforge report runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    ```bash
+    rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
+    rlforge report runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    ```
     """
     from rlforge.tracking.compare import runs_of
     from rlforge.tracking.files import RunPaths

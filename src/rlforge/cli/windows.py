@@ -15,7 +15,6 @@ from rich.text import Text
 
 from rlforge.cli import completion
 from rlforge.cli.arguments import opened_store
-from rlforge.cli.layout import App
 from rlforge.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -24,18 +23,19 @@ if TYPE_CHECKING:
     from rlforge.trajectories.records import Decision
     from rlforge.trajectories.windows import WindowSummary
 
-app = App(
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
     help="""Look at windows of decisions; export and import them as datasets.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge windows list RUN
-
-      rlforge windows show RUN 2024-11-13-10:00
-
-      rlforge windows decisions RUN 2024-11-13-10:00 --worst
-
-      rlforge windows export RUN market-data
+    ```bash
+    rlforge windows list RUN
+    rlforge windows show RUN 2024-11-13-10:00
+    rlforge windows decisions RUN 2024-11-13-10:00 --worst
+    rlforge windows export RUN market-data
+    ```
     """,
 )
 
@@ -62,9 +62,11 @@ def list_windows(
 ) -> None:
     """List windows; for those that are not ready, the reasons.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge windows list runs/market_continuous/2026-01-01_12-00-00
+    ```bash
+    rlforge windows list runs/market_continuous/2026-01-01_12-00-00
+    ```
     """
     from rlforge.trajectories.windows import Windows
 
@@ -88,9 +90,11 @@ def show(
 ) -> None:
     """Show one window: its agents, and why it is not ready to be trained on.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge windows show RUN 2024-11-13-10:00
+    ```bash
+    rlforge windows show RUN 2024-11-13-10:00
+    ```
     """
     from rlforge.trajectories.windows import Windows
 
@@ -119,13 +123,14 @@ def decisions(
 ) -> None:
     """Show decisions of a window: what an agent saw, said and did, its reward and its score.
 
-    Without [bold]--agent[/bold] those of the model, the newest ones; where it took none, of all.
+    Without `--agent` those of the model, the newest ones; where it took none, of all.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge windows decisions RUN 2024-11-13-10:00 --worst
-
-      rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
+    ```bash
+    rlforge windows decisions RUN 2024-11-13-10:00 --worst
+    rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
+    ```
     """
     reader, _ = opened_store(where)
     _check_ids([window_id], reader)
@@ -169,17 +174,17 @@ def export_windows(
         bool, typer.Option("--public", help="Make a new dataset of --push public.")
     ] = False,
 ) -> None:
-    """Write decisions as a dataset that [bold]datasets.load_dataset(FOLDER)[/bold] reads.
+    """Write decisions as a dataset that `datasets.load_dataset(FOLDER)` reads.
 
     Those of a run come with their scores and explanations, and the metrics of its windows.
 
-    [bold]Examples[/bold]
+    **Examples**
 
-      rlforge windows export RUN market-data
-
-      rlforge windows export RUN market-data --window 2024-11-13-10:00
-
-      rlforge windows export RUN market-data --push ORG/NAME
+    ```bash
+    rlforge windows export RUN market-data
+    rlforge windows export RUN market-data --window 2024-11-13-10:00
+    rlforge windows export RUN market-data --push ORG/NAME
+    ```
     """
     from rlforge.system.hub import check_push, push_folder
     from rlforge.trajectories.dataset import export_dataset
@@ -214,9 +219,11 @@ def import_windows(
 ) -> None:
     """Append the rows of a dataset to a store; bad rows are reported before any is written.
 
-    [bold]Example[/bold]
+    **Example**
 
-      rlforge windows import market-data stores/market
+    ```bash
+    rlforge windows import market-data stores/market
+    ```
     """
     from rlforge.trajectories.dataset import dataset_files, import_dataset
     from rlforge.trajectories.store import TrajectoryStore
