@@ -13,7 +13,7 @@ from tests.first_day.steps import EXPERIMENT, STEPS, YAML
 from tests.first_day.walk import Screen, Walk
 
 from rlforge.tracking.report.data import load_run
-from rlforge.tracking.report.picture import picture
+from rlforge.tracking.report.plots import draw_curves
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "walk.md"
@@ -62,7 +62,7 @@ def record(folder: Path) -> None:
             sections.append(section(walk, screen))
             if screen.step.picture:
                 (DOCS / "walk" / f"{screen.step.picture}.svg").write_text(screen.svg())
-    curves = picture(load_run(min((folder / "runs" / "first_day").iterdir())))
+    curves = draw_curves(load_run(min((folder / "runs" / "first_day").iterdir())))
     assert curves is not None
     (DOCS / "walk" / "curves.svg").write_text(curves)
     PAGE.write_text("\n".join(sections))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +32,7 @@ from rlforge.errors import CheckpointError, ConfigError, RlforgeError
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.learner.weights import attach_lora, save_adapter, save_model
-from rlforge.local.export import CARD, generation_config
+from rlforge.local.export import CARD, CURVES, export_run, generation_config
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.rollout.lineup import asked_as, train_envs
 from rlforge.system.checkpoint import write_checkpoint
@@ -387,10 +389,28 @@ def test_the_card_of_a_supervised_run_names_what_it_imitates(small_model, tmp_pa
 
 
 def test_the_curves_are_one_picture(merged):
-    picture = ElementTree.parse(merged / "curves.svg").getroot()
+    drawn = (merged / CURVES).read_text()
+    picture = ElementTree.fromstring(drawn)
     texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"SimpleTak-v0-train vs random_legal", "reward"} <= texts
-    assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+    assert {"SimpleTak-v0-train vs random_legal", "reward", "win", "draw", "loss", "75%"} <= texts
+    lines = Counter(re.findall(r"stroke: (#\w+); stroke-width: 2", drawn))  # and in the legend
+    assert lines == {"#0b7f5f": 2, "#98a1ae": 2, "#b4520a": 2, "#2463c9": 1}
+    assert f"![Curves of the run]({CURVES})" in (merged / CARD).read_text()
+
+
+def test_without_matplotlib_the_card_has_no_picture_and_a_line_says_so(
+    run_dir, tmp_path, monkeypatch
+):
+    find, said = importlib.util.find_spec, []
+    hidden = lambda name: None if name == "matplotlib" else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    folder = export_run(run_dir, tmp_path / "plain", merge=True, say=said.append)
+    (line,) = [line for line in said if "curves" in line]
+    assert line.endswith("matplotlib is not installed; pip install 'rlforge[plots]'")
+    assert not (folder / CURVES).exists()
+    card = (folder / CARD).read_text()
+    assert "Curves of the run" not in card
+    assert "| `random_legal` |" in card
 
 
 # ---------------------------------------------------------------- what cannot be

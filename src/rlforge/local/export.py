@@ -27,7 +27,7 @@ from rlforge.system.checkpoint import LATEST
 from rlforge.system.files import atomic_path, atomic_write, says_full_disk
 from rlforge.system.hub import check_push, push_folder
 from rlforge.tracking.report.data import load_run
-from rlforge.tracking.report.picture import picture
+from rlforge.tracking.report.plots import draw_curves
 from rlforge.types import PolicyRef
 
 if TYPE_CHECKING:
@@ -82,7 +82,11 @@ def export_run(
         work.mkdir()
         tokenizer, dtype_name = _write_model(work, config, policy, form, dtype, say)
         shutil.copyfile(run.paths.config, work / CONFIG)
-        curves = picture(run)
+        curves = None
+        try:
+            curves = draw_curves(run)
+        except ConfigError as error:  # matplotlib is missing, and the card has its tables
+            say(f"no picture on the model card: {error}")
         if curves is not None:
             atomic_write(work / CURVES, curves)
         if converter is not None:

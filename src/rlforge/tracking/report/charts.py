@@ -114,21 +114,24 @@ def figure(chart: Chart) -> Html | None:
     shown = chart.shown
     if not shown:
         return None
-    return el("figure", el("figcaption", chart.caption), _legend(shown), plot(chart, shown))
+    return el("figure", el("figcaption", chart.caption), _legend(shown), _plot(chart, shown))
 
 
-def plot(chart: Chart, shown: Sequence[Series], **place: float) -> Html:
-    """The lines and axes of a chart whose series ``shown`` has points, an ``svg`` element.
+def y_ticks(chart: Chart, shown: Sequence[Series]) -> list[float]:
+    """Round numbers that cover the series ``shown`` with their bands."""
+    drawn = [numbers for one in shown for numbers in (one.measured, one.low or (), one.high or ())]
+    low, high = min(map(min, filter(None, drawn))), max(map(max, filter(None, drawn)))
+    if chart.shares:
+        low, high = 0.0, 1.0 if high > 0.5 else max(high, 0.01)
+    return nice_ticks(low, high)
 
-    place: further attributes of the element.
-    """
+
+def _plot(chart: Chart, shown: Sequence[Series]) -> Html:
+    """The lines and axes of a chart whose series ``shown`` has points, an ``svg`` element."""
     shares, x_name = chart.shares, chart.x_name
     xs = sorted({x for one in shown for x in one.xs})
-    low, high = _range(shown)
-    if shares:
-        low, high = 0.0, 1.0 if high > 0.5 else max(high, 0.01)
-    ticks = nice_ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    ticks = y_ticks(chart, shown)
+    low, high = ticks[0], ticks[-1]
     first, last = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1
     labels = tick_labels(ticks, shares)
     left = max(_LEFT, math.ceil(max(map(len, labels)) * _CHARACTER) + 2 * _TO_AXIS)
@@ -151,7 +154,7 @@ def plot(chart: Chart, shown: Sequence[Series], **place: float) -> Html:
     parts += _hover(shown, xs, at_x, say, x_name)
     label = f"{chart.title}: {len(xs)} points, {x_name} {number(first)} to {number(xs[-1])}"
     box = f"0 0 {WIDTH} {HEIGHT}"
-    return el("svg", *parts, viewBox=box, role="img", aria_label=label, **place)
+    return el("svg", *parts, viewBox=box, role="img", aria_label=label)
 
 
 def thin(one: Series, most: int = MOST_POINTS) -> Series:
@@ -242,17 +245,6 @@ def _is_whole(amount: float) -> bool:
 def _mean(numbers: Sequence[float | None]) -> float | None:
     there = [number for number in numbers if number is not None]
     return sum(there) / len(there) if there else None
-
-
-def _range(shown: Sequence[Series]) -> tuple[float, float]:
-    ends = [
-        y
-        for one in shown
-        for numbers in (one.ys, one.low or (), one.high or ())
-        for y in numbers
-        if y is not None
-    ]
-    return min(ends), max(ends)
 
 
 def _say_percent(share: float) -> str:
