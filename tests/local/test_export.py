@@ -89,7 +89,8 @@ def record_game(run_dir: Path, config: RunConfig) -> None:
     _, ids = prompter.encode(model.prompt_template, view, model.action_extraction)
     asked = completion(prompt_token_ids=ids)
     turns = [turn(player, observation=view.observation, completion=asked) for player in (0, 1)]
-    seats = [seat(player, prompt_template=model.prompt_template) for player in (0, 1)]
+    form = {"prompt_template": model.prompt_template, "action_extraction": model.action_extraction}
+    seats = [seat(player, **form) for player in (0, 1)]
     games = GameWriter(run_dir)
     games.add([game_record(game_spec(env=env, seats=seats), turns)])
     games.close()
