@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
+from rlforge.continuous.run import ContinuousRun
+from rlforge.training.lifecycle import execute as execute_run
 
 
 @pytest.fixture
@@ -25,6 +28,22 @@ def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
         return config
 
     return make
+
+
+@pytest.fixture
+def execute(in_process):
+    """Runs a configuration in a directory to its end, or goes on there; returns the directory."""
+
+    def run(config: ContinuousConfig, name: str = "run", controller: Any = ContinuousRun) -> Path:
+        hardware, graph = in_process.hardware_and_graph(config)
+        run_dir = Path(name).absolute()
+        resume = run_dir.exists()
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / "command.txt").write_text("rlforge continuous\n")
+        execute_run(controller, config, graph, hardware, run_dir, resume=resume)
+        return run_dir
+
+    return run
 
 
 class Runs:

@@ -47,13 +47,13 @@ def test_a_run_serves_over_http_and_ends_at_ctrl_c(small_market):
     assert done == len(rows("windows.jsonl"))
 
 
-def test_the_documented_defaults_train(run_continuous, market_model):
+def test_the_documented_defaults_train(in_process, market_model):
     """Plain ``rlforge continuous``, with a smaller model in the place of the tiny trader."""
     shutil.copytree(market_model, TINY_MARKET.folder)
     try:
         few = ["window.clock=simulated", "continuous.windows=1", "continuous.compare_episodes=0"]
         few += ["deployment.holdout_games=16", "deployment.min_format=0"]
-        assert run_continuous(*few, f"run_dir={RUN.absolute()}") == 0, Path("log").read_text()
+        assert in_process.rlforge_here("continuous", *few, f"run_dir={RUN}") == 0
     finally:
         shutil.rmtree(TINY_MARKET.folder)
     (row,) = rows("windows.jsonl")

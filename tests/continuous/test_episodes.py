@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.session import Session, SessionModel
 from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, EngineDeadError, RunError
-from rlforge.training import lifecycle
+from rlforge.tracking.files import read_jsonl
+from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion
@@ -38,28 +37,14 @@ TEMPLATE = """{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor 
 {% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"""
 
 
-@pytest.fixture
-def execute(in_process):
-    """Runs a configuration in the directory ``run``, to its end or until it fails."""
-
-    def run(config: ContinuousConfig, *, resume: bool = False) -> Path:
-        hardware, graph = in_process.hardware_and_graph(config)
-        run_dir = Path("run").absolute()
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / "command.txt").write_text("rlforge continuous\n")
-
-        def controller(context: lifecycle.RunContext) -> ContinuousRun:
-            RUNS.append(ContinuousRun(context))
-            return RUNS[-1]
-
-        lifecycle.execute(controller, config, graph, hardware, run_dir, resume=resume)
-        return run_dir
-
-    return run
-
-
 def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "windows.jsonl").read_text().splitlines()]
+    return read_jsonl(run_dir / "windows.jsonl")
+
+
+def noted(context: RunContext) -> ContinuousRun:
+    """A run that the functions below can stop."""
+    RUNS.append(ContinuousRun(context))
+    return RUNS[-1]
 
 
 #: What the functions below saw, and the runs that called them.
@@ -186,9 +171,9 @@ async def ends_the_run(session: Session) -> float:
 def test_a_resumed_run_plays_the_episodes_that_are_missing(make_config, execute):
     name = f"episodes.function={__name__}:ends_the_run"
     config = make_config(*EPISODES, name, "continuous.windows=2")
-    run_dir = execute(config)
+    run_dir = execute(config, controller=noted)
     assert 20 < len(PLAYED) < 30
-    execute(config, resume=True)
+    execute(config, controller=noted)
     assert [row["trajectories"] for row in rows(run_dir)] == [6 * 6 * 2] * 2
     assert sorted(number for _, number, _ in PLAYED) == list(range(2 * 6 * 6))
     with TrajectoryStore(run_dir / "store") as store:

@@ -12,13 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import factories
 from transformers import AutoTokenizer
 
 from rlforge.continuous.requests import AnswerLog
 from rlforge.continuous.run import ContinuousRun
 from rlforge.errors import RunError, StoreError
 from rlforge.serving.answering import Answered
-from rlforge.training import lifecycle
+from rlforge.tracking.files import read_jsonl
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion, SamplingParams
 
@@ -74,13 +75,8 @@ def open_log(make_config, store, tmp_path, clock):
 
 def answer(number: int = 1, **changes: Any) -> Answered:
     """The answer ``[hold]`` of version 3 to a prompt."""
-    completion = Completion(
-        text="[hold]",
-        prompt_token_ids=(5, 6, 7),
-        token_ids=(9,),
-        logprobs=(-0.5,),
-        policy_uid="deploy-3",
-        policy_version=3,
+    completion = factories.completion(
+        "[hold]", token_ids=(9,), logprobs=(-0.5,), policy_uid="deploy-3"
     )
     given = {
         "id": f"cmpl-deploy-3-{number}",
@@ -269,7 +265,7 @@ async def test_a_redaction_that_fails_keeps_nothing_and_says_why(open_log, caplo
 # ---------------------------------------------------------------- a whole run
 
 
-def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, in_process):
+def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, execute):
     """Clients like one answer, and so its share among the answers grows."""
     run_dir = Path("run").absolute()
     config = make_config(
@@ -281,17 +277,13 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, in_p
         "learner.learning_rate=5e-3",
         "algorithm.kl.coef=0",
     )
-    hardware, graph = in_process.hardware_and_graph(config)
-    run_dir.mkdir()
-    (run_dir / "command.txt").write_text("rlforge continuous\n")
     run = []
 
     def controller(context):
         run.append(ContinuousRun(context))
         return run[0]
 
-    shares = []
-    failures = []
+    shares, failures = [], []
 
     def talk():
         try:
@@ -303,22 +295,17 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, in_p
 
     client = threading.Thread(target=talk)
     client.start()
-    outcome = lifecycle.execute(controller, config, graph, hardware, run_dir, resume=False)
+    execute(config, controller=controller)
     client.join()
     assert not failures
-    assert outcome.interrupted
-    trained = [row for row in _rows(run_dir) if row["version"]]
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    trained = [row for row in read_jsonl(run_dir / "windows.jsonl") if row["version"]]
     assert len(trained) >= 3
     assert all(row["deployment_success"] for row in trained)
     assert shares[-1] > shares[0] + 0.2, shares
     with TrajectoryStore(run_dir / "store") as store:
         kept = [one.completion for one in store.decisions()]
     assert {one.policy_uid for one in kept if one is not None} >= {"deploy-0", "deploy-1"}
-
-
-def _rows(run_dir: Path) -> list[dict[str, Any]]:
-    file = run_dir / "windows.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _talk(run_dir: Path, windows: int) -> list[float]:
@@ -346,7 +333,9 @@ def _talk(run_dir: Path, windows: int) -> list[float]:
     texts = [ask()["choices"][0]["text"] for _ in range(60)]
     liked = max(sorted(set(texts)), key=lambda text: texts.count(text) * (texts.count(text) < 30))
     shares = [texts.count(liked) / len(texts)]
-    while sum(row["version"] is not None for row in _rows(run_dir)) < windows:
+    while (
+        sum(row["version"] is not None for row in read_jsonl(run_dir / "windows.jsonl")) < windows
+    ):
         given = ask()
         reward = 1.0 if given["choices"][0]["text"] == liked else -1.0
         reported = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})

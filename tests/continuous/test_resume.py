@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.harness.in_process import rlforge_here, use_actors_in_process
 
 from rlforge.config.compose import to_yaml
 from rlforge.config.continuous import ContinuousConfig
@@ -67,10 +68,23 @@ def digests(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(run_continuous, small_market, tmp_path_factory):
+def whole(small_market, tmp_path_factory):
     """A run of two windows without an interruption."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert run_continuous(*small_market, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
+    torch.set_num_threads(1)  # as the processes that are killed have
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        use_actors_in_process(patch.setattr)
+        assert rlforge_here("continuous", *small_market, f"run_dir={run_dir}") == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def killed(run_continuous, small_market, tmp_path_factory):
+    """A run that was killed after the first of its two windows; tests go on with copies of it."""
+    folder = tmp_path_factory.mktemp("killed")
+    arguments = (*small_market, f"run_dir={folder / 'run'}")
+    code = run_continuous(*arguments, kill=(1, "done", "after"), log=str(folder / "log"))
+    assert code == -signal.SIGKILL, (folder / "log").read_text()
     return folder / "run"
 
 
@@ -109,13 +123,15 @@ def policy_weights(run_dir: Path, name: str) -> bytes:
     return (run_dir / "checkpoints" / name / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, small_market, whole):
-    run_dir = Path("run").absolute()
-    killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
-    assert killed == -signal.SIGKILL
-    moved = run_dir.rename(run_dir.with_name("moved"))
-    assert run_continuous("--resume", moved) == 0, Path("log").read_text()
-    assert not run_dir.exists()
+@pytest.mark.ray
+def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, killed, whole):
+    kept = killed.rename(killed.with_name("kept"))
+    moved = shutil.copytree(kept, Path("moved").absolute())
+    try:
+        assert run_continuous("--resume", moved) == 0, Path("log").read_text()
+        assert not killed.exists()
+    finally:
+        kept.rename(killed)
     assert rows(moved, "windows.jsonl") == rows(whole, "windows.jsonl")
     assert decisions(moved) == decisions(whole)
     assert policy_weights(moved, "step-2") == policy_weights(whole, "step-2")
@@ -125,6 +141,7 @@ def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, small_market, who
     assert verify(moved).problems == []
 
 
+@pytest.mark.ray
 def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
     run_continuous, small_market, whole
 ):
@@ -161,6 +178,7 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
     )
 
 
+@pytest.mark.ray
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
     run_continuous, small_market, whole
 ):
@@ -199,12 +217,11 @@ async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
         await engine.close()
 
 
+@pytest.mark.ray
 def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere(
-    run_continuous, small_market, whole
+    run_continuous, killed, whole
 ):
-    run_dir = Path("run").absolute()
-    killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(1, "done", "after"))
-    assert killed == -signal.SIGKILL
+    run_dir = shutil.copytree(killed, Path("run").absolute())
     # Another run's checkpoint of the same name.
     other = shutil.copytree(whole / "checkpoints" / "step-2", Path("other/step-1").absolute())
     deployed = asyncio.run(deploy_elsewhere(run_dir, other))
@@ -221,16 +238,14 @@ def test_the_phases_of_a_window_are_in_the_journal(whole):
     assert [entry.facts["trained"]["uid"] for entry in entries] == ["step-1", "step-2"]
 
 
-def test_a_finished_run_is_not_resumed(run_continuous, whole):
-    assert run_continuous("--resume", whole) == 1
-    assert re.search(
-        r"already finished its 2 windows; go on with --more N", Path("log").read_text()
-    )
+def test_a_finished_run_is_not_resumed(in_process, whole, capsys):
+    assert in_process.rlforge_here("continuous", "--resume", str(whole)) == 1
+    assert "already finished its 2 windows; go on with --more N" in capsys.readouterr().err
 
 
-def test_a_finished_run_goes_on_for_more_windows(run_continuous, whole):
+def test_a_finished_run_goes_on_for_more_windows(in_process, whole):
     longer = shutil.copytree(whole, Path("longer").absolute())
-    assert run_continuous("--resume", longer, "--more", "1") == 0, Path("log").read_text()
+    assert in_process.rlforge_here("continuous", "--resume", str(longer), "--more", "1") == 0
     before, after = ((run / "windows.jsonl").read_text() for run in (whole, longer))
     assert after.startswith(before)
     assert [json.loads(line)["window"] for line in after.splitlines()] == [1, 2, 3]

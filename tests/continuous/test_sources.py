@@ -10,27 +10,9 @@ from typing import Any
 import pytest
 from tests import factories
 
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.run import ContinuousRun
 from rlforge.errors import RunError
-from rlforge.training import lifecycle
+from rlforge.tracking.files import read_jsonl
 from rlforge.trajectories.store import TrajectoryStore
-
-
-@pytest.fixture
-def execute(in_process, tmp_path):
-    """Runs a configuration to its end, in the directory of this name."""
-
-    def run(config: ContinuousConfig, name: str) -> Path:
-        hardware, graph = in_process.hardware_and_graph(config)
-        run_dir = tmp_path / name
-        resume = run_dir.exists()
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / "command.txt").write_text("rlforge continuous\n")
-        lifecycle.execute(ContinuousRun, config, graph, hardware, run_dir, resume=resume)
-        return run_dir
-
-    return run
 
 
 def from_store(store: Path) -> tuple[str, ...]:
@@ -38,8 +20,8 @@ def from_store(store: Path) -> tuple[str, ...]:
     return ("continuous.source=store", f"store.path={store}", "continuous.windows=null")
 
 
-def rows(run_dir: Path, name: str = "windows.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return read_jsonl(run_dir / "windows.jsonl")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -58,7 +40,7 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it
     assert [row["version"] for row in rows(learned)] == ["step-1", "step-2", "step-3"]
     # Decisions of version 2 are learned from by version 1, and none is stale.
     assert [row["batch/stale"] for row in rows(learned)] == [0, 0, 0]
-    assert not any("lag_max" in row for row in rows(learned, "metrics.jsonl"))
+    assert not any("lag_max" in row for row in read_jsonl(learned / "metrics.jsonl"))
     assert digests(played / "store") == before
     assert not (learned / "store").exists()
     comparison = json.loads((learned / "comparison.json").read_text())

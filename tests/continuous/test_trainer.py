@@ -16,11 +16,9 @@ import pytest
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly, assembled
-from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
-from rlforge.training import lifecycle
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.store import TrajectoryStore
 
@@ -28,15 +26,8 @@ RUN_DIR = Path("run")
 
 #: The first keys of a row, in this order.
 FIRST_KEYS = (
-    "window_id",
-    "agents",
-    "trajectories",
-    "avg_reward",
-    "high_score_count",
-    "training_loss",
-    "kl_divergence",
-    "deployment_success",
-    "duration_minutes",
+    *("window_id", "agents", "trajectories", "avg_reward", "high_score_count", "training_loss"),
+    *("kl_divergence", "deployment_success", "duration_minutes"),
 )
 
 
@@ -46,20 +37,6 @@ def rows(name: str = "windows.jsonl") -> list[dict[str, Any]]:
 
 def content(name: str) -> Any:
     return json.loads((Path("run") / name).read_text())
-
-
-@pytest.fixture
-def execute(in_process):
-    """Runs a configuration to its end."""
-
-    def run(config: ContinuousConfig) -> lifecycle.Outcome:
-        hardware, graph = in_process.hardware_and_graph(config)
-        RUN_DIR.mkdir()
-        (RUN_DIR / "command.txt").write_text("rlforge continuous\n")
-        run_dir = RUN_DIR.absolute()
-        return lifecycle.execute(ContinuousRun, config, graph, hardware, run_dir, resume=False)
-
-    return run
 
 
 @pytest.fixture
@@ -81,8 +58,7 @@ def begun(in_process):
 
 
 def test_windows_are_trained_on_and_deployed(make_config, execute):
-    outcome = execute(make_config())
-    assert (outcome.summary["windows"], outcome.interrupted) == (2, False)
+    execute(make_config())
     found = rows()
     assert [row["window_id"] for row in found] == ["2024-11-13-10:00", "2024-11-13-10:30"]
     for row in found:

@@ -219,6 +219,28 @@ def test_a_decision_without_outcome_has_no_outcome_features(make_window):
     assert not hidden.any()
 
 
+NAMES = [
+    "portfolio",
+    "markets",
+    "social",
+    "agent",
+    "balance",
+    "positions",
+    "predictions",
+    "perpetuals",
+    "id",
+    "ticker",
+    "feed",
+    "memory",
+    "recentActions",
+    "value",
+    "pnl",
+    "about",
+    "stance",
+    "yesPrice",
+    "markPrice",
+    "change",
+]
 JUNK = st.recursive(
     st.one_of(
         st.none(),
@@ -229,35 +251,7 @@ JUNK = st.recursive(
         st.sampled_from(["m1", "ACME", "YES", "long", "p1"]),
     ),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.sampled_from(
-                [
-                    "portfolio",
-                    "markets",
-                    "social",
-                    "agent",
-                    "balance",
-                    "positions",
-                    "predictions",
-                    "perpetuals",
-                    "id",
-                    "ticker",
-                    "feed",
-                    "memory",
-                    "recentActions",
-                    "value",
-                    "pnl",
-                    "about",
-                    "stance",
-                    "yesPrice",
-                    "markPrice",
-                    "change",
-                ]
-            ),
-            inner,
-            max_size=5,
-        ),
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=5)
     ),
     max_leaves=20,
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import factories
 from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.market import MarketConfig
@@ -87,13 +88,7 @@ class Handler(ChatHandler):
         ]
         if mood == "prose":
             return "I like the first decision best, and the last one least."
-        if mood == "missing":
-            entries.pop()
-        elif mood == "unknown":
-            entries.append({"id": "zzz", "explanation": "", "score": 0.5})
-        elif mood == "out of range":
-            entries[0]["score"] = 7
-        elif mood == "shuffled":
+        if mood == "shuffled":
             entries.reverse()
         elif mood == "all equal":
             entries = [{**entry, "score": 0.6} for entry in entries]
@@ -134,24 +129,43 @@ def _expected(decisions: Any) -> list[float]:
     return [_verdict(json.dumps([d.state, d.action])) for d in decisions]
 
 
-@pytest.mark.parametrize("mood", ["good", "shuffled"])
-async def test_scores_are_matched_by_id(server, make_window, mood):
-    server.mood = mood
-    decisions = make_window(0).decisions
-    scores = await _score(_config(server), decisions)
-    assert list(scores.values) == pytest.approx(_expected(decisions))
+@pytest.fixture
+def window(make_window):
+    """80 decisions, which are ten groups."""
+    return make_window(0).decisions
+
+
+@pytest.fixture
+def few(make_window):
+    """One group of eight decisions."""
+    return make_window(0, each=2).decisions
+
+
+@pytest.fixture
+def judged(server):
+    """The scores of decisions by a server in this mood, with changes to the judge's settings."""
+
+    async def score(decisions: Any, mood: str = "good", **judge: Any) -> DecisionScores:
+        server.mood = mood
+        return await _score(_config(server, **judge), decisions)
+
+    return score
+
+
+async def test_scores_are_matched_by_id(judged, window):
+    scores = await judged(window, "shuffled")
+    assert list(scores.values) == pytest.approx(_expected(window))
     assert all(explanation.startswith("on ") for explanation in scores.explanations)
     assert scores.metrics["judge_groups"] == scores.metrics["judge_calls"] == 10
     assert scores.metrics["judge_tokens"] == 10_000
     assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
-    means = agent_means(decisions, scores.values)
+    means = agent_means(window, scores.values)
     assert means["expert"] > means["noise"]
 
 
-async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, make_window):
-    config = _config(server, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
-    await _score(config, make_window(0).decisions)
-    asked = server.requests[0]
+async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, judged, few):
+    await judged(few, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
+    (asked,) = server.requests
     assert asked["model"] == "m"
     assert asked["key"] == f"Bearer {KEY}"
     assert asked["temperature"] == 0.2
@@ -161,79 +175,66 @@ async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, make_wi
     assert form["strict"] is True
     ids = form["schema"]["properties"]["scores"]["items"]["properties"]["id"]["enum"]
     assert len(ids) == 8
-    assert "temperature" not in (await _last(server, make_window, sampling_temperature=None))
+    await judged(few, sampling_temperature=None)
+    assert "temperature" not in server.requests[-1]
 
 
-async def _last(server: ChatServer, make_window: Make, **judge: Any) -> dict[str, Any]:
-    await _score(_config(server, **judge), make_window(1).decisions)
-    return server.requests[-1]
-
-
-async def test_low_temperatures_spread_scores_and_high_ones_contract_them(server, make_window):
-    decisions, found = make_window(0).decisions, {}
+async def test_low_temperatures_spread_scores_and_high_ones_contract_them(server, window):
+    found = {}
     for temperature in (0.5, 1.0, 4.0):
-        config = _config(server)
-        config.temperature = temperature
-        found[temperature] = [s or 0.0 for s in (await _score(config, decisions)).values]
+        config = replace(_config(server), temperature=temperature)
+        found[temperature] = (await _score(config, window)).values
     for sharp, plain, soft in zip(*found.values(), strict=True):
         assert abs(sharp - 0.5) >= abs(plain - 0.5) >= abs(soft - 0.5)
         assert sharp == pytest.approx(plain**2 / (plain**2 + (1 - plain) ** 2))
 
 
-@pytest.mark.parametrize("mood", ["prose", "missing", "unknown", "out of range", "not chat"])
-async def test_after_bad_answers_a_group_stays_unscored(server, make_window, mood, caplog):
-    server.mood = mood
-    decisions = make_window(0, each=2).decisions
-    scores = await _score(_config(server, retries=2), decisions)
+@pytest.mark.parametrize("mood", ["prose", "not chat"])
+async def test_after_bad_answers_a_group_stays_unscored(server, judged, few, mood, caplog):
+    scores = await judged(few, mood, retries=2)
     assert scores.values == (None,) * 8
     assert scores.metrics["unscored"] == 8
     assert scores.metrics["judge_failed_groups"] == 1
     assert scores.metrics["judge_calls"] == len(server.requests) == 3
     assert scores.metrics["judge_retries"] == 2
     assert all(explanation.startswith("unscored: ") for explanation in scores.explanations)
-    assert f"window {decisions[0].window_id}: 8 decisions unscored" in caplog.text
-    if mood != "not chat":
+    assert f"window {few[0].window_id}: 8 decisions unscored" in caplog.text
+    if mood == "prose":
         assert "could not be used" in server.requests[1]["messages"][1]["content"]
 
 
-@pytest.mark.parametrize("mood", ["prose", "broken", "out of range"])
-async def test_a_later_good_answer_counts(server, make_window, mood):
-    server.mood, server.good_after = mood, 2
-    decisions = make_window(0, each=2).decisions
-    scores = await _score(_config(server), decisions)
-    assert list(scores.values) == pytest.approx(_expected(decisions))
+@pytest.mark.parametrize("mood", ["prose", "broken"])
+async def test_a_later_good_answer_counts(server, judged, few, mood):
+    server.good_after = 2
+    scores = await judged(few, mood)
+    assert list(scores.values) == pytest.approx(_expected(few))
     assert scores.metrics["judge_calls"] == 3
 
 
-async def test_one_failed_group_leaves_the_others_scored(server, make_window):
-    server.mood, server.good_after = "prose", 1
-    decisions = make_window(0).decisions
-    scores = await _score(_config(server, retries=0, max_concurrency=1), decisions)
+async def test_one_failed_group_leaves_the_others_scored(server, judged, window):
+    server.good_after = 1
+    scores = await judged(window, "prose", retries=0, max_concurrency=1)
     assert scores.values.count(None) == scores.metrics["unscored"] == 8
-    expected = _expected(decisions)
-    assert all(
-        s is None or s == pytest.approx(e) for s, e in zip(scores.values, expected, strict=True)
-    )
+    for score, expected in zip(scores.values, _expected(window), strict=True):
+        assert score is None or score == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
 )
-async def test_a_server_without_an_answer_leaves_the_group_unscored(
-    server, make_window, mood, calls, timeout_s
+async def test_calls_without_an_answer_leave_the_group_unscored_and_cost_no_tokens(
+    judged, few, mood, calls, timeout_s
 ):
-    server.mood = mood
-    config = _config(server, timeout_s=timeout_s, structured="text")
-    scores = await _score(config, make_window(0, each=2).decisions)
+    scores = await judged(few, mood, timeout_s=timeout_s, structured="text")
     assert set(scores.values) == {None}
-    assert scores.metrics["judge_calls"] == calls
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, 0)
 
 
 @pytest.mark.parametrize(
     ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
 )
-async def test_pauses_grow_and_heed_the_server(server, make_window, mood, pauses, monkeypatch):
-    server.mood, taken, sleep = mood, [], asyncio.sleep
+async def test_pauses_grow_and_heed_the_server(judged, few, mood, pauses, monkeypatch):
+    taken, sleep = [], asyncio.sleep
 
     async def noted(seconds):
         taken.append(seconds)
@@ -241,32 +242,27 @@ async def test_pauses_grow_and_heed_the_server(server, make_window, mood, pauses
 
     monkeypatch.setattr(asyncio, "sleep", noted)
     monkeypatch.setattr("rlforge.ruler.judge.BACKOFF_S", 2.0)
-    config = _config(server, retries=4)
-    await _score(config, make_window(0, each=2).decisions)
+    await judged(few, mood, retries=4)
     assert [seconds for seconds in taken if seconds] == pauses
 
 
-async def test_a_judge_that_is_down_is_not_asked_again(server, make_window, caplog):
-    server.mood = "broken"
-    config = _config(server, retries=1, max_concurrency=1)
-    scores = await _score(config, make_window(0).decisions)
+async def test_a_judge_that_is_down_is_not_asked_again(judged, window, caplog):
+    scores = await judged(window, "broken", retries=1, max_concurrency=1)
     assert scores.metrics["unscored"] == 80
     assert scores.metrics["judge_calls"] == 3 * 2  # three groups in a row, two tries each
     assert "the judge is down" in caplog.text
 
 
-async def test_a_wrong_key_costs_one_call_and_is_not_shown(server, make_window, caplog):
-    server.mood = "wrong key"
-    scores = await _score(_config(server, max_concurrency=1), make_window(0).decisions)
+async def test_a_wrong_key_costs_one_call_and_is_not_shown(judged, window, caplog):
+    scores = await judged(window, "wrong key", max_concurrency=1)
     assert set(scores.values) == {None}
-    assert scores.metrics["judge_calls"] == 1
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 0)
     assert "HTTP status 401" in caplog.text
     assert KEY not in caplog.text + "".join(scores.explanations)
 
 
-async def test_an_address_without_a_server_leaves_everything_unscored(server, make_window):
-    config = _config(server, base_url="http://127.0.0.1:9/v1", retries=0)
-    scores = await _score(config, make_window(0, each=2).decisions)
+async def test_an_address_without_a_server_leaves_everything_unscored(judged, few):
+    scores = await judged(few, base_url="http://127.0.0.1:9/v1", retries=0)
     assert set(scores.values) == {None}
     assert "cannot be reached" in scores.explanations[0]
 
@@ -280,148 +276,117 @@ async def test_an_address_without_a_server_leaves_everything_unscored(server, ma
     ],
 )
 async def test_servers_without_schemas_are_asked_for_simpler_forms(
-    server, make_window, mood, forms
+    server, judged, make_window, mood, forms
 ):
-    server.mood = mood
-    config = _config(server, retries=0, max_concurrency=1)
-    scores = await _score(config, make_window(0, each=4).decisions)
+    scores = await judged(make_window(0, each=4).decisions, mood, retries=0, max_concurrency=1)
     assert None not in scores.values
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
     assert scores.metrics["judge_calls"] == len(forms)
 
 
-async def test_the_form_can_be_fixed(server, make_window):
-    server.mood = "objects"
-    config = _config(server, structured="json_schema", retries=0)
-    scores = await _score(config, make_window(0, each=2).decisions)
+async def test_the_form_can_be_fixed(server, judged, few):
+    scores = await judged(few, "objects", structured="json_schema", retries=0)
     assert set(scores.values) == {None}
     assert len(server.requests) == 1
 
 
-async def test_models_that_refuse_a_temperature_judge_by_default(server, make_window):
-    server.mood = "reasoning"
-    assert None not in (await _score(_config(server), make_window(0).decisions)).values
-    config = _config(server, sampling_temperature=0.0, max_concurrency=1)
-    scores = await _score(config, make_window(1).decisions)
+async def test_models_that_refuse_a_temperature_judge_by_default(server, judged, few, make_window):
+    assert None not in (await judged(few, "reasoning")).values
+    others = make_window(1).decisions
+    scores = await judged(others, "reasoning", sampling_temperature=0.0, max_concurrency=1)
     assert None not in scores.values
     assert sum("temperature" in request for request in server.requests) == 1
     assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"]
 
 
 async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(
-    server, make_window
+    server, judged, window
 ):
-    server.mood = "spent"
-    config = _config(server, max_answer_tokens=100, max_concurrency=1)
-    scores = await _score(config, make_window(0).decisions)
+    scores = await judged(window, "spent", max_answer_tokens=100, max_concurrency=1)
     assert set(scores.values) == {None}
     assert "used up ruler.judge.max_answer_tokens=100; raise it" in scores.unscored
     assert len(server.requests) == 3  # then the judge counts as down
     assert scores.metrics["judge_tokens"] == 3000
 
 
-async def test_an_answer_that_is_cut_names_the_key(server, make_window):
-    server.mood = "cut"
-    config = _config(server, max_answer_tokens=100, retries=0)
-    scores = await _score(config, make_window(0).decisions)
+async def test_an_answer_that_is_cut_names_the_key(judged, few):
+    scores = await judged(few, "cut", max_answer_tokens=100, retries=0)
     assert set(scores.values) == {None}
     assert "it was cut at ruler.judge.max_answer_tokens=100" in scores.unscored
 
 
-async def test_a_judge_of_any_provider_is_asked_by_litellm(server, make_window):
+async def test_a_judge_of_any_provider_is_asked_by_litellm(server, judged, window):
     """A reasoning model gets no temperature and its own name of the limit; the price is known."""
     pytest.importorskip("litellm")
-    config = _config(server, model="litellm:openai/gpt-5-mini", sampling_temperature=0.0)
-    decisions = make_window(0).decisions
-    scores = await _score(config, decisions)
-    assert list(scores.values) == pytest.approx(_expected(decisions))
+    scores = await judged(window, model="litellm:openai/gpt-5-mini", sampling_temperature=0.0)
+    assert list(scores.values) == pytest.approx(_expected(window))
     assert scores.metrics["judge_cost"] == pytest.approx(10 * (900 * 0.25e-6 + 100 * 2e-6))
     for asked in server.requests:
         assert "temperature" not in asked
-        assert asked["max_completion_tokens"] == config.judge.max_answer_tokens
+        assert asked["max_completion_tokens"] == JudgeConfig().max_answer_tokens
         assert asked["response_format"]["type"] == "json_schema"
 
 
-@pytest.mark.parametrize("mood", ["broken", "too long", "wrong key"])
-async def test_calls_without_an_answer_cost_no_tokens(server, make_window, mood):
-    server.mood = mood
-    scores = await _score(_config(server), make_window(0).decisions)
-    assert scores.metrics["judge_calls"] > 0
-    assert scores.metrics["judge_tokens"] == 0
-
-
-async def test_answers_are_cached_by_content(server, make_window, tmp_path):
-    config, decisions = _config(server, tmp_path), make_window(0).decisions
-    first = await _score(config, decisions)
-    again = await _score(config, decisions)
-    assert again.values == first.values
-    assert again.explanations == first.explanations
+async def test_answers_are_cached_by_content(server, window, tmp_path):
+    config = _config(server, tmp_path)
+    first, again = [await _score(config, window) for _ in range(2)]
+    assert (again.values, again.explanations) == (first.values, first.explanations)
     assert again.metrics["judge_calls"] == again.metrics["judge_tokens"] == 0
     assert again.metrics["judge_cache_hits"] == 10
     assert len(server.requests) == 10
-    await _score(config, decisions, seed=1)  # another order is another question
+    await _score(config, window, seed=1)  # another order is another question
     assert len(server.requests) == 20
 
 
-async def test_bad_answers_are_not_cached(server, make_window, tmp_path):
-    server.mood = "prose"
-    config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).decisions
-    await _score(config, decisions)
-    server.mood = "good"
-    assert None not in (await _score(config, decisions)).values
+async def test_bad_answers_are_not_cached(judged, few, tmp_path):
+    await judged(few, "prose", model_path=tmp_path, retries=0)
+    assert None not in (await judged(few, model_path=tmp_path, retries=0)).values
 
 
-async def test_a_damaged_cache_does_not_stop_the_judge(server, make_window, tmp_path):
+async def test_a_damaged_cache_does_not_stop_the_judge(judged, few, tmp_path):
     (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
-    scores = await _score(_config(server, tmp_path), make_window(0).decisions)
+    scores = await judged(few, model_path=tmp_path)
     assert None not in scores.values
     assert scores.metrics["judge_cache_failed"] == 1
 
 
-async def test_calls_of_a_window_are_bounded(server, make_window, caplog):
-    scores = await _score(_config(server, max_calls=4), make_window(0).decisions)
+async def test_calls_of_a_window_are_bounded(server, judged, window, caplog):
+    scores = await judged(window, max_calls=4)
     assert len(server.requests) == scores.metrics["judge_calls"] == 4
     assert scores.metrics["unscored"] == 80 - 4 * 8
     assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
 
 
-async def test_tokens_of_a_window_are_bounded(server, make_window):
-    config = _config(server, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
-    scores = await _score(config, make_window(0).decisions)
+async def test_tokens_of_a_window_are_bounded(server, judged, window):
+    scores = await judged(window, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
     assert 1000 < scores.metrics["judge_tokens"] <= 9000
     assert 0 < len(server.requests) < 10
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
 
 
-async def test_concurrent_calls_are_bounded(server, make_window):
-    server.mood = "busy"
-    await _score(_config(server, max_concurrency=3), make_window(0).decisions)
+async def test_concurrent_calls_are_bounded(server, judged, window):
+    await judged(window, "busy", max_concurrency=3)
     assert server.most_running <= 3
 
 
-async def test_one_agent_costs_nothing(server, make_window):
-    scores = await _score(_config(server), make_window(0, agents=("good",)).decisions)
+async def test_one_agent_costs_nothing(server, judged, make_window):
+    scores = await judged(make_window(0, agents=("good",)).decisions)
     assert set(scores.values) == {0.5}
     assert server.requests == []
 
 
-async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
-    server, make_window, caplog
-):
-    server.mood = "all equal"
-    scores = await _score(_config(server), make_window(0).decisions)
+async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(judged, few, caplog):
+    scores = await judged(few, "all equal")
     assert set(scores.values) == {0.5}
-    assert scores.metrics["nothing_to_compare"] == 1
-    assert scores.metrics["judge_calls"] == 10
+    assert scores.metrics["nothing_to_compare"] == scores.metrics["judge_calls"] == 1
     assert "all scores are equal" in caplog.text
 
 
 @pytest.mark.parametrize("features", ["state_action", "with_outcome"])
 async def test_learn_reports_how_well_a_judge_forecast_the_rewards(server, make_window, features):
-    config, window = _config(server), make_window(0)
-    config.features = features
-    scorer = make_scorer(config)
+    window = make_window(0)
+    scorer = make_scorer(replace(_config(server), features=features))
     assert scorer.learn([window]) == {}
     await scorer.score(window.decisions)
     metrics = scorer.learn([window])
@@ -455,9 +420,9 @@ def test_groups_by_agent_are_decisions_of_one_agent(make_window):
     assert len({decision.id for group in groups for decision in group}) == 40
 
 
-async def test_an_agent_with_a_single_decision_cannot_be_compared(server, make_window):
-    decisions = [*make_window(0, each=2).decisions][:5]
-    scores = await _score(_config(server, group_by="agent"), decisions)
+async def test_an_agent_with_a_single_decision_cannot_be_compared(judged, few):
+    decisions = few[:5]
+    scores = await judged(decisions, group_by="agent")
     lone = [d.agent_id for d in decisions].index("noise")
     assert scores.values[lone] == 0.5
     assert "nothing to compare" in scores.explanations[lone]
@@ -478,29 +443,17 @@ def _question(text: str = "which?") -> JudgeQuestion:
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
-    cache = AnswerCache(tmp_path / "deep" / "judge.sqlite" if on_disk else None)
+    file = tmp_path / "deep" / "judge.sqlite" if on_disk else None
+    cache = AnswerCache(file)
     assert cache.get("m", _question()) is None
-    cache.put("m", _question(), VERDICTS)
+    cache.put("m", _question(), {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")})
+    cache.put("m", _question(), VERDICTS)  # takes the place of the earlier one
     assert cache.get("m", _question()) == VERDICTS
     assert cache.get("another", _question()) is None
     assert cache.get("m", _question("who?")) is None
     cache.close()
     assert cache.get("m", _question()) == VERDICTS
-
-
-def test_cached_answers_outlive_the_process(tmp_path):
-    first = AnswerCache(tmp_path / "judge.sqlite")
-    first.put("m", _question(), VERDICTS)
-    first.close()
-    assert AnswerCache(tmp_path / "judge.sqlite").get("m", _question()) == VERDICTS
-
-
-def test_a_later_answer_replaces_an_earlier_one(tmp_path):
-    cache = AnswerCache(tmp_path / "judge.sqlite")
-    cache.put("m", _question(), VERDICTS)
-    other = {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")}
-    cache.put("m", _question(), other)
-    assert cache.get("m", _question()) == other
+    assert AnswerCache(file).get("m", _question()) == (VERDICTS if on_disk else None)
 
 
 def test_a_damaged_cache_file_is_named_and_not_used(tmp_path, caplog):
@@ -522,13 +475,13 @@ def test_a_cache_whose_folder_cannot_be_made_is_not_used(tmp_path, caplog):
     assert "cannot be used" in caplog.text
 
 
-async def test_only_decisions_that_may_be_learned_from_are_judged(server, make_window):
+async def test_only_decisions_that_may_be_learned_from_are_judged(judged, window):
     model = Metadata(provider="tiny")
     decisions = [
         replace(one, metadata=model) if one.agent_id in ("expert", "noise") else one
-        for one in make_window(0).decisions
+        for one in window
     ]
-    scores = await _score(_config(server), decisions)
+    scores = await judged(decisions)
     learning = [one for one in decisions if one.metadata.learns]
     judged = [score for score in scores.values if score is not None]
     assert judged == pytest.approx(_expected(learning))
@@ -539,41 +492,35 @@ async def test_only_decisions_that_may_be_learned_from_are_judged(server, make_w
         assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)
 
 
-async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(server):
+async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(server, judged):
     """Two thirds of the market's agents are scripted, whose decisions have no part in it."""
     world = World(MarketConfig(), 0)
     crowd, decisions = Crowd(world, 0), []
     for tick in range(6):
         for place, choice in enumerate(crowd.act()):
-            learns = place % 3 == 0
             decisions.append(
-                Decision(
-                    id=f"{tick}-{choice.receipt.agent_id}",
-                    agent_id=choice.receipt.agent_id,
-                    window_id="2024-11-13-10:00",
+                factories.decision(
+                    tick,
+                    choice.receipt.agent_id,
+                    place / 10,
                     state=choice.state,
                     action=choice.action,
-                    timestamp=float(tick),
-                    metadata=Metadata(provider="tiny" if learns else f"scripted:{choice.kind}"),
-                    reward=place / 10,
+                    provider="tiny" if place % 3 == 0 else f"scripted:{choice.kind}",
                 )
             )
         world.tick()
-    server.mood = "prose"
-    await _score(_config(server, retries=0), decisions)
+    await judged(decisions, "prose", retries=0)
     asked = [request["messages"] for request in server.requests]
     shown = "".join(user["content"] for _, user in asked)
     assert shown.count("Decision ") == sum(one.metadata.learns for one in decisions)
     assert len(shown) / sum(len(m["content"]) for one in asked for m in one) > 0.9
 
 
-async def test_flattery_changes_no_score(server, make_window):
+async def test_flattery_changes_no_score(judged, window):
     """However it is put: as reasoning, confidence or note, or as the content of a post."""
-    server.mood = "vain"
     praise = "a wonderful trade"
-    decisions = make_window(0).decisions
     post = {"type": "CREATE_POST", "content": "so it is"}
-    honest = [replace(one, action=post) if n % 3 else one for n, one in enumerate(decisions)]
+    honest = [replace(one, action=post) if n % 3 else one for n, one in enumerate(window)]
     vain = [
         replace(
             one,
@@ -585,6 +532,6 @@ async def test_flattery_changes_no_score(server, make_window):
         else one
         for n, one in enumerate(honest)
     ]
-    scores = [await _score(_config(server), all_) for all_ in (honest, vain)]
+    scores = [await judged(all_, "vain") for all_ in (honest, vain)]
     assert scores[0].values == scores[1].values
     assert max(score for score in scores[1].values if score is not None) < 1.0
