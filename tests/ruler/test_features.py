@@ -220,26 +220,9 @@ def test_a_decision_without_outcome_has_no_outcome_features(make_window):
 
 
 NAMES = [
-    "portfolio",
-    "markets",
-    "social",
-    "agent",
-    "balance",
-    "positions",
-    "predictions",
-    "perpetuals",
-    "id",
-    "ticker",
-    "feed",
-    "memory",
-    "recentActions",
-    "value",
-    "pnl",
-    "about",
-    "stance",
-    "yesPrice",
-    "markPrice",
-    "change",
+    *("portfolio", "markets", "social", "agent", "balance", "positions", "predictions"),
+    *("perpetuals", "id", "ticker", "feed", "memory", "recentActions"),
+    *("value", "pnl", "about", "stance", "yesPrice", "markPrice", "change"),
 ]
 JUNK = st.recursive(
     st.one_of(
