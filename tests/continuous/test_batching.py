@@ -55,7 +55,6 @@ def gather(
 def test_decisions_above_the_threshold_become_steps():
     decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
-    assert found.batch is not None
     assert [step.info["decision_id"] for step in found.batch.steps] == ["agent-1-1", "agent-1-3"]
     assert found.selected == 2
     step = found.batch.steps[1]
@@ -67,7 +66,6 @@ def test_decisions_above_the_threshold_become_steps():
 def test_agents_are_episodes_whose_turns_are_consecutive():
     decisions = [factories.decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], algorithm=PpoConfig())
-    assert found.batch is not None
     assert found.batch.whole_episodes
     steps = found.batch.steps
     assert [steps[where][0].game_id for where in episodes_of(steps)] == ["w/agent-0", "w/agent-1"]
@@ -77,7 +75,6 @@ def test_agents_are_episodes_whose_turns_are_consecutive():
 def test_scripted_traders_are_never_learned_from():
     scripted = factories.decision(0, "noise-1", tokens=None, provider="scripted:noise")
     found = gather([scripted, factories.decision(1, reward=0.1), factories.decision(2)], [0.9] * 3)
-    assert found.batch is not None
     assert len(found.batch.steps) == found.selected == 2
 
 
@@ -113,7 +110,6 @@ def test_select_by_chooses_the_decisions(settings, kept):
 def test_train_on_chooses_the_reward(train_on, expected):
     decisions = [factories.decision(0, reward=0.4), factories.decision(1, reward=-0.5)]
     found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
-    assert found.batch is not None
     assert found.batch.steps[0].reward == pytest.approx(expected)
     assert found.batch.steps[0].raw_reward == 0.4
 
@@ -126,7 +122,6 @@ def test_train_on_return_sums_the_agents_later_rewards_selected_or_not():
         factories.decision(3, reward=0.2),
     ]
     found = gather(decisions, [None] * 4, train_on="return", select_by="reward", threshold=0)
-    assert found.batch is not None
     trained = {step.info["decision_id"]: step.reward for step in found.batch.steps}
     assert trained == {
         "agent-1-0": pytest.approx(0.4 - 0.5 * 0.5 + 0.25 * 0.2),
@@ -144,7 +139,6 @@ def test_old_and_overlong_decisions_are_left_out_and_counted():
         factories.decision(3, reward=0.4, version=5, prompt=range(20)),
     ]
     found = gather(decisions, [0.9] * 4, version=5, max_staleness=1, max_length=20)
-    assert found.batch is not None
     assert [step.policy_version for step in found.batch.steps] == [5, 4]
     assert (found.selected, found.stale, found.too_long) == (4, 1, 1)
     assert (found.batch.min_version, found.batch.max_version) == (4, 5)
@@ -166,7 +160,6 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
         factories.decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)
     ]
     found = gather(decisions, [None] * len(decisions), select_by="all", max_agent_share=0.25)
-    assert found.batch is not None
     agents = Counter(step.info["agent_id"] for step in found.batch.steps)
     assert agents["stuffer"] == 6
     assert sum(agents.values()) == 6 + 18
@@ -180,7 +173,6 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
     )
     assert chosen == repeated
     whole = gather(decisions, [None] * len(decisions), select_by="all")
-    assert whole.batch is not None
     assert len(whole.batch.steps) == len(decisions)
 
 
@@ -238,11 +230,9 @@ def test_answers_that_are_no_action_are_always_learned_from(train_on):
     action = {"type": "SELL_SHARES", "problem": "you have no shares"}
     wrong = dataclasses.replace(factories.decision(2, reward=-1.0), action=action)
     found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
-    assert found.batch is not None
     assert [step.reward for step in found.batch.steps][-1] == -1.0
     assert (found.selected, found.refused) == (2, 1)
     as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
-    assert as_others.batch is not None
     assert len(as_others.batch.steps) == 2
 
 
@@ -272,7 +262,6 @@ def test_a_window_without_decisions_of_the_model_trains_nothing():
 def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():
     decisions = [factories.decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
     found = gather(decisions, [0.9] * 4, foreign=["deploy-2"], version=2)
-    assert found.batch is not None
     assert {step.policy_uid for step in found.batch.steps} == {"deploy-1"}
     none = gather(decisions, [0.9] * 4, foreign=["deploy-1", "deploy-2"], version=2)
     assert none.batch is None
@@ -285,6 +274,5 @@ def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():
 def test_normalised_rewards_are_learned_and_raw_ones_kept():
     decisions = [factories.decision(0, reward=1.0), factories.decision(1, reward=3.0)]
     found = gather(decisions, [0.9, 0.9], rewards=[-1.0, 1.0], algorithm=WindowGrpoConfig())
-    assert found.batch is not None
     assert [(s.raw_reward, s.reward) for s in found.batch.steps] == [(1.0, -1.0), (3.0, 1.0)]
     assert math.isclose(sum(step.reward for step in found.batch.steps), 0.0)

@@ -63,7 +63,6 @@ def weights(name: str) -> dict[str, torch.Tensor]:
 
 async def test_the_manifest_of_a_version_names_its_window(learner):
     trained = await learner.train("2024-11-13-10:00", batch())
-    assert trained is not None
     assert (trained.checkpoint.uid, trained.checkpoint.version) == ("step-1", 1)
     assert (trained.samples, learner.standing, learner.version) == (8, "step-1", 1)
     manifest = read_manifest(Path("checkpoints/step-1"))
@@ -98,7 +97,6 @@ async def test_after_a_refusal_the_next_version_has_a_new_number_and_the_old_par
     await learner.restore("step-0")
     assert (learner.standing, learner.version) == ("step-0", 0)
     trained = await learner.train("b", batch())
-    assert trained is not None
     assert (trained.checkpoint.uid, trained.checkpoint.parent_uid) == ("step-2", "step-0")
 
 

@@ -98,11 +98,18 @@ def populate(make_config):
     return make
 
 
-async def test_an_episode_settles_every_decision(populate):
+@pytest.fixture
+async def episode(populate):
+    """A population after an episode of six ticks, and its records."""
     records = Records()
     population = populate(records)
     for _ in range(6):
         await population.tick()
+    return population, records
+
+
+async def test_an_episode_settles_every_decision(episode):
+    population, records = episode
     agents = len(population.state.world.agent_ids)
     assert len(records.decisions) == 6 * agents
     assert records.outcomes.keys() == records.decisions.keys()
@@ -149,11 +156,8 @@ async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_rec
     assert "Your memory:\n- wire was wrong" in describe(population.state.states["agent-1"])
 
 
-async def test_the_next_state_is_what_the_agent_sees_next(populate):
-    records = Records()
-    population = populate(records)
-    for _ in range(6):
-        await population.tick()
+async def test_the_next_state_is_what_the_agent_sees_next(episode):
+    _, records = episode
     by_agent = {}
     for decision in records.decisions.values():
         if decision.completion:
@@ -163,11 +167,8 @@ async def test_the_next_state_is_what_the_agent_sees_next(populate):
             assert records.outcomes[before.id].next_state == after.state
 
 
-async def test_outcomes_name_the_version_that_took_the_decision(populate):
-    records = Records()
-    population = populate(records)
-    for _ in range(6):
-        await population.tick()
+async def test_outcomes_name_the_version_that_took_the_decision(episode):
+    _, records = episode
     for decision in records.decisions.values():
         version = "deploy-3" if decision.completion else ""
         assert records.policies[decision.id] == version

@@ -116,7 +116,6 @@ async def test_a_conversation_is_the_state_and_the_answer_its_next_message(open_
     await log.rewarded(answer().id, 1.0)
     [decision] = store.decisions()
     assert decision.state == {"messages": [{"role": "user", "content": "bet?"}]}
-    assert decision.next_state is not None
     assert decision.next_state["messages"][1:] == [{"role": "assistant", "content": "[hold]"}]
 
 
@@ -231,7 +230,6 @@ async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(open_log, s
     [decision] = store.decisions()
     assert decision.state == {"prompt": "market market p5"}
     assert "bet" not in decision.observation
-    assert decision.completion is not None
     assert decision.completion.prompt_token_ids != (5, 6, 7)
     assert decision.completion.logprobs == (-0.5,)
 

@@ -269,7 +269,6 @@ def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole):
     setup = compose_service([str(whole), "deployment.probes=5"])
     assert (setup.source, setup.state_dir) == (whole, whole / "deployments")
     own = read_run(whole, ContinuousConfig)
-    assert setup.continuous is not None
     assert setup.continuous.market == own.market
     probes, texts = probes_of(setup)
     assert len(probes) == 5

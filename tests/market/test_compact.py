@@ -6,7 +6,7 @@ import pytest
 
 from rlforge.config.market import MarketConfig
 from rlforge.games.market import env_ids, load_market
-from rlforge.market.actions import ActionError
+from rlforge.market.actions import ActionError, buy, open_position
 from rlforge.market.compact import Compact, compact_vocabulary, is_compact
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
@@ -103,18 +103,13 @@ def test_answers_map_to_actions():
     )
     for word, action in (
         ("[hold]", {"type": "NO_OP"}),
-        ("yes2", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50.0}),
+        ("yes2", buy("market-1", "YES", 50.0)),
         ("[sell]", {"type": "SELL_SHARES", "positionId": "position-3", "shares": 31.5}),
         ("[follow]", {"type": "FOLLOW_USER", "userId": "daily"}),
     ):
         assert COMPACT.action(word, state, "market-1") == action
-    assert COMPACT.action("[short1]", state, "ACME") == {
-        "type": "OPEN_POSITION",
-        "ticker": "ACME",
-        "side": "short",
-        "size": 60.0,
-        "leverage": 3.0,
-    }
+    short = open_position("ACME", "short", 60.0, 3.0)
+    assert COMPACT.action("[short1]", state, "ACME") == short
 
 
 def test_only_possible_answers_are_listed():

@@ -141,7 +141,7 @@ def check_money(world, issued):
 
 # No shrinking: a play of 200 steps takes minutes to shrink.
 @settings(
-    max_examples=40,
+    max_examples=25,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,

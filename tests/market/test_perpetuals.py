@@ -4,20 +4,14 @@ import math
 
 import pytest
 
+from rlforge.market import actions
+
 DEPTH = 200_000.0
 
 
 def open_(world, agent, size, side="long", leverage=5, ticker="ACME"):
-    return world.decide(
-        agent,
-        {
-            "type": "OPEN_POSITION",
-            "ticker": ticker,
-            "side": side,
-            "size": size,
-            "leverage": leverage,
-        },
-    )
+    position = {"ticker": ticker, "side": side, "size": size, "leverage": leverage}
+    return world.decide(agent, {"type": "OPEN_POSITION", **position})
 
 
 def close(world, agent, position="position-1"):
@@ -180,8 +174,6 @@ def test_a_size_that_would_be_liquidated_at_once_is_refused(make_world):
 
 def test_neither_shares_nor_positions_of_others_can_be_closed(make_world):
     world = make_world()
-    world.decide(
-        "ann", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "NO", "amount": 9}
-    )
+    world.decide("ann", actions.buy("market-1", "NO", 9))
     assert "sold with SELL_SHARES" in close(world, "ann").problem
     assert "you have no perpetual position" in close(world, "bob").problem

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
+from rlforge.market import actions
+
 B = 100_000  # cents of market.liquidity = 1000
 
 
 def buy(world, agent, amount, outcome="YES", market="market-1"):
-    return world.decide(
-        agent, {"type": "BUY_SHARES", "marketId": market, "outcome": outcome, "amount": amount}
-    )
+    return world.decide(agent, actions.buy(market, outcome, amount))
 
 
 def sell(world, agent, shares, position="position-1"):

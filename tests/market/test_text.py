@@ -116,7 +116,6 @@ def test_the_last_action_in_an_answer_counts_and_prose_is_ignored(text):
         ('{"a": ' * 3000, "held no JSON action"),
         ('{"type": "BUY"}', "type 'BUY' is unknown"),
         ('{"type": "BUY_SHARES", "marketId": "m"}', "outcome is missing, amount is missing"),
-        ('{"type": "FOLLOW_USER", "userId": 7}', "must be a text, not 7"),
     ],
 )
 def test_the_feedback_says_what_is_wrong_with_an_answer(text, feedback):

@@ -1,15 +1,15 @@
 """The world: states, the feed, tips, episodes, and dependence on the seed."""
 
+import dataclasses
 import json
 import pickle
 
 import pytest
 
 from rlforge.config.market import MarketConfig
+from rlforge.market.actions import NO_OP, buy, open_position
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
-
-NO_OP = {"type": "NO_OP"}
 
 
 def say(world, agent, content="hello"):
@@ -26,9 +26,7 @@ def feed(world, agent):
 
 def test_a_state_has_the_documented_parts_and_is_json(make_world):
     world = make_world()
-    world.decide(
-        "ann", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 9}
-    )
+    world.decide("ann", buy("market-1", "YES", 9))
     say(world, "bob")
     state = world.state("ann")
     assert {part: set(state[part]) for part in ("portfolio", "markets", "social")} == {
@@ -47,10 +45,7 @@ def test_a_state_does_not_change_afterwards(make_world):
     text = json.dumps(kept)
     for _ in range(3):
         for agent in ("ann", "bob"):
-            world.decide(
-                agent,
-                {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 90},
-            )
+            world.decide(agent, buy("market-1", "YES", 90))
             say(world, agent)
         world.tick()
     assert json.dumps(kept) == text
@@ -90,9 +85,8 @@ def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
         found = []
         for _ in range(40):
             if trade:
-                action = {"type": "BUY_SHARES", "outcome": "YES", "amount": 20}
                 market = world.state("ann")["markets"]["predictions"][0]["id"]
-                assert world.decide("ann", {**action, "marketId": market}).accepted
+                assert world.decide("ann", buy(market, "YES", 20)).accepted
                 follow(world, "ann", "wire")
             world.tick()
             state = world.state("bob")
@@ -150,10 +144,7 @@ def test_feed_memory_and_actions_keep_their_lengths(make_world):
     world = make_world(visibility=1.0, feed_length=4)
     for number in range(8):
         say(world, "ann", f"post {number}")
-        world.decide(
-            "bob",
-            {"type": "OPEN_POSITION", "ticker": "ACME", "side": "long", "size": 10, "leverage": 1},
-        )
+        world.decide("bob", open_position("ACME", "long", 10, 1))
         world.decide("bob", {"type": "CLOSE_POSITION", "positionId": f"position-{number + 1}"})
     state = world.state("bob")
     assert [post["content"] for post in state["social"]["feed"]] == [
@@ -195,17 +186,8 @@ def test_own_notes_are_remembered_with_those_on_trades_and_are_no_part_of_recent
 
 def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_config_says():
     news = {"wire": 0.9, "daily": 0.6}
-    world = World(
-        MarketConfig(
-            predictions=40,
-            tickers=[],
-            news=news,
-            visibility=1.0,
-            news_rate=0.5,
-            feed_length=500,
-            traders={},
-        )
-    )
+    config = MarketConfig(predictions=40, tickers=[], news=news, visibility=1.0, traders={})
+    world = World(dataclasses.replace(config, news_rate=0.5, feed_length=500))
     world.join("ann")
     truths, views = {}, {}
     for _ in range(120):
@@ -275,9 +257,8 @@ def test_follows_and_win_rates_end_with_the_episode(make_world, ticked):
     world = make_world(seed=3)
 
     def bet(agent):
-        action = {"type": "BUY_SHARES", "outcome": "YES", "amount": 20}
         market = world.state(agent)["markets"]["predictions"][0]["id"]
-        return world.decide(agent, {**action, "marketId": market})
+        return world.decide(agent, buy(market, "YES", 20))
 
     def episode():
         first = follow(world, "ann", "wire")

@@ -89,7 +89,6 @@ async def test_outcomes_are_hidden_from_the_scorer(make_window, skill):
     report = await examine(oracle, [make_window(0), make_window(1)], skill=skill)
     assert len(oracle.shown) == 160
     assert not any(d.reward or d.next_state or d.result for d in oracle.shown)
-    assert report.agents is not None
     assert report.agents.kendall_tau == report.agents.pairwise_accuracy == 1.0
     assert report.agents.pairs == 6
     assert report.agent_scores == pytest.approx(skill)

@@ -131,16 +131,13 @@ async def test_a_window_learned_again_changes_nothing(method, make_window, tmp_p
     assert stored.read_bytes() == written
 
 
-def test_a_damaged_state_is_named(method, tmp_path):
-    (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
-        _scorer(method, model_path=str(tmp_path))
-
-
-def test_a_state_of_other_features_is_refused(method, make_window, tmp_path):
+def test_a_state_that_is_damaged_or_of_other_features_is_refused(method, make_window, tmp_path):
     _scorer(method, model_path=str(tmp_path)).learn([make_window(0)])
     with pytest.raises(CheckpointError, match="other features"):
         _scorer(method, model_path=str(tmp_path), features="with_outcome")
+    (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
+        _scorer(method, model_path=str(tmp_path))
 
 
 async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method, make_window):

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlforge.config.keys import conf_dir
-from rlforge.config.ruler import JudgeConfig, PreferenceConfig, RegressionConfig, RulerConfig
+from rlforge.config.ruler import JudgeConfig, RegressionConfig, RulerConfig
 from rlforge.config.rules import read
 from rlforge.errors import ConfigError
 from rlforge.ruler.judge import JudgeScorer
@@ -96,10 +96,3 @@ def test_only_a_configured_judge_is_asked_for_its_key():
 
 def test_a_server_on_this_machine_needs_no_key():
     make_scorer(_judge(base_url="http://127.0.0.1:8000/v1"))
-
-
-def test_every_key_has_a_comment():
-    from rlforge.config.docs import field_comments
-
-    for cls in (RulerConfig, PreferenceConfig, RegressionConfig, JudgeConfig):
-        assert set(field_comments(cls)) == {field.name for field in dataclasses.fields(cls)}

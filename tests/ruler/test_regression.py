@@ -25,7 +25,6 @@ def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature):
     rewards = features[:, 0] - 0.5 * features[:, 1] + draw.normal(size=200)
     scorer.memory.add("w", features, rewards)
     judged = scorer.judge(features[:10], [None] * 10)
-    assert judged is not None
     # The closed form of ridge regression on standardised features.
     z = (features - features.mean(0)) / features.std(0)
     weights = np.linalg.solve(z.T @ z + np.eye(d), z.T @ (rewards - rewards.mean()))
@@ -44,7 +43,6 @@ def test_trees_fit_an_interaction_that_a_linear_model_cannot():
         rewards = np.sign(features[:, 0] * features[:, 1])
         scorer.memory.add("w", features[:400], rewards[:400])
         judged = scorer.judge(features[400:], [None] * 200)
-        assert judged is not None
         found[model] = agreement(judged.values.tolist(), rewards[400:].tolist()).pairwise_accuracy
     assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)
 
@@ -62,5 +60,4 @@ def test_a_decision_is_not_predicted_from_its_own_reward():
     features = draw.normal(size=(300, len(scorer.memory.names)))
     rewards = draw.normal(size=300).tolist()
     judged = scorer.judge(features, rewards)
-    assert judged is not None
     assert abs(agreement(judged.values.tolist(), rewards).kendall_tau or 0.0) < 0.12

@@ -269,12 +269,10 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
     policy = PolicyRef(uid="deploy-0", kind="checkpoint")
     direct = await base.generate(ids, SamplingParams(max_tokens=4, seed=1), policy)
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
     assert logprobs.token_logprobs is not None
     # The service stops at the model's stop tokens, too.
     count = len(logprobs.token_logprobs)
     assert logprobs.token_logprobs == pytest.approx(direct.logprobs[:count], abs=1e-5)
-    assert chat.choices[0].logprobs is not None
     assert all(entry.logprob <= 0 for entry in chat.choices[0].logprobs.content or [])
     assert [model.id for model in listed.data] == ["small", "small@deploy-0"]
 
@@ -539,7 +537,6 @@ async def test_model_name_and_default_max_tokens_are_configured(serving):
     async with serving(model_name="mine", default_max_tokens=1) as served:
         assert (await served.openai.models.list()).data[0].id == "mine"
         answer = await served.openai.completions.create(model="mine", prompt="go")
-        assert answer.usage is not None
         assert answer.usage.completion_tokens == 1
 
 
@@ -640,7 +637,6 @@ async def test_one_client_cannot_decide_a_trial_with_made_up_users(deploying, ma
             answer = await served.ask(user=f"made up {number}")
             reward = float(answer.system_fingerprint == "deploy-1")
             assert (await served.report(answer.id, reward, TOKENS.client)).json()["counted"]
-        assert looked is not None
         assert looked.test.p_value == 1.0
         assert served.service.current.uid == "deploy-0"  # undecided, and so as it was
 

@@ -505,11 +505,9 @@ async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, con
             assert not await service.record_outcome(number / 30, uid=uid, key=str(number))
         for _ in range(5):
             await service.record_outcome(0.5, uid="deploy-1")
-        assert service.trial is not None
         before = (service.trial.share, str(service.trial), service.route("a user").uid)
         assert before[0] == 0.8
     async with opened(**settings) as service:
-        assert service.trial is not None
         after = (service.trial.share, str(service.trial), service.route("a user").uid)
         assert after == before
 
@@ -548,7 +546,6 @@ async def test_outcomes_on_record_outside_of_the_bounds_are_left_out_of_a_trial(
         assert "goes on without 2 of 4 outcomes: their rewards lie outside of [-1, 1]" in (
             caplog.text
         )
-        assert service.trial is not None
         arm = service.trial.test.arms["new"]
         assert (arm.count, arm.total) == (2, 0.75)
         for number in range(28):

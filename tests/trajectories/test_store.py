@@ -317,7 +317,6 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_row(tmp_path, make, caplog):
             text=True,
             env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"},
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         lines = [process.stdout.readline() for _ in range(5 + 14 * turn)]
         time.sleep(0.007 * turn)
