@@ -28,6 +28,7 @@ def kinds(cell: Any) -> list[str]:
     return [output.output_type for output in cell.outputs]
 
 
+@pytest.mark.release
 @pytest.mark.timeout(600)  # several processes import torch, on a machine with others
 def test_every_cell_runs_and_shows_what_is_committed(small_model, tmp_path, monkeypatch):
     # In place of the tiny model, which takes a minute to make.

@@ -27,6 +27,7 @@ RECORDED = dict(
 )
 AGAIN = "record the walk again: python -m tests.first_day.record"
 
+release = pytest.mark.release
 pytestmark = pytest.mark.timeout(900)  # the first test takes all steps
 
 
@@ -53,6 +54,7 @@ def walked(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> dict[str, tuple[S
     return day[1]
 
 
+@release
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
 def test_a_step_shows_what_it_should(step: Step, walked: dict[str, tuple[Screen, str]]) -> None:
     screen, _ = walked[step.title]
@@ -62,6 +64,7 @@ def test_a_step_shows_what_it_should(step: Step, walked: dict[str, tuple[Screen,
     assert "Traceback" not in screen.text
 
 
+@release
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
 def test_a_step_shows_what_the_page_records(
     step: Step, walked: dict[str, tuple[Screen, str]]
@@ -78,6 +81,7 @@ def test_the_page_has_the_steps_in_their_order() -> None:
     assert list(RECORDED) == [step.title for step in ALL], AGAIN
 
 
+@release
 def test_what_fits_in_80_columns_is_not_broken(walked: dict[str, tuple[Screen, str]]) -> None:
     for title in ("The commands", "Watch it from another terminal", "Evaluate a version"):
         screen, _ = walked[title]
@@ -129,6 +133,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@release
 @pytest.mark.parametrize(
     "line",
     [
@@ -157,6 +162,7 @@ def test_a_command_of_the_readme_works(
     assert code == 0, f"{shlex.join(words)}\n{out}{err}"
 
 
+@release
 def test_the_readmes_program_works(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> None:
     walk, _ = day
     (program,) = re.findall(r"## From Python\n\n```python\n(.*?)```", README, re.DOTALL)

@@ -98,6 +98,7 @@ class Image:
         return self._run(shlex.join([*self._entry, *json.loads(rest)]))
 
 
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_every_step_of_the_container_file_works(tmp_path):
     image = Image(tmp_path)

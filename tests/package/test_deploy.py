@@ -60,7 +60,7 @@ def test_the_example_of_the_slurm_script_fills_its_nodes():
     assert config.engine.num_engines + config.learner.num_learners == gpus
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(small_model, tmp_path):
     (tmp_path / "srun").write_text(SRUN)

@@ -43,7 +43,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow  # four runs; two in one process are in tests/test_api.py
+@pytest.mark.timeout(900)  # four runs; two in one process are in tests/test_api.py
 def test_a_process_trains_again_after_interrupted_and_failed_runs(small_model: Path) -> None:
     command = [sys.executable, "-c", SEVERAL_RUNS, *train_arguments(small_model)[1:]]
     pipe, environment = subprocess.PIPE, os.environ | {"CUDA_VISIBLE_DEVICES": ""}
