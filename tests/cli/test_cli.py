@@ -341,12 +341,6 @@ def test_monitor_shows_a_finished_run_once(rlforge, run_dir):
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
-def test_report_prints_the_page_it_wrote(rlforge, run_dir):
-    answer = rlforge("report", run_dir)
-    assert (answer.code, answer.out) == (0, f"{run_dir / 'report.html'}\n")
-    assert "random_legal" in (run_dir / "report.html").read_text()
-
-
 def test_eval_prints_a_table_and_writes_json(rlforge, run_dir, tmp_path):
     file = tmp_path / "results.json"
     answer = rlforge(

@@ -80,7 +80,11 @@ def test_the_report_of_a_sweep_is_a_comparison(command):
 def test_the_report_of_a_run_is_a_file_of_its_own(command):
     code, out, _ = command("report", SWEEP / "0")
     assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
-    assert Path(out.strip()).is_file()
+    assert "random_legal" in Path(out.strip()).read_text()
+    code, out, _ = command("report", SWEEP / "1", "--output", "page.html")
+    assert (code, out) == (0, "page.html\n")
+    assert "<h1>" in Path("page.html").read_text()
+    assert not (SWEEP / "1" / "report.html").exists()
 
 
 def test_monitor_shows_the_jobs_of_a_sweep(command):

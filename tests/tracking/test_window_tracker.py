@@ -74,7 +74,7 @@ def draw(progress: Progress, width: int) -> list[str]:
     return console.export_text().rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize("width", [56, 80, 100, 120])
+@pytest.mark.parametrize("width", [56, 120])
 def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width):
     tracker = make_tracker(total=8)
     assert "no window is done yet" in "".join(draw(tracker.progress(), width))
