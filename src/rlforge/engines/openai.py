@@ -232,7 +232,8 @@ class ChatClient:
         try:
             response = await self._request(endpoint, request)
         except ChatError as error:
-            if error.kind != "rejected" or "temperature" not in request.keys() & _words(error):
+            named = request.keys() & set(re.findall(r"\w+", str(error)))
+            if error.kind != "rejected" or "temperature" not in named:
                 raise
             log.warning("%s takes no temperature of %g: its own is used", endpoint, temperature)
             self._own_temperature.add(str(endpoint))
@@ -333,10 +334,6 @@ class ChatClient:
                 max_retries=self._retries,
             )
         return self._connections[endpoint.provider]
-
-
-def _words(error: ChatError) -> set[str]:
-    return set(re.findall(r"\w+", str(error)))
 
 
 def _used(response: Any, name: str) -> int | None:

@@ -55,7 +55,9 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         seed: int,
     ) -> None:
         self._llm = llm
-        self._adapters = AdapterTable(max_loras, add=self._add_adapter, remove=self._remove_adapter)
+        self._adapters = AdapterTable(
+            max_loras, add=self._add_adapter, remove=lambda adapter: llm.remove_lora(adapter.number)
+        )
         super().__init__(
             self._adapters,
             decode=decode,
@@ -192,9 +194,6 @@ class VllmGenerator(StepGenerator[EngineRequest]):
                 f"policy {uid!r} cannot be loaded from {adapter.path}: {reason[0]}; is it "
                 "complete, and an adapter of this base model within model.lora.rank?"
             ) from error
-
-    def _remove_adapter(self, adapter: Adapter) -> None:
-        self._llm.remove_lora(adapter.number)
 
 
 def _vllm_params(request: EngineRequest) -> Any:

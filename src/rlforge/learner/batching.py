@@ -232,11 +232,15 @@ def collate(
     """
     if segments is None:
         texts = [row.tokens for row in rows]
-        which = _numbered(texts) if distinct else list(range(len(rows)))
+        which = list(range(len(rows)))
+        if distinct:  # equal texts have one number, by their first
+            numbers: dict[tuple[int, ...], int] = {}
+            which = [numbers.setdefault(text, len(numbers)) for text in texts]
         input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)
         places, begins = None, np.array(which) * input_ids.shape[1]
     else:
-        input_ids = _packed(rows, segments)
+        parts = [rows[part.row].tokens[part.begin : part.end] for part in segments.segments]
+        input_ids = np.concatenate([np.array(part, dtype=np.int64) for part in parts])[None]
         computed = input_ids.size
         places = [segments.places[end] for end in segments.ends]
         begins = np.cumsum([0, *map(len, places[:-1])])
@@ -305,12 +309,6 @@ def whole(rows: Sequence[Row]) -> Segments:
     return Segments(segments=tuple(made), ends=tuple(range(len(rows))))
 
 
-def _numbered(texts: Sequence[tuple[int, ...]]) -> list[int]:
-    """The number of each text among the distinct ones, in the order in which they first come."""
-    numbers: dict[tuple[int, ...], int] = {}
-    return [numbers.setdefault(text, len(numbers)) for text in texts]
-
-
 def _padded(texts: Mapping[int, tuple[int, ...]], pad_token_id: int) -> tuple[np.ndarray, int]:
     """Input ids [R, L] of the texts by their row, and how many of them are not padding."""
     lengths = [len(text) for text in texts.values()]
@@ -318,9 +316,3 @@ def _padded(texts: Mapping[int, tuple[int, ...]], pad_token_id: int) -> tuple[np
     for row, text in texts.items():
         input_ids[row, : len(text)] = text
     return input_ids, sum(lengths)
-
-
-def _packed(rows: Sequence[Row], segments: Segments) -> np.ndarray:
-    """Input ids [1, S]."""
-    parts = [rows[part.row].tokens[part.begin : part.end] for part in segments.segments]
-    return np.concatenate([np.array(part, dtype=np.int64) for part in parts])[None]

@@ -446,7 +446,9 @@ class Learner:
             totals = self._ranks.add_up({"loss": total_loss, **counts})
             total_loss = totals.pop("loss")
             counts = {name: round(number) for name, number in totals.items()}
-            grad_norm = self._clip_gradient()
+            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self._ranks.sum_gradients(parameters)
+            grad_norm = clip_gradient(parameters, self._config.grad_clip, self._ranks)
             applied = math.isfinite(total_loss) and math.isfinite(grad_norm)
             if applied:
                 self._optimizer.step()
@@ -465,12 +467,6 @@ class Learner:
             ),
             metrics=metrics,
         )
-
-    def _clip_gradient(self) -> float:
-        """Sum the ranks' gradients and clip them to ``grad_clip``; the norm before clipping."""
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._ranks.sum_gradients(parameters)
-        return clip_gradient(parameters, self._config.grad_clip, self._ranks)
 
     def _count_nonfinite(self, applied: bool, loss: float, grad_norm: float) -> None:
         self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1

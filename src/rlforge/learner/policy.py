@@ -151,7 +151,10 @@ class Policy:
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
         if config.initial_adapter is not None:
-            self._warm_start(Path(config.initial_adapter))
+            directory = Path(config.initial_adapter)
+            load_adapter(self._adapter, directory)
+            if self.value_head is not None and (directory / VALUE_HEAD).exists():
+                load_value_head(self.value_head, directory)
         if self._adapter is None:
             model.float().requires_grad_(True)
         self._scorer = self._new_scorer(model, spec.temperature, self.value_head)
@@ -357,11 +360,6 @@ class Policy:
         if self.value_head is not None:
             trained.update({f"value_head.{n}": p for n, p in self.value_head.named_parameters()})
         return trained
-
-    def _warm_start(self, directory: Path) -> None:
-        load_adapter(self._adapter, directory)
-        if self.value_head is not None and (directory / VALUE_HEAD).exists():
-            load_value_head(self.value_head, directory)
 
     def _with_rest_of_values(
         self, known: Tensor, steps: Sequence[Step], have: Collection[int]

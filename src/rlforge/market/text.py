@@ -145,7 +145,8 @@ def read(text: str) -> ParsedAction:
         {'type': 'NO_OP'}
     """
     # Models used to LaTeX escape braces inside of boxes.
-    objects = [*json_objects(text)] or [*json_objects(_unescaped(text))]
+    unescaped = text.replace("\\{", "{").replace("\\}", "}")
+    objects = [*json_objects(text)] or [*json_objects(unescaped)]
     found = [item for item in objects if "type" in item]
     if not found:
         return ParsedAction(
@@ -156,10 +157,6 @@ def read(text: str) -> ParsedAction:
         return ParsedAction(action=check_form(found[-1]))
     except ActionError as error:
         return ParsedAction(action=None, feedback=f"Your action was not accepted: {error}.")
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("\\{", "{").replace("\\}", "}")
 
 
 def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[str]]:

@@ -152,7 +152,7 @@ class ValueTrader:
             if weight is not None and post["about"]:
                 sign = 1 if post["stance"] in ("YES", "UP") else -1
                 views.setdefault(post["about"], {})[post["userId"]] = sign * weight
-        return {about: _logistic(sum(odds.values())) for about, odds in views.items()}
+        return {about: 1 / (1 + math.exp(-sum(odds.values()))) for about, odds in views.items()}
 
     def _best_trade(
         self, state: Json, beliefs: Mapping[str, float], staked: Mapping[str, float]
@@ -237,10 +237,6 @@ def _about(position: Json) -> tuple[str, bool]:
     if position["kind"] == "shares":
         return position["marketId"], position["outcome"] == "NO"
     return position["ticker"], position["side"] == "short"
-
-
-def _logistic(odds: float) -> float:
-    return 1 / (1 + math.exp(-odds))
 
 
 @value

@@ -133,7 +133,8 @@ class World:
             market.tick()
             if market.closes <= books.tick:
                 self._shares.resolve(market)
-                self._forget(market.id)
+                for agent in books.agents.values():
+                    agent.tips.pop(market.id, None)
         ending = books.tick % config.episode_ticks == 0
         if ending:
             self._perps.close_all()
@@ -297,10 +298,6 @@ class World:
                 "stance": stance,
                 "minute": self.minute,
             }
-
-    def _forget(self, market_id: str) -> None:
-        for agent in self.books.agents.values():
-            agent.tips.pop(market_id, None)
 
 
 def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:

@@ -39,14 +39,12 @@ def _row(path: Path) -> ModelRow:
     model = loaded.get("model", loaded)  # a file of the whole configuration, or of the group
     kind, name = str(model.get("kind", "hf")), model.get("name")
     about = first_sentence(path) or str(name)
-    return ModelRow(option=path.stem, about=about, state=_state(kind, name))
-
-
-def _state(kind: str, name: str | None) -> str:
     made = made_model(kind)
     if made is None:
-        return "fetched from the hub by transformers" if name else "needs model.name=…"
-    return f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
+        state = "fetched from the hub by transformers" if name else "needs model.name=…"
+    else:
+        state = f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
+    return ModelRow(option=path.stem, about=about, state=state)
 
 
 @value

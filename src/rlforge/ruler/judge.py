@@ -222,7 +222,8 @@ class JudgeScorer:
                 if group.verdicts is None:
                     explanations[position] = f"unscored: {group.reason}"
                 else:
-                    values[position] = self._tempered(group.verdicts[place].score)
+                    odds = logit(group.verdicts[place].score) / self._config.temperature
+                    values[position] = float(expit(odds))
                     explanations[position] = group.verdicts[place].explanation
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
         return finished(decisions, values, explanations, self._metrics(budget, verdicts))
@@ -318,9 +319,6 @@ class JudgeScorer:
                 raise UnscoredError(f"{problem} (tried {tries} times)")
             budget.retries += 1
             await asyncio.sleep(pause)
-
-    def _tempered(self, score: float) -> float:
-        return float(expit(logit(score) / self._config.temperature))
 
     def _metrics(self, budget: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
         failed = sum(group.verdicts is None for group in groups)

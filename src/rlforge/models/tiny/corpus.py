@@ -95,8 +95,9 @@ def _grid_lessons(states: list[State], first: Grid, tokenizer: Any) -> Lessons:
     free = ~(mine | theirs)
     wins = _cells([winning_cells(g, g.me) for g in grids], first) & free
     blocks = _cells([winning_cells(g, g.op) for g in grids], first) & free
-    turn = _orientations if rows == cols else _as_it_is
-    mine, theirs, free, wins, blocks = map(turn, (mine, theirs, free, wins, blocks))
+    if rows == cols:
+        parts = (mine, theirs, free, wins, blocks)
+        mine, theirs, free, wins, blocks = map(_orientations, parts)
 
     # A row's token follows from its cells: 0 free, 1 mine, 2 theirs, as digits to base 3.
     digits = (mine + 2 * theirs.astype(np.int64)) @ 3 ** np.arange(cols)
@@ -128,10 +129,6 @@ def _orientations(boards: _Bools) -> _Bools:
     """[N, n, n] to [8 N, n, n]: each quarter turn, as it is and mirrored."""
     turns = [np.rot90(boards, k, axes=(1, 2)) for k in range(4)]
     return np.concatenate([*turns, *(turned[:, :, ::-1] for turned in turns)])
-
-
-def _as_it_is(boards: _Bools) -> _Bools:
-    return boards
 
 
 def _row_boards(grid: Grid) -> list[str]:
