@@ -82,13 +82,11 @@ def export_run(
         work.mkdir()
         tokenizer, dtype_name = _write_model(work, config, policy, form, dtype, say)
         shutil.copyfile(run.paths.config, work / CONFIG)
-        curves = None
         try:
-            curves = draw_curves(run)
+            if (curves := draw_curves(run)) is not None:
+                atomic_write(work / CURVES, curves)
         except ConfigError as error:  # matplotlib is missing, and the card has its tables
             say(f"no picture on the model card: {error}")
-        if curves is not None:
-            atomic_write(work / CURVES, curves)
         if converter is not None:
             say(f"converting to GGUF with {converter}")
             _convert(converter, work, folder.absolute().name)
@@ -103,7 +101,7 @@ def export_run(
             config=config,
             run=run,
             prompt=example_prompt(run, config, tokenizer, policy.name),
-            curves=CURVES if curves is not None else None,
+            curves=CURVES if (work / CURVES).is_file() else None,
         )
         atomic_write(work / CARD, model_card(exported))
     say(f"{policy.uid} is in {folder}")
