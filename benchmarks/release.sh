@@ -17,7 +17,7 @@ environment() { # the one of development, as .ci/run makes it
 
 beside() { # NAME INSTALL...: the packages above by hard links, and what pip is to install
   [ -f ".venv-$1/ready" ] && return
-  rm -rf ".venv-$1" && cp -al .venv ".venv-$1" &&
+  rm -rf ".venv-$1" && cp -al .venv/. ".venv-$1" &&
     ".venv-$1/bin/python" -m pip install -q "${@:2}" && touch ".venv-$1/ready"
 }
 
