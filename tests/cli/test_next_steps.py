@@ -14,6 +14,9 @@ from tests.harness.live_run import start, wait_for
 
 from rlforge import load_run
 from rlforge.cli.runs import next_steps
+from rlforge.config.compose import to_yaml
+from rlforge.config.roots import compose_run
+from rlforge.config.sft import SftConfig
 from rlforge.models.made import MadeModel
 
 #: A name that a shell would take apart.
@@ -81,3 +84,29 @@ def test_what_a_continuous_run_recommends_works(small_market, monkeypatch, capsy
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode in (0, 130)
+
+
+@pytest.mark.parametrize(
+    ("command", "recommended"),
+    [
+        (
+            "rlforge sft smollm2_market data=value_trader data.epochs=1 seed=3",
+            "rlforge continuous +experiment=smollm2_market learner.initial_adapter=run",
+        ),
+        (
+            "rlforge sft model=tiny env=tictactoe 'data.players=[random_legal]' --config-dir mine",
+            "rlforge train model=tiny env=tictactoe learner.initial_adapter=run --config-dir mine",
+        ),
+        (
+            "rlforge sft tictactoe_mirror data=random_legal learner.train=full",
+            "rlforge export run my-model --merge",
+        ),
+    ],
+)
+def test_a_supervised_run_recommends_what_it_shares_with_training(command, recommended):
+    Path("mine").mkdir()
+    Path("run").mkdir()
+    words = [word for word in words_of(command)[1:] if word not in ("--config-dir", "mine")]
+    Path("run/config.yaml").write_text(to_yaml(compose_run(words, None, SftConfig).config))
+    Path("run/command.txt").write_text(f"{command}\nrlforge sft --resume run\n")
+    assert next_steps(load_run("run")) == [recommended]
