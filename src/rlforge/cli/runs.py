@@ -210,7 +210,7 @@ def _training_from(run_dir: Path) -> str:
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
     root = root_of(kept, Path(options[1]) if options else None)
-    start = f"learner.initial_adapter={in_grammar(str(short(run_dir)))}"
+    start = "learner.initial_adapter=" + in_grammar(str(short(run_dir)), quote='"')
     return shlex.join(["rlforge", root.command, *kept, start, *options])
 
 
