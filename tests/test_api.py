@@ -1,7 +1,5 @@
 """rlforge from Python: configurations, games, runs on disk, and one whole run over Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -137,7 +135,7 @@ def test_compose_finds_the_users_own_folder(tmp_path):
 # ---------------------------------------------------------------- play_game
 
 
-def first(view: rlforge.View) -> str:
+def first(view):
     assert view.legal_actions is not None
     return view.legal_actions[0]
 
@@ -222,7 +220,7 @@ def test_a_run_takes_names_of_its_versions_games_and_opponents(golden_run):
 
 
 def test_an_error_of_the_users_function_is_raised():
-    def broken(view: rlforge.View) -> str:
+    def broken(view):
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):

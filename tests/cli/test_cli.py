@@ -1,7 +1,5 @@
 """The command line: output, exit codes, and messages for wrong input."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -9,27 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import typer.main
 import yaml
 
 from rlforge import __version__
-from rlforge.cli import app, main
+from rlforge.cli import app
 from rlforge.config.catalog import catalog, subjects
-from rlforge.config.compose import compose, to_yaml
 from rlforge.config.keys import conf_dir
 from rlforge.config.plugins import KINDS, PLAYERS
 from rlforge.config.schema import LoraConfig, ModelConfig
-from rlforge.learner.weights import attach_lora
-from rlforge.models.load import load_base_model
 from rlforge.models.made import made_model
-from rlforge.system.checkpoint import write_checkpoint
-from rlforge.tracking.tracker import Tracker
-from rlforge.types import EvalResult, UpdateResult, value
+from rlforge.tracking.files import read_jsonl
+from rlforge.types import EvalResult
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
@@ -39,75 +31,10 @@ COMMANDS = (
 )
 
 
-@value
-class Answer:
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Rlforge = Callable[..., Answer]
-
-
 @pytest.fixture
-def rlforge(monkeypatch, capsys):
-    """``rlforge ARGUMENTS`` in this process, 80 columns wide."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    def run(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        out, err = capsys.readouterr()
-        code = ending.value.code
-        assert isinstance(code, int)
-        return Answer(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture
-def run_dir(small_model, tmp_path):
-    """A finished run of two updates as rlforge writes it, version 2 resumable."""
-    root = tmp_path / "runs" / "tictactoe_mirror" / "2026-01-01_12-00-00"
-    overrides = ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
-    overrides += ["model.prompt_template=board", "model.action_extraction=bracket"]
-    config = compose([*overrides, "learner.total_updates=2", "env.train.0.error_allowance=20"])
-    tracker = Tracker(root, config.config.tracker, "tictactoe_mirror", 2, about={"seed": 0})
-    (root / "config.yaml").write_text(to_yaml(config.config))
-    for version in (1, 2):
-        tracker.log_learner(
-            UpdateResult(version=version, samples=8, tokens=8, metrics={"loss": 0.5}),
-            {"engine_share": 0.4, "learner_share": 0.5, "idle_share": 0.1},
-        )
-    tracker.add_eval(
-        EvalResult(
-            step=2,
-            env_id="TicTacToe-v0-train",
-            opponent="random_legal",
-            policy_uid="step-2",
-            games=4,
-            wins=3,
-            draws=1,
-            losses=0,
-            win_rate=0.75,
-            ci95=(0.3, 0.95),
-            mean_reward=0.75,
-            invalid_rate=0.0,
-        )
-    )
-    tracker.close({"status": "done"})
-
-    def weights(folder: Path) -> None:
-        (folder / "adapter_model.safetensors").write_bytes(bytes(1000))
-        (folder / "state").mkdir()
-        (folder / "state" / "run.json").write_text("{}")
-
-    write_checkpoint(root / "checkpoints", "step-2", weights, {"version": 2})
-    return root
+def run_dir(run_copy):
+    """A finished run, as it is named in its folder."""
+    return run_copy.relative_to(Path.cwd())
 
 
 # ---------------------------------------------------------------- output
@@ -157,7 +84,7 @@ def test_config_prints_what_can_be_read_back(rlforge):
 
 
 def test_the_version_is_shown(rlforge):
-    assert rlforge("--version") == Answer(code=0, out=f"rlforge {__version__}\n", err="")
+    assert rlforge("--version") == (0, f"rlforge {__version__}\n", "")
 
 
 def test_an_experiment_may_be_named_alone(rlforge):
@@ -183,23 +110,19 @@ def test_every_option_of_every_group_says_what_it_is():
             assert [one.name for one in catalog(subject).choices if not one.about] == [], subject
 
 
-def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    older = tmp_path / "runs" / "other" / "2025-01-01_12-00-00"
+def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir):
+    older = Path("runs/other/one")
     shutil.copytree(run_dir, older)
     os.utime(older, (0, 0))
-    answer = rlforge("runs", "--json", tmp_path / "runs.json")
+    answer = rlforge("runs", "--json", "runs.json")
     assert answer.code == 0
-    rows = json.loads((tmp_path / "runs.json").read_text())
-    name = "tictactoe_mirror/2026-01-01_12-00-00"
-    paths = [f"runs/{name}", "runs/other/2025-01-01_12-00-00"]
-    assert [row["path"] for row in rows] == paths
-    how = "    done, 2/2 updates  step-2: 75% vs random_legal"
+    paths = [str(run_dir), str(older)]
+    assert [row["path"] for row in json.loads(Path("runs.json").read_text())] == paths
+    last = read_jsonl(run_dir / "evals.jsonl")[-2:]
+    won = ", ".join(f"{100 * row['win_rate']:.0f}% vs {row['opponent']}" for row in last)
+    how = f"    done, 5/5 updates  step-5: {won}"
     assert answer.out.splitlines() == [paths[0], how, paths[1], how]
-    assert (
-        rlforge("monitor", "latest", "--once").out
-        == rlforge("monitor", f"runs/{name}", "--once").out
-    )
+    assert rlforge("monitor", "latest", "--once") == rlforge("monitor", run_dir, "--once")
 
 
 def test_keys_are_explained(rlforge):
@@ -213,12 +136,6 @@ def test_keys_are_explained(rlforge):
         "algorithm.gae_lambda=0.95  (float in [0, 1]) [algorithm=a2c, ppo]",
         "    GAE lambda (Schulman et al. 2016).",
     ]
-
-
-def test_an_unknown_key_is_not_explained(rlforge):
-    answer = rlforge("show", "lerner")
-    assert answer.code == 2
-    assert "no key begins with 'lerner'; did you mean learner" in answer.err
 
 
 def test_a_key_is_shown_with_its_value_and_where_that_is_from(rlforge):
@@ -241,12 +158,6 @@ def test_a_group_is_shown_with_its_options_and_keys(rlforge):
     assert re.search(r"^    episode +\w", answer.out, re.MULTILINE)
     assert re.search(r"^buffer\.max_staleness=", answer.out, re.MULTILINE)
     assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    blotto_league")
-
-
-def test_a_key_of_another_kind_of_run_is_named_as_such(rlforge):
-    answer = rlforge("show", "window.minutes", "kuhn_grpo")
-    assert (answer.code, answer.out) == (2, "")
-    assert "window.minutes: a run that plays games has no such key" in answer.err
 
 
 def test_environments_are_listed_with_the_models_that_play_them(rlforge):
@@ -336,7 +247,7 @@ def test_models_lists_every_option_and_which_exist_here(rlforge, monkeypatch, tm
 def test_monitor_shows_a_finished_run_once(rlforge, run_dir):
     answer = rlforge("monitor", run_dir, "--once")
     assert answer.code == 0
-    assert "2/2" in answer.out
+    assert "5/5" in answer.out
     assert "random_legal" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
 
@@ -348,7 +259,7 @@ def test_eval_prints_a_table_and_writes_json(rlforge, run_dir, tmp_path):
         *("--opponent", "random_legal", "--opponent", "minimax"),
     )
     assert answer.code == 0
-    assert answer.err == "step-0 plays 8 games\n"
+    assert answer.err.splitlines()[0] == "step-0 plays 8 games"
     rows = json.loads(file.read_text())
     assert [row["opponent"] for row in rows] == ["random_legal", "minimax"]
     assert list(rows[0]) == [field.name for field in dataclasses.fields(EvalResult)]
@@ -381,22 +292,6 @@ def test_eval_fails_when_no_game_against_an_opponent_finished(rlforge, run_dir):
 # ---------------------------------------------------------------- wrong input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "--resum", "x"], "No such option: --resum"),
-        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
-        (["eval"], "Missing argument 'RUN'"),
-        (["graph", "--format", "yaml"], "'yaml' is not one of"),
-        (["monitor", "nowhere", "--refresh", "0"], "greater than or equal to 0.1"),
-    ],
-)
-def test_misused_options(rlforge, arguments, message):
-    answer = rlforge(*arguments)
-    assert answer.code == 2
-    assert message in answer.err
-
-
 def test_an_initial_adapter_of_another_kind_starts_nothing(rlforge, tmp_path, small_model):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -414,67 +309,25 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(rlforge, tmp_path, sm
 
 @pytest.mark.parametrize("key", ["pool.fixed_opponents", "eval.opponents"])
 def test_an_opponent_that_cannot_be_played_starts_nothing(rlforge, tmp_path, small_model, key):
+    import torch
+
+    from rlforge.learner.weights import attach_lora
+    from rlforge.models.load import load_base_model
+
     adapter = tmp_path / "adapter"
     model = load_base_model(ModelConfig("hf", str(small_model)), torch.device("cpu"), torch.float32)
     attach_lora(model, LoraConfig(rank=2, target_modules=["q_proj"]), 0).save_pretrained(adapter)
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     answer = rlforge(
-        "train",
-        "+experiment=tictactoe_mirror",
-        "model=hf",
-        f"model.name={small_model}",
-        "model.prompt_template=board",
-        f"{key}=['checkpoint:{adapter}']",
+        *("train", "+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"),
+        *("model.prompt_template=board", f"{key}=['checkpoint:{adapter}']"),
     )
     assert answer.code == 2
     assert f"{key}: 'checkpoint:{adapter}' cannot be played: {weights} is damaged" in answer.err
     assert "name a version saved over this model" in answer.err
     assert answer.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["config", "+experiment=simpletak_miror"], "did you mean simpletak_mirror"),
-        (["config", "learner.lerning_rate=1"], "did you mean learner.learning_rate"),
-        (["config", "learner.learning_rate=abc"], "learner.learning_rate=abc (command line)"),
-        (["config", "seed"], "cannot read override 'seed': write key=value"),
-        (["graph", "hardware=multi_gpu"], "wants a GPU and this machine shows none"),
-        (["doctor", "hardware=cpu", "--gpu-memory", "8"], "--gpu-memory: hardware.device=cpu"),
-        (["config", "--config-dir", "nowhere"], "--config-dir nowhere: no such directory"),
-        (["train", "+experiment=nowhere"], "experiment=nowhere: no such option"),
-        (["train", "simpletak_miror"], "did you mean simpletak_mirror"),
-        (["config", "lr=1e-3"], "did you mean learner.learning_rate"),
-        (["config", "batch_size=3"], "no such key; did you mean learner.batch_size?"),
-        (["train", "hydra.run.dir=x"], "the run directory is run_dir="),
-        (["train", "~env"], "nothing can be left out"),
-        (["plugins", "--json", "nowhere/file"], "give the name of a file in an existing folder"),
-        (["doctor", "--json", "."], "give the name of a file in an existing folder"),
-        (["runs", "nowhere"], "there is no folder nowhere"),
-        (["list", "experimints"], "experimints cannot be listed; did you mean experiment"),
-        (["monitor", "latest"], "runs/ yet; start one: rlforge train simpletak_mirror"),
-        (["compare", "runs"], "run directory runs; start one: rlforge train simpletak_mirror"),
-        (["train", "-m", "seed=0,x"], "seed=x (command line)"),
-        (["train", "-m", "{"], "cannot read override '{'"),
-        (["train", "-m", "hydra/launcher=absent", "seed=0,1"], "Could not find 'hydra/launcher/"),
-        (["train", "--resume", "nowhere"], "no run directory nowhere"),
-        (["eval", "nowhere"], "no run directory nowhere"),
-        (["monitor", "nowhere"], "no run directory nowhere"),
-        (["report", "nowhere"], "no run directory nowhere"),
-    ],
-)
-def test_wrong_input_ends_with_one_line_before_anything_exists(
-    rlforge, tmp_path, arguments, message
-):
-    answer = rlforge(*arguments)
-    assert answer.code == 2
-    assert answer.err.startswith("rlforge: ")
-    assert message in answer.err
-    assert answer.err.count("\n") == 1
-    assert answer.out == ""
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -491,27 +344,8 @@ def test_a_list_of_nothing_says_how_to_start(rlforge, command, start):
     assert json.loads(Path("all.json").read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--games", "3"], "--games 3: must be even and at least 2"),
-        (
-            ["--json", "nowhere/x.json"],
-            "--json nowhere/x.json: give the name of a file in an existing folder",
-        ),
-        (["--json", "."], "--json .: give the name of a file"),
-        (["--opponent", "random_leagl"], "did you mean random_legal"),
-    ],
-)
-def test_eval_refuses_before_it_plays(rlforge, run_dir, arguments, message):
-    answer = rlforge("eval", run_dir, *arguments)
-    assert (answer.code, answer.out) == (2, "")
-    assert message in answer.err
-
-
 def test_the_error_of_a_missing_run_names_the_nearest(rlforge, run_dir):
-    wanted = Path("runs/tictactoe_mirror/2026-01-01_12-00-01")
-    assert "did you mean runs/tictactoe_mirror/2026-01-01_12-00-00?" in rlforge("eval", wanted).err
+    assert f"did you mean {run_dir}?" in rlforge("eval", f"{run_dir}s").err
     above = rlforge("eval", "runs/tictactoe_mirror")
     assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
 
@@ -524,40 +358,25 @@ def test_the_replay_of_a_continuous_run_names_the_command_for_its_decisions(rlfo
 
 
 def test_a_damaged_checkpoint_names_its_file(rlforge, run_dir):
-    (run_dir / "checkpoints" / "step-2" / "adapter_model.safetensors").write_bytes(bytes(10))
+    (run_dir / "checkpoints" / "step-5" / "adapter_model.safetensors").write_bytes(bytes(10))
     answer = rlforge("eval", run_dir)
     assert answer.code == 1
-    assert "adapter_model.safetensors is truncated, 10 of 1,000 bytes" in answer.err
-
-
-def test_more_needs_a_run_to_make_longer_and_one_that_ends(rlforge, run_dir):
-    config = (run_dir / "config.yaml").read_text()
-    answer = rlforge("train", "--more", "3")
-    assert (answer.code, "--more makes a run longer that --resume names" in answer.err) == (2, True)
-    answer = rlforge("train", "--resume", run_dir, "--more", "0")
-    assert answer.code == 2
-    answer = rlforge("train", "--resume", run_dir, "seed=3")
-    assert "give it no argument but --more" in answer.err
-    (run_dir / "checkpoints" / "step-2" / "state" / "run.json").write_text("[]")
-    assert rlforge("train", "--resume", run_dir, "--more", "3").code == 1
-    assert (run_dir / "config.yaml").read_text() == config
+    assert "adapter_model.safetensors is truncated, 10 of" in answer.err
 
 
 def test_resume_checks_the_state_before_it_starts(rlforge, run_dir):
-    assert "already finished its 2 updates" in rlforge("train", "--resume", run_dir).err
-    config = run_dir / "config.yaml"
-    config.write_text(config.read_text().replace("total_updates: 2", "total_updates: 4"))
-    (run_dir / "checkpoints" / "step-2" / "state" / "run.json").write_text("[]")
+    assert "already finished its 5 updates" in rlforge("train", "--resume", run_dir).err
+    config, version = run_dir / "config.yaml", run_dir / "checkpoints" / "step-5"
+    state = version / "state" / "run.json"
+    state.write_bytes(bytes(state.stat().st_size))
+    text = config.read_text()
+    assert rlforge("train", "--resume", run_dir, "--more", "3").code == 1
+    assert config.read_text() == text
+    config.write_text(text.replace("total_updates: 5", "total_updates: 7"))
     answer = rlforge("train", "--resume", run_dir)
     assert answer.code == 1
     assert "state/run.json was altered" in answer.err
-    assert f"delete {run_dir}/checkpoints/step-2 and resume again" in answer.err
-
-
-def test_resume_accepts_no_other_argument(rlforge, run_dir):
-    answer = rlforge("train", "--resume", run_dir, "seed=2")
-    assert answer.code == 2
-    assert "--resume goes on with the run's own config" in answer.err
+    assert f"delete {version} and resume again" in answer.err
 
 
 def test_an_existing_run_directory_is_left_unchanged(rlforge, run_dir):
@@ -575,14 +394,15 @@ def test_damaged_files_of_a_run_are_named(rlforge, run_dir):
     (run_dir / "config.yaml").write_text("learner: {rate: 3}\n")
     answer = rlforge("eval", run_dir)
     assert (answer.code, f"{run_dir}/config.yaml" in answer.err) == (2, True)
-    (run_dir / "config.yaml").unlink()
-    (run_dir / "config.yaml").mkdir()
+    config = run_dir.resolve() / "config.yaml"
+    config.unlink()
+    config.mkdir()
     answer = rlforge("eval", run_dir)
-    assert (answer.code, answer.err) == (1, f"rlforge: {run_dir}/config.yaml: Is a directory\n")
+    assert (answer.code, answer.err) == (1, f"rlforge: {config}: Is a directory\n")
 
 
 def test_ctrl_c_is_no_stack_trace(rlforge, monkeypatch):
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rlforge.launch.composed", interrupted)

@@ -1,18 +1,12 @@
 """``rlforge fork`` and ``rlforge analyse`` on a run with one game."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from rlforge import load_run, play_game
-from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
-from rlforge.games.base import View
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.report import write_report
 
@@ -29,7 +23,7 @@ def run_dir(small_model, tmp_path):
     (folder / "config.yaml").write_text(to_yaml(config))
     moves = iter(("[0]", "[4]", "[1]", "[8]", "[2]"))
 
-    def person(view: View) -> str:
+    def person(view):
         return next(moves)
 
     record = play_game("tictactoe", person)
@@ -39,21 +33,11 @@ def run_dir(small_model, tmp_path):
     return folder
 
 
-def rlforge(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    code = ending.value.code
-    assert isinstance(code, int)
-    return code
-
-
-def test_fork_shows_results_and_what_was_played(run_dir, monkeypatch, capsys):
+def test_fork_shows_results_and_what_was_played(rlforge, run_dir):
     file = run_dir / "fork.json"
     given = ("--turn", "4", "--samples", "6", *PERFECT, "--json", file)
-    assert rlforge(monkeypatch, "fork", run_dir, "lost", *given) == 0
-    out = capsys.readouterr().out
+    code, out, _ = rlforge("fork", run_dir, "lost", *given)
+    assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "6 continuations from turn 4" in out
     found = json.loads(file.read_text())
@@ -61,17 +45,17 @@ def test_fork_shows_results_and_what_was_played(run_dir, monkeypatch, capsys):
     assert list(found["by_action"]) == ["[2]"]
 
 
-def test_fork_takes_an_action(run_dir, monkeypatch, capsys):
+def test_fork_takes_an_action(rlforge, run_dir):
     given = ("--turn", "4", "--samples", "4", *PERFECT, "--action", "8")
-    assert rlforge(monkeypatch, "fork", run_dir, "lost", *given) == 0
-    out = capsys.readouterr().out
+    code, out, _ = rlforge("fork", run_dir, "lost", *given)
+    assert code == 0
     assert "4 continuations with [8] at turn 4" in out
     assert "+1.00" in out
 
 
-def test_analyse_names_the_turn_and_the_report_draws_it(run_dir, monkeypatch, capsys):
-    assert rlforge(monkeypatch, "analyse", run_dir, "lost", "--samples", "6", *PERFECT) == 0
-    out, err = capsys.readouterr()
+def test_analyse_names_the_turn_and_the_report_draws_it(rlforge, run_dir):
+    code, out, err = rlforge("analyse", run_dir, "lost", "--samples", "6", *PERFECT)
+    assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "turn 4: player 1 (person) loses 1.00 with [8]; [2] leads to +0.00" in " ".join(
         out.split()
@@ -93,6 +77,7 @@ def test_the_same_from_python(run_dir):
 
 
 @pytest.mark.parametrize("seat", ["minimax", "x=minimax", "1="])
-def test_a_seat_needs_a_number(run_dir, monkeypatch, capsys, seat):
-    assert rlforge(monkeypatch, "analyse", run_dir, "lost", "--seat", seat) == 2
-    assert "write the number of a seat and a name" in capsys.readouterr().err
+def test_a_seat_needs_a_number(rlforge, run_dir, seat):
+    answer = rlforge("analyse", run_dir, "lost", "--seat", seat)
+    assert answer.code == 2
+    assert "write the number of a seat and a name" in answer.err

@@ -1,7 +1,5 @@
 """Every command that a finished run recommends works as it is printed."""
 
-from __future__ import annotations
-
 import builtins
 import shlex
 import shutil

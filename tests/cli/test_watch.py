@@ -1,33 +1,12 @@
 """``rlforge runs``, ``compare``, ``monitor`` and ``report`` with the runs of a sweep."""
 
-from __future__ import annotations
-
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.tracking.sweep_runs import write_jobs
 
-from rlforge.cli import main
-
 SWEEP = Path("runs/demo/sweep_1")
-Command = Callable[..., tuple[object, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """``rlforge ARGUMENTS``: exit code, output and errors, 80 columns wide."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str | Path) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        return ending.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +14,8 @@ def sweep(own_folder):
     write_jobs(SWEEP)
 
 
-def test_a_sweep_is_compared_and_written_to_files(command):
-    code, out, _ = command("compare", SWEEP, "--json", "all.json", "--output", "all.csv")
+def test_a_sweep_is_compared_and_written_to_files(rlforge):
+    code, out, _ = rlforge("compare", SWEEP, "--json", "all.json", "--output", "all.csv")
     assert code == 0
     assert f"best: {SWEEP}/3 (objective 0.9)" in out.splitlines()
     found = json.loads(Path("all.json").read_text())
@@ -45,8 +24,8 @@ def test_a_sweep_is_compared_and_written_to_files(command):
     assert len(Path("all.csv").read_text().splitlines()) == 5
 
 
-def test_runs_are_compared_by_name_and_as_latest(command):
-    code, out, _ = command("compare", SWEEP / "0", "latest", "-o", "all.md")
+def test_runs_are_compared_by_name_and_as_latest(rlforge):
+    code, out, _ = rlforge("compare", SWEEP / "0", "latest", "-o", "all.md")
     assert code == 0
     assert "learner.learning_rate" in out
     assert Path("all.md").read_text().startswith("Runs:")
@@ -60,42 +39,41 @@ def test_runs_are_compared_by_name_and_as_latest(command):
         (["compare", SWEEP, "-o", "all.pdf"], "--output all.pdf: give a file"),
         (["compare", SWEEP, "-o", "none/all.csv"], "--output none/all.csv: give a file"),
         (["report", "conf"], "no run directory conf"),
-        (["report", SWEEP, "-o", "none/page.html"], "page.html: it must be a file in a folder"),
     ],
 )
-def test_wrong_arguments_are_one_line(command, arguments, problem):
-    code, _, err = command(*arguments)
+def test_wrong_arguments_are_one_line(rlforge, arguments, problem):
+    code, _, err = rlforge(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert problem in err
 
 
-def test_the_report_of_a_sweep_is_a_comparison(command):
-    code, out, _ = command("report", SWEEP)
+def test_the_report_of_a_sweep_is_a_comparison(rlforge):
+    code, out, _ = rlforge("report", SWEEP)
     assert (code, out) == (0, f"{SWEEP}/comparison.html\n")
     assert Path(out.strip()).is_file()
-    code, out, _ = command("report", SWEEP / "0", SWEEP / "1", "--output", "page.html")
+    code, out, _ = rlforge("report", SWEEP / "0", SWEEP / "1", "--output", "page.html")
     assert (code, out) == (0, "page.html\n")
 
 
-def test_the_report_of_a_run_is_a_file_of_its_own(command):
-    code, out, _ = command("report", SWEEP / "0")
+def test_the_report_of_a_run_is_a_file_of_its_own(rlforge):
+    code, out, _ = rlforge("report", SWEEP / "0")
     assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
     assert "random_legal" in Path(out.strip()).read_text()
-    code, out, _ = command("report", SWEEP / "1", "--output", "page.html")
+    code, out, _ = rlforge("report", SWEEP / "1", "--output", "page.html")
     assert (code, out) == (0, "page.html\n")
     assert "<h1>" in Path("page.html").read_text()
     assert not (SWEEP / "1" / "report.html").exists()
 
 
-def test_monitor_shows_the_jobs_of_a_sweep(command):
-    code, out, _ = command("monitor", SWEEP, "--once")
+def test_monitor_shows_the_jobs_of_a_sweep(rlforge):
+    code, out, _ = rlforge("monitor", SWEEP, "--once")
     assert code == 0
     assert "4 jobs: 4 done" in out
-    assert "runs  4 runs: 4 done" in command("monitor", "runs", "--once")[1]
+    assert "runs  4 runs: 4 done" in rlforge("monitor", "runs", "--once")[1]
 
 
-def test_runs_of_a_sweep_are_listed_together(command):
-    code, out, _ = command("runs")
+def test_runs_of_a_sweep_are_listed_together(rlforge):
+    code, out, _ = rlforge("runs")
     assert code == 0
     assert out.splitlines()[:3] == [
         str(SWEEP),

@@ -1,18 +1,16 @@
 """Every wrong command line of wrong_lines.txt ends in a short message with its mend."""
 
-from __future__ import annotations
-
 import shlex
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 import typer.main
 
-from rlforge.cli import app, main
+from rlforge.cli import app
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import PolicyConfig, RunConfig, TrackerConfig
+from rlforge.config.schema import RunConfig, TrackerConfig
 from rlforge.tracking.tracker import Tracker
 from rlforge.trajectories.store import TrajectoryStore
 
@@ -23,7 +21,7 @@ Case = tuple[str, int, str]
 """A line, its exit code, and a part of the message."""
 
 
-def _cases() -> dict[str, list[Case]]:
+def _cases():
     """The cases below each heading."""
     _about, *sections = FILE.read_text().split("\n\n# ")
     found: dict[str, list[Case]] = {}
@@ -38,28 +36,34 @@ def _cases() -> dict[str, list[Case]]:
 CASES = _cases()
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What the lines name."""
+    folder = tmp_path_factory.mktemp("runs")
+    _record(folder / "game", "tictactoe_mirror", RunConfig)
+    _record(folder / "market", "market_continuous", ContinuousConfig)
+    (folder / "market" / "windows.jsonl").touch()
+    TrajectoryStore(folder / "market" / "store").close()
+    (folder / "full").mkdir()
+    (folder / "full" / "file").touch()
+    return folder
+
+
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
-    """A folder with what the lines name; nothing there can start actors."""
-    _record(Path("game"), "tictactoe_mirror", RunConfig)
-    _record(Path("market"), "market_continuous", ContinuousConfig)
-    Path("market/windows.jsonl").touch()
-    TrajectoryStore(Path("market/store")).close()
-    Path("full").mkdir()
-    Path("full/file").touch()
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def folder(runs, monkeypatch, tmp_path):
+    """A folder with ``runs``; nothing there can start actors."""
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
     for key in ("OPENAI_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.delenv(key, raising=False)
 
-    def started(*_: object, **__: object) -> None:
+    def started(*_, **__):
         raise AssertionError("the actors were started")
 
     monkeypatch.setattr("ray.init", started)
     return tmp_path
 
 
-def _record(root: Path, experiment: str, kind: type[PolicyConfig]) -> None:
+def _record(root, experiment, kind):
     """A run that ended before its first update."""
     tracker = Tracker(root, TrackerConfig(), experiment, 2, about={"seed": 0})
     config = compose([f"+experiment={experiment}"], root=kind).config
@@ -68,28 +72,25 @@ def _record(root: Path, experiment: str, kind: type[PolicyConfig]) -> None:
 
 
 @pytest.mark.parametrize("heading", CASES)
-def test_wrong_lines_end_with_what_is_wrong_and_leave_nothing(folder, monkeypatch, capsys, heading):
+def test_wrong_lines_end_with_what_is_wrong_and_leave_nothing(rlforge, folder, heading):
     before = sorted(folder.rglob("*"))
     wrong = {}
     for line, code, part in CASES[heading]:
         words = [word.replace("WINDOWS", "market") for word in shlex.split(line)]
         words = [word.replace("RUN", "game") for word in words]
-        monkeypatch.setattr(sys, "argv", ["rlforge", *words])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        out, err = capsys.readouterr()
+        ended, out, err = rlforge(*words)
         expected = part.replace("WINDOWS", "market").replace("RUN", "game")
         fine = (
-            ending.value.code == code
+            ended == code
             and out == ""
             and err.startswith("rlforge: ")
-            and err.count("\n") <= 3
+            and err.count("\n") == 1 + ("\nfor help: rlforge" in err)
             and "Traceback" not in err
             and expected in " ".join(err.split())
             and sorted(folder.rglob("*")) == before
         )
         if not fine:
-            wrong[line] = f"exit code {ending.value.code}, {out}{err}"
+            wrong[line] = f"exit code {ended}, {out}{err}"
     assert wrong == {}
 
 

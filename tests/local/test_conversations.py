@@ -1,13 +1,12 @@
 """Whole games as conversations: a small real Llama, its engine and its learner in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from itertools import pairwise
 
 import pytest
 import torch
+from tests.factories import batch, game_spec
 
 from rlforge.config.compose import compose
 from rlforge.learner import make_learner
@@ -19,7 +18,7 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.metrics import Metrics, put_game
-from rlforge.types import GameRecord, GameSpec, PolicyRef, TrainBatch
+from rlforge.types import PolicyRef
 
 GAMES = 6
 
@@ -51,18 +50,10 @@ def records(config):
     [env] = train_envs(config)
     base = PolicyRef(uid="step-0", kind="checkpoint")
 
-    async def play() -> list[GameRecord]:
+    async def play():
         async with seat_policies(config, [base], lambda text: None) as seats:
-            specs = [
-                GameSpec(
-                    game_id=f"g{n}",
-                    env=env,
-                    seed=n,
-                    purpose="train",
-                    seats=line_up(env, [base, base], trained_uid="step-0"),
-                )
-                for n in range(GAMES)
-            ]
+            line = line_up(env, [base, base], trained_uid="step-0")
+            specs = [game_spec(f"g{n}", env, line, seed=n) for n in range(GAMES)]
             return await asyncio.gather(*(play_game(one, seats.for_game(one)) for one in specs))
 
     return asyncio.run(play())
@@ -114,8 +105,7 @@ def test_the_learner_computes_each_token_of_a_conversation_once_and_agrees_with_
         step for record in records for episode in pipeline.shape(record) for step in episode.steps
     ]
     learner = make_learner(config, torch.device("cpu"), Ranks())
-    batch = TrainBatch(steps=tuple(steps), whole_episodes=True, min_version=0, max_version=0)
-    metrics = learner.update(batch).metrics
+    metrics = learner.update(batch(steps, whole_episodes=True)).metrics
     assert metrics["logprob_gap_mean"] <= 1e-5
     assert metrics["logprob_gap_max"] <= 1e-3
     apart = sum(len(one.prompt_token_ids) + len(one.token_ids) - 1 for one in steps)

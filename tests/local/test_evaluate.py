@@ -1,16 +1,14 @@
 """Evaluations of a run directory: real games, a small real Llama, adapters the learner wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from tests.factories import batch, step
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
@@ -28,7 +26,6 @@ from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
 from rlforge.rollout.lineup import train_envs
 from rlforge.system.checkpoint import write_checkpoint
-from rlforge.types import Step, TrainBatch
 
 CORNER = "[0]"
 
@@ -79,27 +76,6 @@ def config(random_model):
     ).config
 
 
-def taught(env_id: str, prompt: Sequence[int], answer: Sequence[int]) -> Step:
-    """A step with reward for ``answer`` to ``prompt``."""
-    return Step(
-        game_id="taught",
-        env_id=env_id,
-        player_id=0,
-        group_id=None,
-        turn_index=0,
-        last_turn=True,
-        observation="",
-        action=CORNER,
-        prompt_token_ids=tuple(prompt),
-        token_ids=tuple(answer),
-        logprobs=(-2.0,) * len(answer),
-        raw_reward=1.0,
-        reward=1.0,
-        policy_uid="step-0",
-        policy_version=0,
-    )
-
-
 @pytest.fixture(scope="session")
 def one_idea(config, tmp_path_factory):
     """A run whose version 1 has learned to answer every board with the first corner."""
@@ -108,20 +84,19 @@ def one_idea(config, tmp_path_factory):
     (run_dir / "config.yaml").write_text(to_yaml(config))
     tokenizer = load_tokenizer(config.model)
     [env] = train_envs(config)
-    answer = tokenizer.encode(f" {CORNER}", add_special_tokens=False)
-    prompter = Prompter(tokenizer)
-    steps = []
+    answer = tuple(tokenizer.encode(f" {CORNER}", add_special_tokens=False))
+    logprobs = (-2.0,) * len(answer)
+    prompter, steps = Prompter(tokenizer), []
     for seed in range(5):
         game, rng = make_game(env, seed), random.Random(seed)
         while not game.done:
             view = game.view()
             _, prompt = prompter.encode("board", view, "bracket")
-            steps.append(taught(env.id, prompt, answer))
+            steps.append(step(prompt_token_ids=prompt, token_ids=answer, logprobs=logprobs))
             game.step(rng.choice(view.legal_actions or ("",)))
-    batch = TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=0, max_version=0)
     learner = make_learner(config, torch.device("cpu"), Ranks())
     for _ in range(80):
-        learner.update(batch)
+        learner.update(batch(steps))
     write_checkpoint(run_dir / "checkpoints", "step-1", learner.save, {"version": 1})
     return run_dir
 
@@ -132,7 +107,7 @@ def run_dir(one_idea, tmp_path):
     return Path(shutil.copytree(one_idea, tmp_path / "run"))
 
 
-def change(run_dir: Path, change: dict[str, object]) -> None:
+def change(run_dir, change):
     """Rewrite the run's config with one section's values changed: ``{"eval": {...}}``."""
     config = from_yaml(run_dir / "config.yaml")
     sections = {
@@ -224,7 +199,7 @@ async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea):
     messages: list[str] = []
     kept: list[int] = []
 
-    def say(message: str) -> None:
+    def say(message):
         messages.append(message)
         task.get_loop().call_later(0.05, task.cancel)
 

@@ -1,7 +1,5 @@
 """Exports of small real runs, loaded by transformers and PEFT, against the policies of the runs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -12,7 +10,6 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -26,7 +23,6 @@ from rlforge.cli import app
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.overrides import in_grammar
-from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError
 from rlforge.games.prompts import Prompter
@@ -39,7 +35,6 @@ from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths, write_json, write_jsonl
 from rlforge.tracking.game_files import GameWriter
-from rlforge.types import Completion
 
 SETTINGS = [
     "model=hf",
@@ -57,14 +52,12 @@ VIEW = rlforge.View(
 )
 
 
-def config_of(model: Path, *overrides: str) -> RunConfig:
+def config_of(model, *overrides):
     settings = ["env=tictactoe", *SETTINGS, f"model.name={model}", *overrides]
     return compose(settings).config
 
 
-def save_version(
-    folder: Path, config: Any, number: int, *, prefix: str = "step", full: bool = False
-) -> None:
+def save_version(folder, config, number, *, prefix="step", full=False):
     """A version whose weights differ from the base model's by far more than rounding."""
     model = load_base_model(config.model, CPU, torch.float32)
     if full:
@@ -81,7 +74,19 @@ def save_version(
     write_checkpoint(folder, f"{prefix}-{number}", fill, {"version": number})
 
 
-def record_game(run_dir: Path, config: RunConfig) -> None:
+def run_with(folder, config, *versions, **saved):
+    """A run of ``config`` in ``folder`` that has saved these versions."""
+    (folder / "config.yaml").write_text(to_yaml(config))
+    for number in versions:
+        save_version(folder / "checkpoints", config, number, **saved)
+    return rlforge.load_run(folder)
+
+
+def card_of(folder):
+    return (folder / CARD).read_text()
+
+
+def record_game(run_dir, config):
     """A finished training game, whose prompts are those of the first turn."""
     [env] = train_envs(config)
     view, model = make_game(env, seed=0).view(), config.model
@@ -118,13 +123,13 @@ def run_dir(small_model, tmp_path_factory):
 EVALUATIONS = ((0, 20), (1, 70), (2, 60))
 
 
-def answer(run: rlforge.Run, version: str) -> Completion:
+def answer(run, version):
     """What the engine of the run answers, with its log-probs."""
     with run.policy(version) as policy:
         return wait_for(policy.answer(VIEW, temperature=0.7, seed=3))
 
 
-def logprobs(model: Any, completion: Completion, config: RunConfig) -> list[float]:
+def logprobs(model, completion, config):
     """Log-probs of the answer's tokens under ``model``, as the engine samples."""
     ids = torch.tensor([[*completion.prompt_token_ids, *completion.token_ids]])
     with torch.no_grad():
@@ -138,13 +143,13 @@ def logprobs(model: Any, completion: Completion, config: RunConfig) -> list[floa
     return found
 
 
-def load(folder: Path) -> Any:
+def load(folder):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
-def assert_same_policy(model: Any, run_dir: Path, version: str) -> None:
+def assert_same_policy(model, run_dir, version):
     run = rlforge.load_run(run_dir)
     completion = answer(run, version)
     assert completion.logprobs == pytest.approx(logprobs(model, completion, run.config), abs=1e-5)
@@ -193,11 +198,8 @@ def test_generation_cuts_the_distribution_as_the_engine_does(small_model):
 
 def test_training_takes_an_export_back(merged, run_dir, tmp_path):
     config = rlforge.compose("tictactoe_mirror", *SETTINGS, f"model.name={merged}")
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    ours, theirs = (
-        answer(rlforge.load_run(path), version)
-        for path, version in ((run_dir, "step-2"), (tmp_path, "step-0"))
-    )
+    ours = answer(rlforge.load_run(run_dir), "step-2")
+    theirs = answer(run_with(tmp_path, config), "step-0")
     assert theirs.token_ids == ours.token_ids
     assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-5)
 
@@ -221,17 +223,13 @@ def test_an_adapter_is_loaded_by_peft_over_its_base(run_dir, tmp_path, monkeypat
 
 def test_an_adapter_of_the_output_layer_unties_it_from_the_input(small_model, tmp_path):
     config = config_of(small_model, "model.lora.target_modules=[q_proj,lm_head]")
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    save_version(tmp_path / "checkpoints", config, 1)
-    folder = rlforge.load_run(tmp_path).export(tmp_path / "untied", merge=True)
+    folder = run_with(tmp_path, config, 1).export(tmp_path / "untied", merge=True)
     assert_same_policy(load(folder), tmp_path, "step-1")
 
 
 def test_trained_whole_weights_are_exported_as_they_are(small_model, tmp_path):
     config = config_of(small_model, "learner.train=full")
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    save_version(tmp_path / "checkpoints", config, 1, full=True)
-    folder = rlforge.load_run(tmp_path).export(tmp_path / "full")
+    folder = run_with(tmp_path, config, 1, full=True).export(tmp_path / "full")
     assert_same_policy(load(folder), tmp_path, "step-1")
 
 
@@ -255,7 +253,7 @@ def test_a_deployed_version_of_a_continuous_run(small_model, tmp_path):
     write_json(run.comparison, {"before": {"players": players}, "after": {"players": players}})
     write_jsonl(run.windows, [])
     folder = rlforge.load_run(tmp_path).export(tmp_path / "trader", merge=True, version="deploy-3")
-    assert "| policy | 0.25 | 0.25 | 50.0% | 50.0% |" in (folder / CARD).read_text()
+    assert "| policy | 0.25 | 0.25 | 50.0% | 50.0% |" in card_of(folder)
     assert load(folder).num_parameters() > 0
 
 
@@ -263,7 +261,7 @@ def test_a_deployed_version_of_a_continuous_run(small_model, tmp_path):
 
 
 def test_the_card_has_metadata_results_and_training(merged):
-    card = (merged / CARD).read_text()
+    card = card_of(merged)
     data = yaml.safe_load(card.split("---")[1])
     assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
     assert "base_model" not in data  # a folder of this machine is no id of the hub
@@ -286,7 +284,7 @@ def test_the_card_has_metadata_results_and_training(merged):
 
 def test_results_are_those_of_the_exported_version(run_dir, tmp_path):
     folder = rlforge.load_run(run_dir).export(tmp_path / "best", merge=True, version="best")
-    card = (folder / CARD).read_text()
+    card = card_of(folder)
     assert "# demo, step-1" in card
     assert "70.0 / 15.0 / 15.0 %" in card
     assert "60.0 / 20.0" not in card
@@ -296,16 +294,15 @@ def test_of_several_policies_the_card_is_of_the_exported_one(small_model, tmp_pa
     rival = "{opponents: [main], learner: {learning_rate: 0.25}, prompt_template: default}"
     config = config_of(small_model, f"policies={{main: {{}}, rival: {rival}}}")
     run = RunPaths(root=tmp_path)
-    run.config.write_text(to_yaml(config))
     for name in ("main", "rival"):
-        save_version(run.checkpoints, config, 2, prefix=name)
+        run_with(tmp_path, config, 2, prefix=name)
     evaluated = dataclasses.replace(evaluation(2, 60), policy_uid="main-2")
     write_jsonl(run.evals, [dataclasses.asdict(evaluated)])
     write_json(run.summary, {"run_name": "demo"})
 
-    def card(version: str) -> str:
-        folder = rlforge.load_run(tmp_path).export(tmp_path / version, merge=True, version=version)
-        return (folder / CARD).read_text()
+    def card(version):
+        run = rlforge.load_run(tmp_path)
+        return card_of(run.export(tmp_path / version, merge=True, version=version))
 
     main, other = card("main-2"), card("rival-2")
     assert "(`main`, `rival`), and this is `rival`" in other
@@ -318,13 +315,13 @@ def test_of_several_policies_the_card_is_of_the_exported_one(small_model, tmp_pa
     assert "template `default`" in other
 
 
-def code_of(folder: Path) -> str:
+def code_of(folder):
     """The code in the card of an export."""
-    [code] = re.findall(r"```python\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
+    [code] = re.findall(r"```python\n(.*?)```", card_of(folder), re.DOTALL)
     return str(code)
 
 
-def output_of(code: str) -> str:
+def output_of(code):
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(compile(code, "README.md", "exec"), {})
@@ -336,9 +333,9 @@ def test_the_code_of_the_card_runs(merged, monkeypatch):
     assert output_of(code_of(merged))
 
 
-def command_of(folder: Path) -> list[str]:
+def command_of(folder):
     """What the shell makes of the command in the card of an export, with its folder."""
-    [command] = re.findall(r"```bash\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
+    [command] = re.findall(r"```bash\n(.*?)```", card_of(folder), re.DOTALL)
     shown = f"rlforge() {{ printf '%s\\0' \"$@\"; }}\n{command}".replace("FOLDER", str(folder))
     done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
@@ -358,7 +355,7 @@ def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, sma
     (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
     (tmp_path / "run" / "command.txt").write_text("rlforge train +experiment=of_my_own\n")
     folder = rlforge.load_run(tmp_path / "run").export(tmp_path / "my-model", merge=True)
-    assert "of rlforge's template `squares`" in (folder / CARD).read_text()
+    assert "of rlforge's template `squares`" in card_of(folder)
     command, *overrides = command_of(folder)
     assert command == "train"
     again = rlforge.compose(*overrides)
@@ -369,9 +366,8 @@ def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, sma
 
 def test_a_chat_prompt_is_shown_as_messages(small_model, tmp_path):
     config = config_of(small_model, "model.prompt_template=chat")
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
     record_game(tmp_path, config)
-    run = rlforge.load_run(tmp_path)
+    run = run_with(tmp_path, config)
     folder = run.export(tmp_path / "chat", merge=True, version="step-0")
     code = code_of(folder)
     assert '{"role": "user", "content": (' in code
@@ -382,9 +378,7 @@ def test_a_chat_prompt_is_shown_as_messages(small_model, tmp_path):
 def test_the_card_of_a_supervised_run_names_what_it_imitates(small_model, tmp_path):
     settings = ["env=tictactoe", *SETTINGS, f"model.name={small_model}", "data=random_legal"]
     config = compose(settings, root=SftConfig).config
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    save_version(tmp_path / "checkpoints", config, 1)
-    card = (rlforge.load_run(tmp_path).export(tmp_path / "sft", merge=True) / CARD).read_text()
+    card = card_of(run_with(tmp_path, config, 1).export(tmp_path / "sft", merge=True))
     assert "was trained by supervised fine-tuning to play `TicTacToe-v0-train`" in card
     assert "| data | answers of `random_legal`; games kept:" in card
 
@@ -461,7 +455,7 @@ def test_files_of_the_user_are_not_replaced(run_dir, tmp_path):
 # ---------------------------------------------------------------- GGUF
 
 
-def converter(folder: Path, script: str) -> None:
+def converter(folder, script):
     tool = folder / "convert_hf_to_gguf.py"
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\n{script}\n")

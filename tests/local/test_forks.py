@@ -1,21 +1,17 @@
 """Continuations of finished games: scripted players whose values are known, and a small Llama."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from rlforge import play_game
 from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RunError
-from rlforge.games.base import View
 from rlforge.local.forks import Start, analyse_game, fork_game
 from rlforge.rollout.episode import replayed
-from rlforge.types import EnvSpec, GameRecord
+from rlforge.types import EnvSpec
 
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 LEDUC = EnvSpec(id="leduc_poker", source="openspiel", max_turns=30)
@@ -31,11 +27,11 @@ def run_dir(small_model, tmp_path_factory):
     return folder
 
 
-def game_of(*cells: int) -> GameRecord:
+def game_of(*cells):
     """TicTacToe with these cells in turn, then the first free one."""
     moves = itertools.chain((f"[{cell}]" for cell in cells), itertools.repeat(""))
 
-    def player(view: View) -> str:
+    def player(view):
         assert view.legal_actions is not None
         return next(moves) or view.legal_actions[0]
 
@@ -43,7 +39,7 @@ def game_of(*cells: int) -> GameRecord:
 
 
 @cache
-def worth(board: str, mover: str) -> float:
+def worth(board, mover):
     """What X expects on ``board`` when both move at random."""
     for one, value in (("X", 1.0), ("O", -1.0)):
         if any(all(board[int(cell)] == one for cell in line) for line in LINES):
@@ -55,7 +51,7 @@ def worth(board: str, mover: str) -> float:
     return sum(worth(one, "O" if mover == "X" else "X") for one in after) / len(free)
 
 
-def forked(run_dir: Path, record: GameRecord, start: Start, name: str) -> GameRecord:
+def forked(run_dir, record, start, name):
     return asyncio.run(fork_game(run_dir, record, start, dict.fromkeys((0, 1), name)))
 
 

@@ -1,10 +1,7 @@
 """Ladders of real games: scripted players, and the untrained model of a run."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -40,7 +37,7 @@ def other(run, tmp_path):
     return folder
 
 
-def play(run: Path, folder: Path, games: int = 20) -> list[str]:
+def play(run, folder, games=20):
     said: list[str] = []
     plan = plan_ladder(
         [Ranked(path=run, version="step-0")],
@@ -102,8 +99,8 @@ def test_an_interrupted_ladder_keeps_what_was_played(run, other, tmp_path):
     equal = [Ranked(path=path, version="step-0") for path in (run, other)]
     plan = plan_ladder(equal, games=2000, precision=0.001)
 
-    async def until_the_second_round() -> None:
-        def say(text: str) -> None:
+    async def until_the_second_round():
+        def say(text):
             if text.startswith("20 games"):
                 raise asyncio.CancelledError
 

@@ -1,11 +1,9 @@
 """Games of a person, played by prepared lines against real opponents."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,16 +13,15 @@ from rlforge.games.base import View
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.local.play import PERSON, Leave, Person, find_env, play, prepare, seats_of, verdict
-from rlforge.types import GameRecord
 
 MINIMAX = parse_opponent("minimax")
 
 
-def typing(*lines: str) -> Callable[[str], str]:
+def typing(*lines):
     """Types ``lines``, one per prompt, then ends the input."""
     left: Iterator[str] = iter(lines)
 
-    def ask(prompt: str) -> str:
+    def ask(prompt):
         for line in left:
             return line
         raise EOFError
@@ -32,9 +29,7 @@ def typing(*lines: str) -> Callable[[str], str]:
     return ask
 
 
-async def game(
-    person: Person, *, seat: int = 0, seed: int = 0, env: str = "tictactoe"
-) -> GameRecord:
+async def game(person, *, seat=0, seed=0, env="tictactoe"):
     config = compose([f"env={env}", "model=tiny"]).config
     spec = find_env(config, None)
     policies = seats_of(
@@ -171,6 +166,7 @@ async def test_an_opponent_that_does_not_know_the_game_is_refused():
         await play(config, spec, seats_of(spec, 0, [MINIMAX]), 0, Person(typing(), print), print)
 
 
+@pytest.mark.ray
 def test_ctrl_c_leaves_the_game_at_once():
     command = [sys.executable, "-c", "from rlforge.cli import main; main()"]
     command += ["play", "env=tictactoe", "--opponent", "random_legal"]

@@ -1,33 +1,28 @@
 """Finished games: which are listed, how one is shown, stepped through and drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 import rlforge
 from rlforge.errors import ConfigError
-from rlforge.games.base import View
 from rlforge.local.animation import check_picture, write_svg
 from rlforge.local.replay import boards, find_game, game_list, select, step_through, turns
 from rlforge.tracking.game_files import GameWriter, index_games
-from rlforge.types import EnvSpec, GameRecord
+from rlforge.types import EnvSpec
 
 TICTACTOE = EnvSpec(id="TicTacToe-v0-train")
 
 
-def last_free(view: View) -> str:
+def last_free(view):
     assert view.legal_actions is not None
     return view.legal_actions[-1]
 
 
-def played(
-    game_id: str, seed: int, *, purpose: str = "train", focus: int | None = None
-) -> GameRecord:
+def played(game_id, seed, *, purpose="train", focus=None):
     record = rlforge.play_game(TICTACTOE, "minimax", last_free, seed=seed)
     spec = dataclasses.replace(record.spec, game_id=game_id, purpose=purpose, focus=focus)
     return dataclasses.replace(record, spec=spec)
@@ -42,7 +37,7 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def shown(*pieces: RenderableType) -> str:
+def shown(*pieces):
     console = Console(width=80, no_color=True)
     with console.capture() as capture:
         for piece in pieces:

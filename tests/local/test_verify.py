@@ -1,15 +1,11 @@
 """``rlforge verify`` finds what was changed in a finished run, and nothing in one that was not."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +17,6 @@ from rlforge.local.verify import verify
 from rlforge.system.checkpoint import MANIFEST
 from rlforge.tracking.digests import FILE, DigestChain
 from rlforge.tracking.files import read_jsonl
-from rlforge.types import Step
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -33,20 +28,20 @@ def copy(golden_run):
     return Path("copy").absolute()
 
 
-def as_fast(run_dir: Path) -> None:
+def as_fast(run_dir):
     """Without what only strict runs note, and with what they would be compared by."""
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("determinism: strict", "determinism: fast"))
 
 
-def problems(run_dir: Path, *, whole: bool = True) -> dict[str, list[str]]:
+def problems(run_dir, *, whole=True):
     found: dict[str, list[str]] = {}
     for name, problem in verify(run_dir, whole=whole).problems:
         found.setdefault(name, []).append(problem)
     return found
 
 
-def change_games(run_dir: Path, change: Callable[[dict[str, Any]], None], seed: int = 0) -> None:
+def change_games(run_dir, change, seed=0):
     """Change a random row of a random file of games."""
     rng = random.Random(seed)
     file = rng.choice(sorted((run_dir / "games").glob("*.parquet")))
@@ -56,14 +51,14 @@ def change_games(run_dir: Path, change: Callable[[dict[str, Any]], None], seed: 
     pq.write_table(table.from_pylist(rows, table.schema), file)
 
 
-def change_batch(run_dir: Path, change: Callable[[Step], Step]) -> None:
+def change_batch(run_dir, change):
     file = run_dir / "batches" / "batch-000003.parquet"
     batch = read_batch(file)
     first, *others = batch.steps
     write_batch(file, dataclasses.replace(batch, steps=(change(first), *others)))
 
 
-def change_weight(run_dir: Path, *, manifest: bool) -> None:
+def change_weight(run_dir, *, manifest):
     """One number of an adapter by its last bits; manifest: its digest is changed to fit."""
     folder = run_dir / "checkpoints" / "step-2"
     file = folder / "adapter_model.safetensors"
@@ -106,7 +101,7 @@ def test_one_reward_of_a_batch(copy):
 
 
 def test_one_token_of_a_batch(copy):
-    def change(step: Step) -> Step:
+    def change(step):
         return dataclasses.replace(step, token_ids=(step.token_ids[0] + 1, *step.token_ids[1:]))
 
     change_batch(copy, change)
@@ -117,7 +112,7 @@ def test_one_token_of_a_batch(copy):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_the_reward_of_a_game(copy, fast):
-    def change(row: dict[str, Any]) -> None:
+    def change(row):
         row["rewards"] = [(player, -reward + 0.5) for player, reward in row["rewards"]]
 
     change_games(copy, change)
@@ -130,7 +125,7 @@ def test_the_reward_of_a_game(copy, fast):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_the_text_of_an_answer(copy, fast):
-    def change(row: dict[str, Any]) -> None:
+    def change(row):
         row["turns"][0]["completion"]["text"] = "[nothing]"
 
     change_games(copy, change)
@@ -141,7 +136,7 @@ def test_the_text_of_an_answer(copy, fast):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_log_prob_of_an_answer(copy, fast):
-    def change(row: dict[str, Any]) -> None:
+    def change(row):
         row["turns"][0]["completion"]["logprobs"][0] += 1e-3
 
     change_games(copy, change)

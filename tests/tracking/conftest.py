@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests import factories
 
 from rlforge.config.schema import TrackerConfig
@@ -15,6 +17,7 @@ from rlforge.tracking.files import read_json
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.progress import Progress
 from rlforge.tracking.tracker import Tracker
+from rlforge.tracking.view import ProgressView
 from rlforge.types import GameRecord
 
 
@@ -51,6 +54,18 @@ def running(**changes: Any) -> Progress:
 
 def progress_of(run: Path, **changes: Any) -> Progress:
     return Progress.from_json({**read_json(run / "progress.json"), **changes})
+
+
+def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:
+    """The lines of a frame."""
+    console = Console(record=True, width=width, file=io.StringIO(), **options)
+    console.print(ProgressView(progress, now))
+    return console.export_text().rstrip("\n").split("\n")
+
+
+def one_line(lines: list[str]) -> str:
+    """The text of a frame, with single spaces and without its borders."""
+    return " ".join("".join(lines).replace("│", " ").split())
 
 
 @pytest.fixture

@@ -1,10 +1,5 @@
 """A small sweep as rlforge writes it, for tests of what reads sweeps."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 from tests.factories import SHARES, evaluation, update
 
 from rlforge.config.schema import TrackerConfig
@@ -17,7 +12,7 @@ JOBS = ((0, 0.001, 40), (0, 0.01, 60), (1, 0.001, 50), (1, 0.01, 90))
 GRID = [[*SHARED, f"seed={seed}", f"learner.learning_rate={rate}"] for seed, rate, _ in JOBS]
 
 
-def write_job(sweep: Path, number: int, *, done: bool = True) -> Path:
+def write_job(sweep, number, *, done=True):
     """A job of ``JOBS``: two updates, evaluated before and, where it is done, after them."""
     run, (seed, rate, wins) = sweep / str(number), JOBS[number]
     tracker = Tracker(run, TrackerConfig(), "demo", 2, ())
@@ -35,7 +30,7 @@ def write_job(sweep: Path, number: int, *, done: bool = True) -> Path:
     return run
 
 
-def write_jobs(sweep: Path, jobs: Sequence[int] = (0, 1, 2, 3)) -> Path:
+def write_jobs(sweep, jobs=(0, 1, 2, 3)):
     """A sweep over ``JOBS`` of which ``jobs`` are done and the others have not started."""
     sweep.mkdir(parents=True)
     write_sweep(sweep, SHARED, GRID)

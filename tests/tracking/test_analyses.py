@@ -1,7 +1,5 @@
 """Estimates of mean rewards, and analyses on disk."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -19,7 +17,7 @@ from rlforge.tracking.analyses import (
 SURE = Estimate(mean=1.0, half=0.0, games=1)
 
 
-def analysis(game_id: str) -> Analysis:
+def analysis(game_id):
     moment = Moment(
         turn=1,
         player=0,

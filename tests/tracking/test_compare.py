@@ -1,11 +1,8 @@
 """Comparison: what differs, seeds together, the best, and the tables of it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,7 +11,7 @@ from tests.tracking.sweep_runs import write_job, write_jobs
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
-from rlforge.tracking.compare import Comparison, compare, runs_of
+from rlforge.tracking.compare import compare, runs_of
 from rlforge.tracking.compare_view import show, to_csv, to_markdown
 from rlforge.tracking.files import create_run, write_json, write_jsonl
 from rlforge.tracking.tracker import Tracker
@@ -25,13 +22,13 @@ def found(tmp_path):
     return compare(runs_of([write_jobs(tmp_path / "sweep_1")]))
 
 
-def shown(comparison: Comparison, width: int) -> str:
+def shown(comparison, width):
     console = Console(file=io.StringIO(), width=width, record=True)
     show(comparison, console)
     return console.export_text()
 
 
-def simple_run(path: Path, config: str) -> Path:
+def simple_run(path, config):
     create_run(path).config.write_text(config)
     return path
 

@@ -1,43 +1,29 @@
 """Digests of batches and games, and their chain."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
 import numpy as np
 import pytest
+from tests import factories
 
 from rlforge import play_game
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.tracking.digests import FILE, DigestChain, broken_at, digest_of_batch, digest_of_games
 from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import GameWriter, read_games
-from rlforge.types import PolicyRef, Step, TrainBatch
+from rlforge.types import PolicyRef
 
-STEP = Step(
-    game_id="g1",
-    env_id="TicTacToe-v0-train",
-    player_id=0,
-    group_id=None,
-    turn_index=0,
-    last_turn=True,
+STEP = factories.step(
     observation="a ☃ and half of a pair: \ud83d",
-    action="[4]",
-    prompt_token_ids=(5, 6),
-    token_ids=(17,),
-    logprobs=(-0.1,),
-    raw_reward=1.0,
     reward=float(np.float32(0.1)),
-    policy_uid="step-3",
-    policy_version=3,
     legal_tokens=((17, 18),),
     info={"legal": True, "legal_actions": 3, "note": [1.5, None]},
 )
 
 
-def batch(step: Step = STEP) -> TrainBatch:
-    return TrainBatch(steps=(step, STEP), whole_episodes=True, min_version=3, max_version=3)
+def batch(step=STEP):
+    return factories.batch([step, STEP], whole_episodes=True)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -54,7 +40,7 @@ def test_each_field_counts():
         "game_id": "g2",
         "player_id": 1,
         "last_turn": False,
-        "observation": "",
+        "observation": "x",
         "token_ids": (18,),
         "logprobs": (-0.1 - 1e-12,),
         "reward": 0.1,
@@ -64,7 +50,7 @@ def test_each_field_counts():
     digests = [
         digest_of_batch(batch(dataclasses.replace(STEP, **{n: v}))) for n, v in others.items()
     ]
-    swapped = TrainBatch(steps=batch().steps, whole_episodes=False, min_version=3, max_version=3)
+    swapped = dataclasses.replace(batch(), whole_episodes=False)
     every = [digest_of_batch(batch()), digest_of_batch(swapped), *digests]
     assert len(set(every)) == len(every)
 
@@ -72,7 +58,7 @@ def test_each_field_counts():
 def test_a_game_has_its_digest_wherever_and_however_fast_it_was_played(tmp_path):
     record = play_game("tictactoe", "random_legal", seed=1)
 
-    def played_in(folder: str, duration_s: float) -> str:
+    def played_in(folder, duration_s):
         policy = PolicyRef(uid="step-3", kind="checkpoint", path_or_name=f"{folder}/step-3")
         seats = tuple(dataclasses.replace(seat, policy=policy) for seat in record.spec.seats)
         spec = dataclasses.replace(record.spec, seats=seats)

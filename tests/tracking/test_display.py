@@ -1,12 +1,9 @@
 """Display and monitor: rich on a terminal, plain lines elsewhere, both end with the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import threading
 import time
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,22 +11,16 @@ from tests.factories import SHARES, equal_turns, evaluation, update
 from tests.tracking.conftest import progress_of, running
 
 from rlforge.tracking import display as display_module
-from rlforge.tracking.display import (
-    NOTES,
-    Display,
-    collection_line,
-    exact_line,
-    monitor,
-)
+from rlforge.tracking.display import NOTES, Display, collection_line, exact_line, monitor
 from rlforge.tracking.files import create_run
 from rlforge.tracking.progress import EngineRow, ExactRow
 
 
-def console(**options: Any) -> Console:
+def console(**options):
     return Console(file=io.StringIO(), width=80, **options)
 
 
-def written(to: Console) -> str:
+def written(to):
     assert isinstance(to.file, io.StringIO)
     return to.file.getvalue()
 
@@ -164,17 +155,17 @@ def test_rich_draws_the_frame_and_notes_above_it(full_run):
 class Cell:
     """What a notebook shows below a cell: outputs, which a handle can replace."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.outputs: list[dict[str, str]] = []
         self.drawn = 0
 
-    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
+    def display(self, bundle, *, raw, display_id):
         assert raw
         assert display_id
         self.outputs.append(bundle)
         return self
 
-    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+    def update(self, bundle, *, raw):
         assert raw
         self.drawn += 1
         self.outputs[-1] = bundle
@@ -254,7 +245,7 @@ def test_monitor_of_a_run_without_a_report_yet(tmp_path):
 
 def test_ctrl_c_ends_the_monitor_quietly(tmp_path, tracker, monkeypatch):
 
-    def interrupt(_seconds: float) -> None:
+    def interrupt(_seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(display_module.time, "sleep", interrupt)

@@ -1,7 +1,5 @@
 """The run directory: its paths, and files that are read back as written or named when damaged."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import math
@@ -24,7 +22,7 @@ from rlforge.tracking.files import (
 )
 
 
-def a_run(path: Path) -> Path:
+def a_run(path):
     create_run(path).config.write_text("name: x\n")
     return path
 

@@ -1,7 +1,5 @@
 """Numbers and durations as text."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Games on disk: written in chunks, read back equal, listed by index."""
 
-from __future__ import annotations
-
 import pytest
 from tests.factories import equal_turns
 from tests.tracking.conftest import write_games

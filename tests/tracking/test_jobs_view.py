@@ -1,10 +1,7 @@
 """The view of several jobs: how each stands, and when watching ends."""
 
-from __future__ import annotations
-
 import io
 import threading
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,7 +12,7 @@ from rlforge.tracking.jobs_view import monitor_jobs
 from rlforge.tracking.sweeps import write_sweep
 
 
-def once(folder: Path, width: int = 80) -> str:
+def once(folder, width=80):
     console = Console(file=io.StringIO(), width=width, record=True)
     monitor_jobs(folder, once=True, console=console)
     return console.export_text()

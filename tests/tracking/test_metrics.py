@@ -1,7 +1,5 @@
 """Named scalars: namespaces, moving windows, flushes; intervals of rates."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A run's rates and the time left."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlforge.tracking.progress import Pace
@@ -43,9 +41,7 @@ def test_time_left_follows_a_run_that_becomes_slower():
     assert pace.seconds_for(10, now) == pytest.approx(50.0)
 
 
-def series(
-    each: float, evaluation: float, *, beside: bool, start_s: float = 30.0, updates: int = 80
-) -> tuple[list[float], float]:
+def series(each, evaluation, *, beside, start_s=30.0, updates=80):
     """When the updates of a run end, and when the run ends, evaluated every 20 updates.
 
     each, evaluation: seconds. beside: an evaluation makes the two updates after it slower;

@@ -1,7 +1,5 @@
 """Numbers that users' code reports, summed up in each process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -15,13 +15,7 @@ from tests.tracking.two_parts import EVALUATED, RATINGS, checkpoint, write_two_p
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
 from rlforge.tracking.files import create_run, read_jsonl
-from rlforge.tracking.sinks import (
-    JsonlSink,
-    TensorBoardSink,
-    WandbSink,
-    check_sinks,
-    make_sinks,
-)
+from rlforge.tracking.sinks import JsonlSink, TensorBoardSink, WandbSink, check_sinks, make_sinks
 
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
@@ -221,10 +215,7 @@ def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("package", "config"),
-    [
-        ("tensorboard", {"tensorboard": True}),
-        ("wandb", {"wandb_project": "p"}),
-    ],
+    [("tensorboard", {"tensorboard": True}), ("wandb", {"wandb_project": "p"})],
 )
 def test_a_missing_package_is_named_with_its_extra(
     package: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

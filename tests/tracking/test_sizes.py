@@ -1,7 +1,5 @@
 """What a run takes on disk."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlforge.errors import RlforgeError

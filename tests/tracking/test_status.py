@@ -1,7 +1,5 @@
 """A run is running while a process holds it; its end is read where one was written."""
 
-from __future__ import annotations
-
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import create_run, read_json
 from rlforge.tracking.progress import Progress

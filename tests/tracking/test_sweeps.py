@@ -1,7 +1,5 @@
 """sweep.json, and which job of a sweep a run is."""
 
-from __future__ import annotations
-
 from tests.tracking.sweep_runs import GRID, SHARED, write_jobs
 
 from rlforge.system.locks import RunLock

@@ -1,10 +1,6 @@
 """The tracker: namespaces, windows, lines of the run's files, resuming, closing."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,33 +21,33 @@ MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 class Memory:
     """A sink that keeps all calls, takes tables and adapters, and leaves a command to the user."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.flushed: list[tuple[int, dict[str, float]]] = []
         self.rewound: list[int] = []
         self.closed = 0
         self.tables: list[tuple[int, str, list[dict[str, Any]]]] = []
         self.adapters: list[str] = []
 
-    def curve(self, key: str) -> list[tuple[int, float]]:
+    def curve(self, key):
         """Step and value of each point under ``key``."""
         return [(step, scalars[key]) for step, scalars in self.flushed if key in scalars]
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    def write(self, step, scalars):
         self.flushed.append((step, dict(scalars)))
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step):
         self.rewound.append(step)
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
 
-    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def table(self, step, name, rows):
         self.tables.append((step, name, [dict(row) for row in rows]))
 
-    def adapter(self, folder: Path) -> None:
+    def adapter(self, folder):
         self.adapters.append(folder.name)
 
-    def next_step(self) -> str | None:
+    def next_step(self):
         return "upload RUN"
 
 
@@ -60,11 +56,11 @@ class Scalars:
 
     error: Exception | None = None
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    def write(self, step, scalars):
         if self.error:
             raise self.error
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
@@ -443,7 +439,7 @@ def test_updates_and_evaluations_are_points_at_their_versions_also_of_a_resumed_
     tracker.close({})
     rows = read_jsonl(tmp_path / "scalars.jsonl")
 
-    def curve(key: str) -> list[tuple[int, float]]:
+    def curve(key):
         return [(row["step"], row[key]) for row in rows if key in row]
 
     steps = range(1, 41)

@@ -1,33 +1,19 @@
 """The drawn progress: complete at every width."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from tests.factories import LOAD, SHARES, equal_turns, evaluation, pool_snapshot, update
-from tests.tracking.conftest import progress_of, running
+from tests.tracking.conftest import draw, one_line, progress_of
 
 from rlforge.system.hardware import GpuLoad
-from rlforge.tracking.progress import ExactRow, Progress, RatingRow, TraderRow, WindowRow
+from rlforge.tracking.progress import ExactRow, Progress, RatingRow, WindowRow
 from rlforge.tracking.view import NARROW, ProgressView
 from rlforge.types import Alarm
-
-
-def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:
-    console = Console(record=True, width=width, file=io.StringIO(), **options)
-    console.print(ProgressView(progress, now))
-    return console.export_text().rstrip("\n").split("\n")
-
-
-def one_line(lines: list[str]) -> str:
-    """The text of a frame, with single spaces and without its borders."""
-    return " ".join("".join(lines).replace("│", " ").split())
 
 
 @pytest.mark.parametrize("width", [30, NARROW - 1, NARROW, 120])
@@ -59,7 +45,7 @@ def test_at_every_width_each_win_rate_has_the_name_of_its_opponent(tracker, widt
     assert "SimpleTak-v0" in text, "of several environments, each is named"
 
 
-def styles_of(progress: Progress, text: str) -> set[str]:
+def styles_of(progress, text):
     """The colours in which ``text`` is drawn."""
     console = Console(width=120, file=io.StringIO(), force_terminal=True, height=100)
     return {
@@ -86,45 +72,6 @@ def test_only_changes_beyond_the_confidence_intervals_have_a_colour(tracker):
         assert styles_of(progress, better) == {"green"}
         assert styles_of(progress, worse) == {"red"}
         assert styles_of(progress, same) == set()
-
-
-@pytest.mark.parametrize("width", [30, NARROW, 110])
-def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(width):
-    def window(number: int, deployed: bool) -> WindowRow:
-        return WindowRow.of(
-            {
-                "window_id": f"2024-11-13-1{number}:00",
-                "trajectories": 984,
-                "batch/trained_decisions": 430,
-                "policy_reward": 0.757,
-                "reward_difference": 0.561,
-                "reward_difference_low": 0.416,
-                "reward_difference_high": 0.705,
-                "win_rate": 0.84,
-                "version": f"step-1{number}",
-                "deployment_success": deployed,
-                "reason": "",
-                "scorer/kendall_tau": 0.519,
-                "scorer/not_measured": None,
-            }
-        )
-
-    momentum = {"name": "scripted:momentum", "decisions": 576, "trades": 537, "refused": 0}
-    momentum |= {"win_rate": 0.84, "avg_reward": 0.757, "avg_pnl": -14.7}
-    windows = (window(1, deployed=True), window(2, deployed=False))
-    progress = running(unit="window", windows=windows, traders=(TraderRow(**momentum),))
-    assert Progress.from_json(progress.to_json()) == progress
-    lines = draw(progress, width)
-    assert {cell_len(line) for line in lines} == {width}
-    text = one_line(lines)
-    assert "…" not in text
-    for part in ("serving step-11", "+0.561", "84%", "0.757", "kendall tau 0.519"):
-        assert part in text, part
-    assert "not measured" not in text
-    short = draw(progress, width, height=15, force_terminal=True)
-    assert len(short) < 15
-    assert any("+0.561" in line for line in short)
-    assert not any("kendall" in line for line in short)
 
 
 def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run):
@@ -157,7 +104,7 @@ def test_long_names_are_folded_not_lost(tracker, width):
 
 
 def test_side_by_side_from_110_columns(full_run):
-    def row_with(lines: list[str], title: str) -> str:
+    def row_with(lines, title):
         return next(line for line in lines if title in line)
 
     wide = draw(progress_of(full_run), 120)

@@ -1,26 +1,25 @@
 """The tracker of continuous training: files, resuming, and the line of a window."""
 
-from __future__ import annotations
-
+import dataclasses
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from tests.tracking.conftest import draw, one_line
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.display import Display
 from rlforge.tracking.progress import Progress
-from rlforge.tracking.view import ProgressView
 from rlforge.tracking.window_tracker import WindowTracker, window_line
+from rlforge.tracking.window_view import NARROW
 
 UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
 
 
-def row(number: int, version: str | None = None) -> dict[str, Any]:
+def row(number, version=None):
     figures = {"decisions": 9, "trades": 7, "refused": 1, "avg_reward": 0.5, "avg_pnl": -3.25}
     figures |= {"win_rate": float("nan")}
     return {
@@ -41,13 +40,13 @@ def row(number: int, version: str | None = None) -> dict[str, Any]:
     }
 
 
-def make_tracker(total: int = 3) -> WindowTracker:
+def make_tracker(total=3):
     tracker = WindowTracker(Path("run"), TrackerConfig(), "test", total, about={"seed": 1})
     tracker.resume_windows([])
     return tracker
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def rows(name):
     return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
 
 
@@ -68,40 +67,46 @@ def test_windows_and_updates_are_lines_of_their_files():
     assert [summary[key] for key in wanted] == ["done", 2, 3, 1, 40, "step-1"]
 
 
-def draw(progress: Progress, width: int) -> list[str]:
-    console = Console(record=True, width=width, file=io.StringIO())
-    console.print(ProgressView(progress))
-    return console.export_text().rstrip("\n").split("\n")
-
-
-@pytest.mark.parametrize("width", [56, 120])
-def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width):
+@pytest.mark.parametrize("width", [30, NARROW, 56, 76, 80, 110])
+def test_the_frame_of_a_continuous_run_fits_and_shows_windows_traders_and_scores(width):
     tracker = make_tracker(total=8)
-    assert "no window is done yet" in "".join(draw(tracker.progress(), width))
+    assert "no window is done yet" in one_line(draw(tracker.progress(), width))
+    scores = {"scorer/kendall_tau": 0.519, "scorer/not_measured": None}
     for number in range(1, 5):
-        trained = number < 4
-        update = UPDATE if trained else None
-        tracker.log_window(row(number, f"step-{number}" if trained else None), update)
+        version = f"step-{number}" if number < 4 else None
+        tracker.log_window({**row(number, version), **scores}, UPDATE if version else None)
     tracker.log_activity("collecting", "2024-11-13-15:00")
     tracker.log_decisions("2024-11-13-15:00", 37)
-    lines = draw(Progress.from_json(tracker.progress().to_json()), width)
+    progress = tracker.progress()
+    assert Progress.from_json(progress.to_json()) == progress
+    if width < NARROW:  # no room for the time left beside the bar
+        progress = dataclasses.replace(progress, eta_s=None)
+    lines = draw(progress, width)
     assert {cell_len(line) for line in lines} == {width}
-    text = " ".join(" ".join(lines).replace("│", " ").split())
-    assert "…" not in text
-    for part in ("windows", "4/8 50%", "collecting 2024-11-13-15:00, 37 decisions"):
+    text = one_line(lines)
+    now = "collecting 2024-11-13-15:00, 37 decisions"
+    for part in ("windows", "4/8 50%", now, "serving step-3"):
         assert part in text, part
-    for part in ("2024-11-13-13:00", "0.5 +0.200", "step-3 live", "it is not ready", "policy"):
+    for part in ("+0.200", "kendall tau 0.519", "policy – 0.5" if width < NARROW else "policy"):
         assert part in text, part
-    assert "no evaluation yet" not in text
+    for part in ("…", "not measured", "no evaluation yet"):
+        assert part not in text, part
+    if width >= 56:
+        for part in ("2024-11-13-13:00", "0.5 +0.200", "step-3 live", "it is not ready"):
+            assert part in text, part
     if width >= 80:
         assert "0.5 +0.200 -0.100 +0.500 20 step-3 live" in text
         assert "policy 9 1 7 – 0.5 -3.25" in text
+    short = draw(progress, width, height=len(lines), force_terminal=True)
+    assert len(short) < len(lines)
+    assert any("+0.200" in line for line in short)
+    assert not any("kendall" in line for line in short)
 
 
 def test_without_an_end_windows_are_counted():
     tracker = make_tracker(total=0)
     tracker.log_window(row(1, "step-1"), UPDATE)
-    text = " ".join(" ".join(draw(tracker.progress(), 80)).split())
+    text = one_line(draw(tracker.progress(), 80))
     assert "windows 1" in text
     assert "%  ETA" not in text
 

@@ -1,7 +1,5 @@
 """A run in two parts, as a sink gets it, and what sinks take at its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rlforge.tracking.files import RunPaths

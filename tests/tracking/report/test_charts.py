@@ -1,7 +1,5 @@
 """Charts: scales, thinning, smoothing and values under the pointer."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
@@ -23,12 +21,12 @@ from rlforge.tracking.report.charts import (
 )
 
 
-def parsed(chart: str | None) -> ET.Element:
+def parsed(chart):
     assert chart is not None
     return ET.fromstring(chart)
 
 
-def points_of(chart: str | None, tag: str = "polyline") -> list[list[tuple[float, float]]]:
+def points_of(chart, tag="polyline"):
     lines = [node.get("points", "").split() for node in parsed(chart).iter(tag)]
     return [[(float(x), float(y)) for x, y in (at.split(",") for at in line)] for line in lines]
 
@@ -77,7 +75,7 @@ def test_the_longest_label_is_not_cut_at_the_left_edge():
     assert end[0] < WIDTH
 
 
-def caption(chart: str | None) -> str | None:
+def caption(chart):
     return parsed(chart).findtext("figcaption")
 
 
@@ -184,7 +182,7 @@ def test_hovering_shows_every_value_with_its_band():
 
 
 def test_shares_read_as_percent_up_to_what_is_needed():
-    def ticks(highest: float) -> list[str]:
+    def ticks(highest):
         chart = line_chart("x", [Series(name="x", xs=[0, 1], ys=[0, highest])], shares=True)
         return [str(node.text) for node in parsed(chart).iter("text") if "%" in str(node.text)]
 

@@ -1,10 +1,7 @@
 """comparison.html: tables, links, and a line with a band per configuration."""
 
-from __future__ import annotations
-
 import html.parser
 import re
-from pathlib import Path
 
 import pytest
 from tests.tracking.sweep_runs import write_job, write_jobs
@@ -20,7 +17,7 @@ def sweep(tmp_path):
     return write_jobs(tmp_path / "sweep_1")
 
 
-def text_of(page: Path) -> str:
+def text_of(page):
     found: list[str] = []
     reader = html.parser.HTMLParser()
     reader.handle_data = found.append  # type: ignore[method-assign]

@@ -1,7 +1,5 @@
 """Damage and ends are on top of the report, and the rest of the run is shown."""
 
-from __future__ import annotations
-
 import html
 
 import pytest
@@ -12,7 +10,7 @@ from rlforge.tracking.report import write_report
 from rlforge.tracking.status import write_end, write_start
 
 
-def warnings(page: str) -> str:
+def warnings(page):
     """The text between the tiles and the first section; empty without a warning."""
     _, mark, rest = page.partition('role="alert"')
     assert not mark or "Results" in rest

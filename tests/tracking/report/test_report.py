@@ -1,12 +1,9 @@
 """The report: numbers, games, at any moment of a run, with answers of models escaped."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from tests.factories import (
@@ -23,7 +20,6 @@ from tests.tracking.conftest import write_games
 from rlforge.errors import RlforgeError
 from rlforge.tracking.files import create_run
 from rlforge.tracking.report import write_report
-from rlforge.types import GameRecord
 
 VOID = {"meta"}
 
@@ -31,26 +27,26 @@ VOID = {"meta"}
 class Checked(HTMLParser):
     """Fails on elements that are not closed in order; gathers text and tags."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.seen: list[str] = []
         self.text: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if not self.open or self.open[-1] not in ("style", "script"):
             self.text.append(data)
 
 
-def check(page: str) -> tuple[str, list[str]]:
+def check(page):
     """The text and the tags of a well-formed page."""
     parser = Checked()
     parser.feed(page)
@@ -65,7 +61,7 @@ def page(full_run, tmp_path_factory):
     return write_report(full_run, tmp_path_factory.mktemp("page") / "report.html").read_text()
 
 
-def page_of(run_dir: Path, *games: GameRecord) -> str:
+def page_of(run_dir, *games):
     """The report of a run that has these games and, without a tracker, nothing else."""
     if not (run_dir / "summary.json").exists():
         create_run(run_dir).config.write_text("name: x\n")
@@ -176,7 +172,7 @@ def test_long_games_and_long_texts_are_cut_and_say_so(tmp_path):
 
 
 def test_a_run_that_has_just_begun_has_a_report(tmp_path, new_tracker):
-    def shown() -> str:
+    def shown():
         return check(write_report(tmp_path).read_text())[0]
 
     create_run(tmp_path).config.write_text("name: x\n")
@@ -246,7 +242,7 @@ def test_only_changes_beyond_the_intervals_have_a_colour(tmp_path, tracker):
         assert mark in page, mark
 
 
-def lines_of(page: str, title: str) -> list[str]:
+def lines_of(page, title):
     """Classes of the lines of the chart that is called ``title``."""
     (chart,) = re.findall(rf"<figcaption>{title}[^<]*</figcaption>(.*?)</figure>", page, re.DOTALL)
     return re.findall(r'class="(line [^"]*)"', chart)

@@ -1,19 +1,16 @@
 """The report of a continuous run."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 import pytest
 
 from rlforge.tracking.report import windows
-from rlforge.tracking.report.data import RunData, load_run
+from rlforge.tracking.report.data import load_run
 from rlforge.tracking.report.decisions import sample_decisions
 
 
-def figures(reward: float, decisions: int = 400) -> dict[str, float]:
+def figures(reward, decisions=400):
     return {
         "win_rate": 0.5,
         "avg_reward": reward,
@@ -23,7 +20,7 @@ def figures(reward: float, decisions: int = 400) -> dict[str, float]:
     }
 
 
-def row(number: int, difference: float | None) -> dict[str, Any]:
+def row(number, difference):
     bounds = (None, None) if difference is None else (difference - 0.1, difference + 0.1)
     return {
         "window": number,
@@ -53,7 +50,7 @@ def run(tmp_path):
     return load_run(tmp_path)
 
 
-def changes(run: RunData) -> list[tuple[str, str]]:
+def changes(run):
     """Class and text of each change of the table."""
     return re.findall(r'<b class="(\w+)">([^<]*)</b>', str(windows.before_and_after(run)))
 
@@ -111,7 +108,7 @@ def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path):
 
 
 def test_decisions_of_the_newest_and_the_first_window_are_shown(run):
-    def decision(kind: str, answer: str) -> dict[str, Any]:
+    def decision(kind, answer):
         return {
             "kind": kind,
             "agent": "agent-1",
