@@ -111,20 +111,6 @@ def test_on_policy_the_learner_waits_for_the_games_in_progress(kind):
     assert buffer.ready()
 
 
-def test_an_older_checkpoint_without_the_versions_of_games_is_read():
-    steps, groups = buffer_of(StepBuffer), buffer_of(EpisodeBuffer)
-    steps.add([make_episode("a", (1, 2))])
-    older = steps.state_dict()
-    del older["versions"]
-    steps.load_state_dict(older)
-    assert steps.set_version(3) == 1
-    groups.add(group_game("x", 0, version=1))
-    older = groups.state_dict()
-    del older["groups"][0]["version"]
-    groups.load_state_dict(older)
-    assert groups.set_version(3) == 4
-
-
 def test_the_learner_may_be_ahead_of_the_published_version():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (2, 2))])

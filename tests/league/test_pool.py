@@ -258,20 +258,6 @@ def test_the_strongest_and_the_most_diverse_stay():
     assert diverse == [3, 1, 0]  # without the one as even as the current one, which has not played
 
 
-def test_a_state_without_results_and_history_has_the_newest_active_and_all_as_if_unmet():
-    pool = pool_of(5, mode="prioritized", max_active_lora=3)
-    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
-    state = pool.state_dict()
-    state |= state.pop("lines")[""]  # of one policy, before there could be several
-    del state["results"], state["history"]
-    resumed = pool_of(5, mode="prioritized", max_active_lora=3)
-    resumed.load_state_dict(state)
-    assert resumed.active() == pool.active()
-    assert set(resumed.weights().values()) == {0.25}
-    resumed.add_checkpoint(checkpoint(5))
-    assert [c.version for c in resumed.active()] == [5, 4, 3]
-
-
 def test_draws_follow_the_weights():
     pool = pool_of(3, mode="ts_dist", temperature=2.0)
     for _ in range(3):
@@ -388,18 +374,6 @@ def test_rated_games_are_those_against_other_policies():
     rated = {uid: entry["rated_games"] for uid, entry in entries(pool).items()}
     assert rated == {"step-0": 0, "step-1": 2, "random_legal": 2, "minimax": 0}
     assert entries(pool)["step-1"]["games"] == 3
-
-
-def test_a_state_without_rated_games_takes_them_from_its_pairs():
-    pool = pool_of(1)
-    current = pool.current().policy()
-    for opponent in (current, RANDOM, RANDOM):
-        pool.push_outcome(record([current, opponent], [1, -1]))
-    state = pool.state_dict()
-    del state["rated_games"]
-    resumed = pool_of(1)
-    resumed.load_state_dict(state)
-    assert entries(resumed) == entries(pool)
 
 
 def test_single_player_games_count_without_a_match():

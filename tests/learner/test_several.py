@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file
 from tests.learner import parts
 
-from rlforge.learner import Learner, Learners
+from rlforge.errors import CheckpointError
+from rlforge.learner import Learner, Learners, read_state, write_state
 from rlforge.models.files import ADAPTER_WEIGHTS
 
 NAMES = ("main", "rival")
@@ -123,3 +124,16 @@ def test_the_numbers_of_updates_may_be_those_of_a_whole_run(together):
         steps = [dataclasses.replace(step, policy_version=0) for step in parts.random_steps(4)]
         assert learner.update(parts.batch(steps)).version == number
     assert [together.other(name).updates for name in NAMES] == [3, 2]
+
+
+def test_a_saved_state_of_another_layout_is_refused(together, tmp_path):
+    write_state(tmp_path, together, {"pool": [1]})
+    assert read_state(tmp_path, make_together()) == {"pool": [1]}
+    file = tmp_path / "state" / "run.json"
+    for content, layout in (('{"pool": [1]}', 0), ('{"layout": 2}', 2)):
+        file.write_text(content)
+        with pytest.raises(CheckpointError, match=rf"has layout {layout} and .* begin a new run"):
+            read_state(tmp_path, make_together())
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"state holds no run\.json to resume from"):
+        read_state(tmp_path, make_together())

@@ -60,21 +60,6 @@ def test_places_in_the_run_follow_it_where_it_is_moved(tmp_path):
         assert again.source == "checkpoints/step-1"
 
 
-def test_absolute_places_of_older_releases_are_read_as_of_the_run(tmp_path):
-    with _journal(tmp_path) as journal:
-        for name in ("/gone/run/checkpoints/step-1", "/gone/other/step-2"):
-            journal.begin(name, strategy="replace")
-        with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-            database.execute(
-                "UPDATE deployments SET path = '/gone/run/deployments/versions/version-' || number"
-            )
-            database.commit()
-        own, other = journal.history()
-    assert own.source == "checkpoints/step-1"
-    assert other.source == "/gone/other/step-2"
-    assert other.path == str(tmp_path / "versions" / "version-1")
-
-
 def test_going_back_takes_the_later_versions_off_the_stack(tmp_path):
     with _journal(tmp_path) as journal:
         _promoted(journal, 4)
@@ -123,20 +108,6 @@ def test_an_outcome_counts_once(tmp_path):
         assert journal.add_outcome(0, second, None)
     with _journal(tmp_path) as journal:
         assert journal.outcomes(0) == [first, second, second]
-
-
-def test_a_state_without_clusters_and_stages_can_go_on(tmp_path):
-    """As releases before 0.2 wrote it."""
-    with _journal(tmp_path) as journal:
-        _promoted(journal, 1)
-    database = sqlite3.connect(tmp_path / FILE)
-    for column in ("cluster", "stage"):
-        database.execute(f"ALTER TABLE outcomes DROP COLUMN {column}")
-    database.execute("INSERT INTO outcomes (trial, arm, reward, at) VALUES (0, 'new', 0.5, 0)")
-    database.commit()
-    database.close()
-    with _journal(tmp_path) as journal:
-        assert journal.outcomes(0) == [TrialOutcome(arm="new", reward=0.5)]
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "truncated", "emptied"])

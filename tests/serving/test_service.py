@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import errno
 import json
@@ -404,25 +403,6 @@ async def test_only_the_last_keep_versions_and_the_base_can_be_rolled_back_to(
         assert (await service.rollback()).uid == "deploy-0"
         with pytest.raises(DeploymentError, match="no version to go back to from deploy-0"):
             await service.rollback()
-
-
-async def test_a_state_folder_whose_versions_are_named_version_n_is_served_and_kept(
-    opened, make_adapter, tmp_path
-):
-    versions = tmp_path / "state" / "versions"
-    async with opened() as service:
-        await service.deploy(make_adapter(1))
-        expected = (await _ask(service)).token_ids
-    (versions / "deploy-1").rename(versions / "version-1")
-    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "state.sqlite")) as database:
-        database.execute("UPDATE deployments SET path = replace(path, 'deploy-', 'version-')")
-        database.commit()
-    async with opened() as service:
-        assert (await _ask(service)).token_ids == expected
-        assert (await service.deploy(make_adapter(2))).uid == "deploy-2"
-        assert {path.name for path in versions.iterdir()} == {"version-1", "deploy-2"}
-        assert (await service.rollback()).uid == "deploy-1"
-        assert (await _ask(service)).token_ids == expected
 
 
 async def test_one_service_owns_a_folder(opened):

@@ -174,11 +174,9 @@ class PoolActor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pool.load_state_dict(state["pool"])
-        # An earlier version of rlforge knew one policy.
-        schedules = state["schedules"] if "schedules" in state else {"": state["schedule"]}
-        for name, own in schedules.items():
+        for name, own in state["schedules"].items():
             self._schedules[name].load_state_dict(own)
-        self._under_way.load_state_dict(state.get("under_way", []))
+        self._under_way.load_state_dict(state["under_way"])
 
 
 class _Samples:
@@ -370,8 +368,7 @@ class BufferActor:
         return {"policies": {name: each.state_dict() for name, each in self._samples.items()}}
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # An earlier version of rlforge knew one policy.
-        for name, own in state.get("policies", {"": state}).items():
+        for name, own in state["policies"].items():
             self._samples[name].load_state_dict(own)
 
 

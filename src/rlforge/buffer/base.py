@@ -275,7 +275,7 @@ class Buffer(ABC):
         kind, internal, gauss = state["random"]
         self._random.setstate((kind, tuple(internal), gauss))
         self.version = state["version"]
-        self._first_version = state.get("first_version", 0)
+        self._first_version = state["first_version"]
         self._dropped_stale_steps = state["dropped_stale_steps"]
         self._admission.load_state_dict(state["admission"])
         self._restore(state)

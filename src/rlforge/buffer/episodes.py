@@ -215,17 +215,19 @@ class EpisodeBuffer(Buffer):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        groups = []
-        for group in state["groups"]:
-            episodes = [_EPISODES.decode(episode) for episode in group["episodes"]]
-            # Older checkpoints do not have the versions.
-            known = self._version_of(episodes) if episodes else None
-            version = group.get("version", known)
-            groups.append(_Group(group["group_id"], group["games"], episodes, version))
+        groups = [
+            _Group(
+                group["group_id"],
+                group["games"],
+                list(map(_EPISODES.decode, group["episodes"])),
+                group["version"],
+            )
+            for group in state["groups"]
+        ]
         self._complete.clear()
         self._complete.add(group for group in groups if group.complete)
         self._open = {g.group_id: g for g in groups if g.group_id is not None and not g.complete}
         self._complete_size = sum(len(group.episodes) for group in self._complete)
         self._open_size = sum(len(group.episodes) for group in self._open.values())
         self._given_up = dict(state["given_up"])
-        self._replacing, self.replaced = state.get("replaced", (0, 0))
+        self._replacing, self.replaced = state["replaced"]

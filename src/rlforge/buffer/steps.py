@@ -80,7 +80,5 @@ class StepBuffer(Buffer):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         steps = list(map(_STEPS.decode, state["steps"]))
-        # Older checkpoints do not have the versions of the games.
-        versions = state.get("versions", [step.policy_version for step in steps])
         self._steps.clear()
-        self._steps.add(zip(versions, steps, strict=True))
+        self._steps.add(zip(state["versions"], steps, strict=True))

@@ -85,7 +85,7 @@ def _digests(context: RunContext, done: int) -> DigestChain:
     chain = DigestChain(context.run_dir)
     if chain.begun:
         chain.rewind(done)
-    elif not done:  # else an earlier version of rlforge began the run, without a chain
+    else:
         chain.append(0, {"computed": facts(context.config, context.hardware)})
     return chain
 

@@ -155,5 +155,5 @@ def _trained(path: Path) -> Trained:
         checkpoint=_checkpoint(path),
         samples=int(meta["samples"]),
         metrics=meta["metrics"],
-        digests=meta.get("digests", {}),  # earlier versions of rlforge noted none
+        digests=meta["digests"],
     )

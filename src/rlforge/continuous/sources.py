@@ -84,7 +84,7 @@ async def source_of(
 
 
 def _windows(store: TrajectoryStore, config: ContinuousConfig) -> Windows:
-    """The windows of the run's own store; earlier releases let clients report any reward."""
+    """The windows of the run's own store; rewards of clients that had other bounds are left out."""
     if config.continuous.source != "requests":
         return Windows(store, config.window)
     return Windows(store, config.window, (config.serve.outcome_low, config.serve.outcome_high))

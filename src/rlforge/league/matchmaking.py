@@ -83,11 +83,5 @@ class Line:
         """Continue from :meth:`state_dict`, with the versions of that time in place."""
         version, internal, gauss_next = state["random"]
         self.random.setstate((version, tuple(internal), gauss_next))
-        self.use_mode(state.get("changed_mode"))
-        self.history.load_state_dict(state.get("history") or self._newest())
-
-    def _newest(self) -> dict[str, Any]:
-        """The history of a state without one."""
-        versions = {uid: checkpoint.version for uid, checkpoint in self.checkpoints.items()}
-        active = list(versions.items())[-self.config.max_active_lora :]
-        return {"versions": dict(active), "kept": active[-1][1] if active else None}
+        self.use_mode(state["changed_mode"])
+        self.history.load_state_dict(state["history"])

@@ -338,13 +338,6 @@ class ModelPool:
             row = self._matches.setdefault(first, {})
             row[second] = row.get(second, 0) + 1
 
-    def _met_others(self) -> dict[str, int]:
-        """Pairs with other policies: what stands in for the rated games of a state without them."""
-        return {
-            uid: sum(games for other, games in row.items() if other != uid)
-            for uid, row in self._matches.items()
-        }
-
     def _explore(self, record: GameRecord) -> None:
         """Count the game for its opponents; in self-play the learner is its own opponent."""
         seats = record.spec.seats
@@ -425,11 +418,7 @@ class ModelPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken, the random draws included.
-
-        A state of a version of rlforge that recorded neither results nor history has the newest
-        checkpoints active, and all pairs of policies as if they had not met.
-        """
+        """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         for line in self._lines.values():
@@ -438,11 +427,10 @@ class ModelPool:
             self._line(checkpoint.name).checkpoints[checkpoint.uid] = checkpoint
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
-        self._rated_games = Counter(state.get("rated_games", self._met_others()))
-        self._results.load_rows(state.get("results", {}))
+        self._rated_games = Counter(state["rated_games"])
+        self._results.load_rows(state["results"])
         self._ratings.load_state_dict(state["ratings"])
-        earlier = {"": state}  # of a version of rlforge that knew one policy only
-        for name, own in state.get("lines", earlier).items():
+        for name, own in state["lines"].items():
             self._lines[name].load_state_dict(own)
         self._exploration.load_state_dict(state["exploration"])
 

@@ -22,6 +22,7 @@ import torch
 from rlforge.algorithms import make_algorithm
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import A2cConfig, PolicyConfig, RunConfig
+from rlforge.errors import CheckpointError
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
 from rlforge.learner.policy import PolicySpec
@@ -43,6 +44,8 @@ __all__ = [
 
 STATE_FOLDER = "state"
 """Folder of a checkpoint with the files that only a resumed run needs."""
+STATE_LAYOUT = 1
+"""Number of what these files hold, which a change of it raises."""
 
 
 class Learners:
@@ -147,13 +150,25 @@ def write_state(folder: Path, learners: Learners, others: Mapping[str, Any]) -> 
     state.mkdir()
     for learner in learners.each():
         learner.save_state(state)
-    (state / "run.json").write_text(json.dumps(others), encoding="utf-8")
+    content = {"layout": STATE_LAYOUT, **others}
+    (state / "run.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 def read_state(folder: Path, learners: Learners) -> dict[str, Any]:
-    """Load the learners' states from ``folder``; returns what the other actors saved."""
+    """Load the learners' states from ``folder``; returns what the other actors saved.
+
+    Raises CheckpointError for a state that is absent or of another layout.
+    """
     state = folder / STATE_FOLDER
+    try:
+        loaded: dict[str, Any] = json.loads((state / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{state} holds no run.json to resume from") from None
+    if (layout := loaded.pop("layout", 0)) != STATE_LAYOUT:
+        raise CheckpointError(
+            f"{state}: the saved state has layout {layout} and this rlforge goes on from layout "
+            f"{STATE_LAYOUT} alone; begin a new run, from its adapter with learner.initial_adapter"
+        )
     for learner in learners.each():
         learner.load_state(state)
-    loaded: dict[str, Any] = json.loads((state / "run.json").read_text(encoding="utf-8"))
     return loaded

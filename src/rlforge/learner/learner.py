@@ -343,14 +343,14 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
-        self._policy.followers.load_state_dict(state.get("followers", {}))
+        self._policy.followers.load_state_dict(state["followers"])
         self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
         self.version = self._weights_version = state["version"]
-        self.updates = state.get("updates", self.version)
+        self.updates = state["updates"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
-        self._step_factor = state.get("step_factor", 1.0)
+        self._step_factor = state["step_factor"]
 
     def save_state(self, directory: Path | None) -> None:
         """Write ``state_dict`` into ``directory``: ``learner.pt``, or ``learner-NAME.pt``."""

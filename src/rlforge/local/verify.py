@@ -101,7 +101,7 @@ def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
 def _chain(run: Recorded) -> Check:
     problems, notes, unit = list[str](), list[str](), run.unit
     if not run.lines:
-        notes.append(f"{FILE} is not there: an earlier version of rlforge recorded the run")
+        notes.append(f"{FILE} is not there: nothing says what the run computed")
     elif (step := broken_at(run.lines)) is not None:
         problems.append(f"{FILE}: the line of {unit} {step} does not follow from the one before")
     made = run.made()

@@ -159,7 +159,6 @@ class Deployer:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self._router.live.served())
             paths = {*(d.path for d in served), *self._router.in_use}
-            # Not by uid: older releases named the folders version-N.
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self._versions, 0, kept)
             await asyncio.to_thread(self._journal.back_up)

@@ -277,10 +277,6 @@ def _checked(file: Path) -> sqlite3.Connection:
         if state != "ok":
             raise sqlite3.DatabaseError(state)
         database.executescript(_SCHEMA)
-        known = {column["name"] for column in database.execute("PRAGMA table_info(outcomes)")}
-        for name in ("cluster", "stage"):
-            if name not in known:  # a file of an older release
-                database.execute(f"ALTER TABLE outcomes ADD COLUMN {name} TEXT")
     except sqlite3.Error:
         database.close()
         raise
@@ -308,10 +304,7 @@ def _checks_json(checks: Sequence[Check] | None) -> str | None:
 def _deployment(row: Any, folder: Path) -> Deployment:
     values = dict(row)
     if values["path"]:
-        copy = Path(values["path"])
-        if copy.is_absolute():  # of an older release: RUN/deployments/versions/NAME
-            values["source"] = _within(values["source"], copy.parents[2])
-        values["path"] = str(folder / VERSIONS / copy.name)
+        values["path"] = str(folder / VERSIONS / values["path"])
     values["updates"] = values.pop("version")
     checks = tuple(
         Check(name=name, passed=passed, detail=detail)

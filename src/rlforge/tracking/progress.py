@@ -125,8 +125,7 @@ class CollectionRow:
 class RatingRow:
     """One policy of the pool: TrueSkill mean and deviation, games, whether it is sampled.
 
-    rated_games: those against other policies, which change a rating; at 0 it is only inherited,
-    None is unknown, as in runs of earlier versions.
+    rated_games: those against other policies, which change a rating; at 0 it is only inherited.
     """
 
     uid: str
@@ -134,7 +133,7 @@ class RatingRow:
     sigma: float
     games: int
     active: bool
-    rated_games: int | None = None
+    rated_games: int
 
 
 @value

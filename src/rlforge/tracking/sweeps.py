@@ -70,8 +70,8 @@ def write_sweep(folder: Path, shared: Sequence[str], jobs: Sequence[Sequence[str
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether it is the folder of a sweep; those of earlier versions have no ``sweep.json``."""
-    return (folder / SWEEP_FILE).is_file() or folder.name.startswith("sweep_")
+    """Whether it is the folder of a sweep."""
+    return (folder / SWEEP_FILE).is_file()
 
 
 def under_way(folder: Path) -> bool:

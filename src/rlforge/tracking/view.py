@@ -220,7 +220,7 @@ def _ratings(p: Progress, most: int) -> RenderableType:
     for row in rated[:most]:
         style = "" if row.active else "dim"
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
-        table.add_row(Text(row.uid, style=style), rating, count(row.rated_games or row.games))
+        table.add_row(Text(row.uid, style=style), rating, count(row.rated_games))
     return _with_rest(table, len(p.ratings) - min(len(rated), most), "policies")
 
 

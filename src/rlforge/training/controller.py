@@ -89,8 +89,7 @@ class Trained:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.newest = _CHECKPOINTS.decode(state["newest"])
         self.updated = self.newest.version
-        self.begun = state.get("begun", 0)
-        self.updates = state.get("updates", self.updated)
+        self.begun, self.updates = state["begun"], state["updates"]
 
 
 class GameController:
@@ -388,15 +387,11 @@ class GameController:
 
     async def _restore(self, state: dict[str, Any], version: int) -> None:
         here = str(self._run_dir)
-        was = state.get("run_dir", here)
-        if "policies" not in state:  # an earlier version of rlforge knew one
-            state["policies"] = {"": {"newest": state["newest"]}}
-        state |= {name: moved(state[name], was, here) for name in ("pool", "policies")}
+        state |= {name: moved(state[name], state["run_dir"], here) for name in ("pool", "policies")}
         self._version = self._state_saved = version
         for name, policy in self._policies.items():
             policy.load_state_dict(state["policies"][name])
-        if "guard" in state:  # not in that of earlier versions of rlforge
-            self._guard.load_state_dict(state["guard"])
+        self._guard.load_state_dict(state["guard"])
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),

@@ -1,7 +1,6 @@
 """The report: numbers, games, at any moment of a run, with answers of models escaped."""
 
 import html
-import json
 import re
 from html.parser import HTMLParser
 
@@ -220,17 +219,6 @@ def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(tmp_pa
     assert "45.00 ± 4.00" in shown
     assert len(re.findall(uid, folded)) == 38
     assert "±" not in folded.split("</table>")[0]
-
-
-def test_a_pool_without_the_count_of_rated_games_takes_it_from_the_pairs(tmp_path):
-    pool = pool_snapshot(2)
-    for entry in pool["entries"]:
-        del entry["rated_games"]
-    pool["matches"] = {"base": {"base": 9}, "step-1": {"step-2": 4}, "step-2": {"step-1": 4}}
-    paths = create_run(tmp_path)
-    paths.config.write_text("name: x\n")
-    paths.pool.write_text(json.dumps(pool))
-    assert "Further policies: 1, without a rated game: 1" in write_report(tmp_path).read_text()
 
 
 def test_only_changes_beyond_the_intervals_have_a_colour(tmp_path, tracker):

@@ -158,7 +158,7 @@ def alarms(run: RunData) -> Html | None:
 
 
 def ladder(run: RunData) -> Html | None:
-    """Strengths from the games between policies; None for a run of an earlier version."""
+    """Strengths from the games between policies; None before the first."""
     rows = [LADDER_ROWS.decode(row) for row in (run.pool or {}).get("ladder", ())]
     if not rows:
         return None
@@ -184,28 +184,21 @@ def pool(run: RunData) -> Html | None:
         return None
     evaluated = {row[key] for row in run.evals for key in ("policy_uid", "opponent")}
     matches = run.pool["matches"]
-
-    def rated_games(entry: Row) -> int:
-        # Runs of earlier versions do not have the count: their games in pairs stand in for it.
-        met = matches.get(entry["uid"], {})
-        pairs = sum(games for other, games in met.items() if other != entry["uid"])
-        return int(entry.get("rated_games", pairs))
-
     entries = sorted(
         run.pool["entries"],
-        key=lambda entry: (not rated_games(entry), entry["uid"] not in evaluated, -entry["mu"]),
+        key=lambda entry: (not entry["rated_games"], entry["uid"] not in evaluated, -entry["mu"]),
     )
     rows = [
         [
             entry["uid"],
             "active" if entry["active"] else "retired",
-            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}" if rated_games(entry) else number(None),
-            count(rated_games(entry)),
+            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}" if entry["rated_games"] else number(None),
+            count(entry["rated_games"]),
             count(entry["games"]),
         ]
         for entry in entries
     ]
-    rated = sum(rated_games(entry) > 0 for entry in entries)
+    rated = sum(entry["rated_games"] > 0 for entry in entries)
     first = min(rated, MOST_RATINGS)
     folded, left = rows[first : first + MOST_FOLDED], len(rows) - first - MOST_FOLDED
     unrated = len(rows) - rated
