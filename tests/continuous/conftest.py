@@ -15,6 +15,7 @@ import pytest
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
 from rlforge.continuous.run import ContinuousRun
+from rlforge.system.checkpoint import write_checkpoint
 from rlforge.training.lifecycle import execute as execute_run
 
 
@@ -44,6 +45,23 @@ def execute(in_process):
         return run_dir
 
     return run
+
+
+@pytest.fixture(scope="session")
+def adapter(market_model, tmp_path_factory):
+    """A version of the market's model with random weights."""
+    import torch
+
+    from rlforge.config.schema import LoraConfig, ModelConfig
+    from rlforge.learner.weights import attach_lora
+    from rlforge.models.devices import resolve_device
+    from rlforge.models.load import load_base_model
+
+    lora = LoraConfig(rank=4)
+    model = ModelConfig(kind="hf", name=str(market_model), dtype="float32", lora=lora)
+    wrapped = attach_lora(load_base_model(model, resolve_device("cpu"), torch.float32), lora, 1)
+    folder = tmp_path_factory.mktemp("adapters")
+    return write_checkpoint(folder, "step-1", wrapped.save_pretrained, {"version": 1})
 
 
 class Runs:

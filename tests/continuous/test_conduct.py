@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch
 from tests import factories
 
 from rlforge.config.continuous import ContinuousConfig, DecisionRewardConfig
@@ -21,15 +20,12 @@ from rlforge.continuous.conduct import Conduct, concerns, conduct
 from rlforge.continuous.policy_side import reward_of_settled
 from rlforge.continuous.trials import MarketTrials, market_probes
 from rlforge.games.trading import AgentPrompter, Question
-from rlforge.learner.weights import attach_lora
 from rlforge.market.actions import NO_OP, buy, leave, open_position
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
-from rlforge.models.devices import resolve_device
-from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.models.load import load_tokenizer
 from rlforge.serving.records import Deployment, PairedOutcomes
 from rlforge.serving.service import DeploymentService
-from rlforge.system.checkpoint import write_checkpoint
 from rlforge.trajectories.records import Decision, Result
 from rlforge.trajectories.reward import DecisionReward, result_of
 from rlforge.types import Completion, PolicyRef, SamplingParams
@@ -177,20 +173,6 @@ def trials_of(engine: Any, config: ContinuousConfig, prompter: AgentPrompter) ->
     first = PolicyRef(uid="base-0", kind="checkpoint")
     params, reward = config.engine.sampling(()), reward_of_settled(config)
     return MarketTrials(config, engine, prompter, params, reward, first)
-
-
-@pytest.fixture(scope="module")
-def adapter(market_model, tmp_path_factory):
-    """Weights that fit; ``Traders`` decide what they do."""
-    from rlforge.config.schema import LoraConfig, ModelConfig
-
-    lora = LoraConfig(rank=4)
-    model = ModelConfig(kind="hf", name=str(market_model), dtype="float32", lora=lora)
-    wrapped = attach_lora(load_base_model(model, resolve_device("cpu"), torch.float32), lora, 1)
-    folder = tmp_path_factory.mktemp("adapters")
-    return write_checkpoint(
-        folder, "step-1", lambda at: wrapped.save_pretrained(at), {"version": 1}
-    )
 
 
 @pytest.fixture

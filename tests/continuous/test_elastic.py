@@ -1,7 +1,5 @@
 """An elastic continuous run: its engines come and go with the nodes of a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

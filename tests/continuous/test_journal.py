@@ -1,7 +1,5 @@
 """The journal: phases in order, one window after the other, kept over a restart."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlforge.continuous.journal import PHASES, Journal

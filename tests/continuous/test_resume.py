@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.harness.in_process import rlforge_here, use_actors_in_process
 
 from rlforge.config.compose import to_yaml
@@ -70,6 +69,8 @@ def digests(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(small_market, tmp_path_factory):
     """A run of two windows without an interruption."""
+    import torch
+
     torch.set_num_threads(1)  # as the processes that are killed have
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:

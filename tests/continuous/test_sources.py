@@ -29,13 +29,16 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it_is(
+def test_a_run_learns_from_all_windows_of_another_runs_store_and_from_those_that_come_meanwhile(
     make_config, execute
 ):
-    played = execute(make_config("continuous.windows=3"), "played")
-    before = digests(played / "store")
+    played = execute(make_config("continuous.windows=1", "continuous.compare_episodes=0"), "played")
     config = make_config(*from_store(played / "store"))
     learned = execute(config, "learned")
+    assert [row["version"] for row in rows(learned)] == ["step-1"]
+    execute(make_config("continuous.windows=3", "continuous.compare_episodes=0"), "played")
+    before = digests(played / "store")
+    execute(config, "learned")
     assert [row["window_id"] for row in rows(learned)] == [row["window_id"] for row in rows(played)]
     assert [row["version"] for row in rows(learned)] == ["step-1", "step-2", "step-3"]
     # Decisions of version 2 are learned from by version 1, and none is stale.
@@ -45,16 +48,6 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it
     assert not (learned / "store").exists()
     comparison = json.loads((learned / "comparison.json").read_text())
     assert comparison["after"]["version"] == "step-3"
-
-
-def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(make_config, execute):
-    played = execute(make_config("continuous.windows=1"), "played")
-    config = make_config(*from_store(played / "store"))
-    learned = execute(config, "learned")
-    assert len(rows(learned)) == 1
-    execute(make_config("continuous.windows=2"), "played")
-    execute(config, "learned")
-    assert [row["version"] for row in rows(learned)] == ["step-1", "step-2"]
 
 
 def test_decisions_of_another_tokenizer_are_refused(make_config, execute, tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator
@@ -20,7 +20,6 @@ from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.store import TrajectoryStore
 
 RUN_DIR = Path("run")
 
@@ -96,29 +95,11 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(make_conf
     assert not Path("run/comparison.json").exists()
 
 
-def test_only_the_newest_windows_and_their_scores_are_kept(make_config, execute):
-    execute(make_config("store.keep_windows=2", "continuous.windows=3"))
-    ids = [row["window_id"] for row in rows()]
-    with contextlib.closing(StoreReader("run/store")) as reader:
-        kept = reader.window_ids()
-    assert len(kept) == 2
-    assert ids[0] not in kept
-    scores = {path.stem for path in Path("run/scores").iterdir()}
-    assert scores == {one.replace(":", ".") for one in ids if one in kept}
-
-
-def test_a_window_of_one_agent_is_not_ready(make_config, execute):
-    traders = "market.traders={noise: 0, momentum: 0, value: 0, insider: 0}"
-    execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
-    (row,) = rows()
-    assert row["agents"] == 1
-    assert "of 3 learning agents" in row["reason"]
-
-
 def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
     weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
     settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
-    execute(make_config(*weights, *settings, "continuous.windows=1"))
+    short = ("continuous.windows=1", "continuous.compare_episodes=0")
+    execute(make_config(*weights, *settings, *short))
     (row,) = rows()
     assert "there is no gradient" in row["reason"]
     assert row["deployment_success"] is None
@@ -208,9 +189,8 @@ def test_rolling_batches_reach_back_over_windows(make_config, execute):
 
 @pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
 def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute):
-    config = make_config(f"algorithm={algorithm}", "continuous.windows=1")
-    config.continuous = dataclasses.replace(config.continuous, compare_episodes=0)
-    execute(config)
+    short = ("continuous.windows=1", "continuous.compare_episodes=0")
+    execute(make_config(f"algorithm={algorithm}", *short))
     (row,) = rows()
     assert row["version"] == "step-1"
     (update,) = rows("metrics.jsonl")
@@ -233,47 +213,44 @@ async def test_an_interrupted_run_ends_cleanly_between_phases(make_config, begun
 
 
 def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_config, execute):
-    execute(make_config("continuous.control_agents=3", "learner.learning_rate=0.05"))
+    """And old windows are deleted, with their scores."""
+    changes = ("continuous.control_agents=3", "learner.learning_rate=0.05", "store.keep_windows=2")
+    execute(make_config(*changes, "continuous.windows=3", "continuous.compare_episodes=0"))
     for row in rows():
+        assert row["agents"] == 14
         assert row["players"]["control"]["decisions"] == 18
         assert row["players"]["policy"]["decisions"] == 24
         assert row["reward_difference_low"] < row["reward_difference"]
         assert row["reward_difference"] < row["reward_difference_high"]
-    with TrajectoryStore(RUN_DIR / "store") as store:
-        decisions = list(store.decisions())
-    control = [d for d in decisions if d.metadata.provider == "control"]
-    learned = [d for d in decisions if d.completion and d.metadata.learns]
-    assert {d.completion.policy_uid for d in control if d.completion} == {"base"}
-    assert len({d.completion.policy_uid for d in learned if d.completion}) == 2
-    assert all(row["agents"] == 14 for row in rows())
+    assert answered_by() == {"control": {"base"}, "policy": {"deploy-1", "deploy-2"}}
+    ids = [row["window_id"] for row in rows()]
+    with contextlib.closing(StoreReader("run/store")) as reader:
+        assert reader.window_ids() == ids[1:]
+    scores = {path.stem for path in Path("run/scores").iterdir()}
+    assert scores == {one.replace(":", ".") for one in ids[1:]}
 
 
-def test_with_an_initial_adapter_that_is_the_control(make_config, execute, tmp_path):
-    execute(make_config("continuous.windows=1"))
-    adapter = RUN_DIR.rename(tmp_path / "first") / "checkpoints" / "step-1"
-    execute(
-        make_config(
-            "continuous.windows=1",
-            "continuous.control_agents=2",
-            f"learner.initial_adapter={adapter}",
-        )
-    )
-    with TrajectoryStore(RUN_DIR / "store") as store:
-        decisions = list(store.decisions())
-    uids = {
-        d.completion.policy_uid
-        for d in decisions
-        if d.completion and d.metadata.provider == "control"
-    }
-    assert uids == {"control"}
-    learned = {d.completion.policy_uid for d in decisions if d.completion and d.metadata.learns}
-    assert learned == {"deploy-1"}
+def answered_by() -> dict[str, set[str]]:
+    """The versions whose answers are in the store, those learned from and those of the control."""
+    found = collections.defaultdict(set)
+    with contextlib.closing(StoreReader("run/store")) as reader:
+        for one in reader.decisions():
+            if one.completion:
+                player = "policy" if one.metadata.learns else "control"
+                found[player].add(one.completion.policy_uid)
+    return found
+
+
+def test_with_an_initial_adapter_that_is_the_control(make_config, execute, adapter):
+    changes = ("continuous.control_agents=2", f"learner.initial_adapter={adapter}")
+    execute(make_config(*changes, "continuous.windows=1", "continuous.compare_episodes=0"))
+    assert answered_by() == {"control": {"control"}, "policy": {"deploy-1"}}
     # The same weights: an answer has the same probability by both.
-    by_prompt = {}
-    for d in decisions:
-        if d.completion:
-            asked = (*d.completion.prompt_token_ids, -1, *d.completion.token_ids)
-            by_prompt.setdefault(asked, []).append(sum(d.completion.logprobs))
+    by_prompt = collections.defaultdict(list)
+    with contextlib.closing(StoreReader("run/store")) as reader:
+        answers = [one.completion for one in reader.decisions() if one.completion]
+    for one in answers:
+        by_prompt[one.prompt_token_ids, one.token_ids].append(sum(one.logprobs))
     assert all(max(found) - min(found) < 1e-4 for found in by_prompt.values())
 
 

@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
 from rlforge.market.predictions import lmsr_cost, lmsr_price, lmsr_shares, lmsr_subsidy
@@ -35,13 +34,6 @@ def test_an_amount_buys_what_costs_that_amount(b, own, other, amount):
     spent = reference(b, own + bought, other) - reference(b, own, other)
     # Where the price is near 0 the cost hardly depends on the shares.
     assert spent == pytest.approx(amount, rel=1e-6, abs=1e-4)
-
-
-def test_an_amount_buys_what_a_root_finder_finds():
-    b, own, other, amount = 5_000.0, 1_200, 3_400, 777
-    start = reference(b, own, other)
-    root = brentq(lambda x: reference(b, own + x, other) - start - amount, 0, 1e6, xtol=1e-9)
-    assert lmsr_shares(b, own, other, amount) == pytest.approx(root, rel=1e-9)
 
 
 def test_the_most_that_the_market_maker_loses_is_b_ln_2():

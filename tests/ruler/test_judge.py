@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from rlforge.ruler.base import NOT_JUDGED, DecisionScores
 from rlforge.ruler.judge import AnswerCache, divide
 from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import Decision, Metadata, TrainingWindow
+from rlforge.trajectories.records import Decision, Metadata
 
-Make = Callable[..., TrainingWindow]
 KEY = "sk-very-secret-0001"
 
 

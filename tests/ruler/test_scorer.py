@@ -1,7 +1,5 @@
 """The documented example, and the class in threads."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

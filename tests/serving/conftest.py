@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig, ModelConfig
 from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
 from rlforge.engines.registry import make_engine
-from rlforge.learner.weights import attach_lora
-from rlforge.models.devices import resolve_device
-from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
+from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.serving.game_checks import game_probes
 from rlforge.serving.records import Probe
 from rlforge.serving.service import DeploymentService
@@ -33,7 +30,6 @@ SETTINGS = {"probes": 2, "min_format": 0.0, "holdout_games": 0, "timeout_s": 60.
 
 def small_config(small_model: Path) -> ServingConfig:
     """A service of the small model."""
-    torch.set_num_threads(1)
     return ServingConfig(
         name="small",
         model=ModelConfig(
@@ -78,6 +74,11 @@ async def engine(config):
 @pytest.fixture(scope="session")
 def stock(small_model, tmp_path_factory):
     """Checkpoints as the learner writes them, made once; greedy answers differ by their seeds."""
+    import torch
+
+    from rlforge.learner.weights import attach_lora
+    from rlforge.models.devices import resolve_device
+    from rlforge.models.load import load_base_model
 
     @functools.cache
     def made(seed: int, rank: int, modules: tuple[str, ...]) -> Path:

@@ -6,11 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.errors import DeploymentError
@@ -31,7 +29,9 @@ def _plain(checkpoint: Path, target: Path) -> Path:
     return target
 
 
-def _change(adapter: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def _change(adapter: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    from safetensors.torch import load_file, save_file
+
     file = adapter / "adapter_model.safetensors"
     weights = load_file(file)
     change(weights)
@@ -83,7 +83,7 @@ def test_weights_of_other_shapes_or_for_other_layers_are_refused(config, make_ad
 
     def widen(weights):
         name = next(name for name in weights if "q_proj.lora_A" in name)
-        weights[name] = torch.zeros(4, 99)
+        weights[name] = weights[name].new_zeros(4, 99)
 
     def deepen(weights):
         name = next(name for name in weights if ".0." in name)
@@ -108,6 +108,8 @@ def test_a_rank_above_that_of_the_service_is_refused(config, make_adapter):
 def test_full_weights_fit_if_their_shapes_do(config, small_model, tmp_path):
     assert check_fit(small_model, config.model) == "full weights of this model"
     other = dataclasses.replace(config.model, lora=LoraConfig())
+    from transformers import AutoModelForCausalLM
+
     wide = AutoModelForCausalLM.from_pretrained(small_model)
     wide.resize_token_embeddings(wide.config.vocab_size + 7)
     wide.save_pretrained(tmp_path / "wide")

@@ -82,6 +82,11 @@ class Served:
         given = {"model": "small", "prompt": "go", "max_tokens": 1} | asked
         return await self.openai.completions.create(**given)
 
+    async def chat(self, said: str = "go", **asked: Any) -> Any:
+        """An answer by OpenAI's client to one message, or to ``messages``."""
+        given = {"model": "small", "messages": [{"role": "user", "content": said}]} | asked
+        return await self.openai.chat.completions.create(**given)
+
     async def post(self, **asked: Any) -> httpx.Response:
         """The response to a plain request for a completion."""
         body = {"model": "small", "prompt": "go"} | asked
@@ -184,15 +189,9 @@ def deploying(config, tmp_path):
 
 
 async def test_a_chat_answer_has_text_token_counts_and_version(served):
-    answer = await served.openai.chat.completions.create(
-        model="small",
-        messages=[
-            {"role": "system", "content": "Play."},
-            {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
-        ],
-        temperature=0,
-        max_tokens=5,
-    )
+    asked = {"role": "user", "content": [{"type": "text", "text": PROMPT}]}
+    messages = [{"role": "system", "content": "Play."}, asked]
+    answer = await served.chat(messages=messages, temperature=0, max_tokens=5)
     choice = answer.choices[0]
     assert answer.object == "chat.completion"
     assert answer.model == "small"
@@ -205,12 +204,10 @@ async def test_a_chat_answer_has_text_token_counts_and_version(served):
 
 
 async def test_streams_and_whole_answers_have_the_same_text(served):
-    asked = {"model": "small", "temperature": 1.0, "seed": 7, "max_tokens": 12}
-    messages = [{"role": "user", "content": PROMPT}]
-    whole = await served.openai.chat.completions.create(messages=messages, **asked)
-    stream = await served.openai.chat.completions.create(
-        messages=messages, stream=True, stream_options={"include_usage": True}, **asked
-    )
+    asked = {"temperature": 1.0, "seed": 7, "max_tokens": 12}
+    whole = await served.chat(PROMPT, **asked)
+    usage = {"include_usage": True}
+    stream = await served.chat(PROMPT, stream=True, stream_options=usage, **asked)
     chunks = [chunk async for chunk in stream]
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
@@ -220,8 +217,8 @@ async def test_streams_and_whole_answers_have_the_same_text(served):
     assert len({chunk.id for chunk in chunks}) == 1
     assert {chunk.system_fingerprint for chunk in chunks} == {"deploy-0"}
 
-    completed = await served.openai.completions.create(prompt=PROMPT, **asked)
-    pieces = await served.openai.completions.create(prompt=PROMPT, stream=True, **asked)
+    completed = await served.ask(prompt=PROMPT, **asked)
+    pieces = await served.ask(prompt=PROMPT, stream=True, **asked)
     assert "".join([p.choices[0].text async for p in pieces]) == completed.choices[0].text
 
 
@@ -255,16 +252,8 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
     served, base, tokenizer
 ):
     ids = tokenizer.encode(PROMPT, add_special_tokens=False)
-    answer = await served.openai.completions.create(
-        model="small", prompt=ids, max_tokens=4, seed=1, logprobs=0
-    )
-    chat = await served.openai.chat.completions.create(
-        model="small",
-        messages=[{"role": "user", "content": "go"}],
-        max_tokens=4,
-        seed=1,
-        logprobs=True,
-    )
+    answer = await served.ask(prompt=ids, max_tokens=4, seed=1, logprobs=0)
+    chat = await served.chat(max_tokens=4, seed=1, logprobs=True)
     listed = await served.openai.models.list()
     policy = PolicyRef(uid="deploy-0", kind="checkpoint")
     direct = await base.generate(ids, SamplingParams(max_tokens=4, seed=1), policy)
@@ -278,14 +267,14 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
 
 
 async def test_a_stop_string_ends_the_answer_before_it(served):
-    asked = {"model": "small", "prompt": "go", "max_tokens": 60, "seed": 11}
-    whole = (await served.openai.completions.create(**asked)).choices[0].text
+    asked = {"max_tokens": 60, "seed": 11}
+    whole = (await served.ask(**asked)).choices[0].text
     stop = whole[len(whole) // 2 :][:3]
     assert stop
-    cut = await served.openai.completions.create(stop=[stop], **asked)
+    cut = await served.ask(stop=[stop], **asked)
     assert cut.choices[0].text == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
-    pieces = await served.openai.completions.create(stop=stop, stream=True, **asked)
+    pieces = await served.ask(stop=stop, stream=True, **asked)
     assert "".join([p.choices[0].text async for p in pieces]) == whole[: whole.index(stop)]
 
 
@@ -340,7 +329,7 @@ async def test_an_invalid_request_is_a_400_with_the_reason(served, change, part)
 
 async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(served):
     with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served; there are small"):
-        await served.openai.completions.create(model="gpt-9", prompt="go")
+        await served.ask(model="gpt-9")
     with pytest.raises(openai.NotFoundError):
         await served.openai.models.retrieve("small@deploy-9")
     assert (await served.openai.models.retrieve("small")).id == "small"
@@ -709,8 +698,7 @@ async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_
     tool_served, prompts
 ):
     messages = [{"role": "user", "content": "2 + 2"}]
-    create = tool_served.openai.chat.completions.create
-    answer = await create(model="small", messages=messages, tools=[ADD])
+    answer = await tool_served.chat(messages=messages, tools=[ADD])
     assert prompts[-1] == "may call add. user 2 + 2 "
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
@@ -723,19 +711,16 @@ async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_
         choice.message.model_dump(exclude_none=True, exclude={"refusal", "annotations"}),
         {"role": "tool", "content": "4", "tool_call_id": first.id},
     ]
-    again = await create(model="small", messages=messages, tools=[ADD])
+    again = await tool_served.chat(messages=messages, tools=[ADD])
     assert prompts[-1] == (
         "may call add. user 2 + 2 assistant Let me see. calls add of 2 calls add of  tool 4 "
     )
-    assert {call.id for call in again.choices[0].message.tool_calls or ()}.isdisjoint(
-        {first.id, second.id}
-    )
+    others = {call.id for call in again.choices[0].message.tool_calls}
+    assert others.isdisjoint({first.id, second.id})
 
 
 async def test_a_stream_ends_with_the_calls_of_tools(tool_served, prompts):
-    stream = await tool_served.openai.chat.completions.create(
-        model="small", messages=[{"role": "user", "content": "2 + 2"}], tools=[ADD], stream=True
-    )
+    stream = await tool_served.chat(tools=[ADD], stream=True)
     chunks = [chunk.choices[0] async for chunk in stream]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
     calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
@@ -744,15 +729,9 @@ async def test_a_stream_ends_with_the_calls_of_tools(tool_served, prompts):
 
 
 async def test_where_no_tool_is_to_be_chosen_calls_are_text(tool_served, prompts):
-    asked = {
-        "model": "small",
-        "messages": [{"role": "user", "content": "2 + 2"}],
-        "tools": [ADD],
-        "tool_choice": "none",
-    }
-    create = tool_served.openai.chat.completions.create
-    answer = await create(**asked)
-    stream = await create(**asked, stream=True)
+    asked = {"tools": [ADD], "tool_choice": "none"}
+    answer = await tool_served.chat("2 + 2", **asked)
+    stream = await tool_served.chat("2 + 2", **asked, stream=True)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert prompts[-2:] == ["user 2 + 2 "] * 2
     assert answer.choices[0].message.tool_calls is None
@@ -761,15 +740,8 @@ async def test_where_no_tool_is_to_be_chosen_calls_are_text(tool_served, prompts
 
 
 async def test_without_parallel_calls_the_first_one_counts(tool_served, prompts):
-    answer = await tool_served.openai.chat.completions.create(
-        model="small",
-        messages=[{"role": "user", "content": "2 + 2"}],
-        tools=[ADD],
-        tool_choice="auto",
-        parallel_tool_calls=False,
-        metadata={"purpose": "sums"},
-        store=False,
-    )
+    asked = {"tools": [ADD], "tool_choice": "auto", "metadata": {"purpose": "sums"}, "store": False}
+    answer = await tool_served.chat(**asked, parallel_tool_calls=False)
     (call,) = answer.choices[0].message.tool_calls or ()
     assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}
     assert answer.choices[0].message.content == "Let me see."
@@ -777,11 +749,8 @@ async def test_without_parallel_calls_the_first_one_counts(tool_served, prompts)
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_has_the_format_that_was_asked_for(served, stream):
-    asked = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 40}
-
     async def said(seed, **given):
-        create = served.openai.chat.completions.create
-        answer = await create(model="small", stream=stream, seed=seed, **asked, **given)
+        answer = await served.chat(stream=stream, seed=seed, max_tokens=40, **given)
         if not stream:
             return str(answer.choices[0].message.content)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
@@ -793,23 +762,18 @@ async def test_an_answer_has_the_format_that_was_asked_for(served, stream):
 
 
 async def test_a_model_of_random_weights_calls_the_tools_that_it_must(tool_served):
-    asked = {
-        "model": "small",
-        "messages": [{"role": "user", "content": "go"}],
-        "tools": [ADDING, WAIT],
-        "max_tokens": 120,
-    }
+    asked = {"tools": [ADDING, WAIT], "max_tokens": 120}
     named = {"type": "function", "function": {"name": "add"}}
-    create = tool_served.openai.chat.completions.create
     for seed, choice in enumerate(["required", "required", "required", named, named]):
-        answer = await create(**asked, tool_choice=choice, parallel_tool_calls=False, seed=seed)
+        given = {"tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+        answer = await tool_served.chat(**asked, **given)
         (call,) = answer.choices[0].message.tool_calls or ()
         assert answer.choices[0].message.content is None
         assert answer.choices[0].finish_reason == "tool_calls"
         if choice == named or call.function.name == "add":
             assert call.function.name == "add"
             assert json.loads(call.function.arguments)["a"] in range(100)
-    free = await create(**asked, seed=1)
+    free = await tool_served.chat(**asked, seed=1)
     assert free.choices[0].message.tool_calls is None
 
 

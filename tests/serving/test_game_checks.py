@@ -1,7 +1,5 @@
 """Probes are positions of the run's games; both versions play the same held-out games."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

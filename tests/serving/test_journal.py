@@ -78,25 +78,6 @@ def test_going_back_takes_the_later_versions_off_the_stack(tmp_path):
         assert [d.number for d in journal.live()] == [4, 1, 0]
 
 
-def test_the_base_and_a_few_former_versions_are_kept(tmp_path):
-    with _journal(tmp_path) as journal:
-        _promoted(journal, 6)
-        journal.forget_former(2)
-        assert [d.number for d in journal.live()] == [5, 4, 3, 0]
-
-
-@pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
-def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path, phase):
-    with _journal(tmp_path) as journal:
-        _promoted(journal, 1)
-        journal.begin("somewhere", strategy="replace", phase=phase)
-    with _journal(tmp_path) as journal:
-        (closed,) = journal.interrupt()
-        assert (closed.number, closed.phase) == (1, "interrupted")
-        assert phase in closed.reason
-        assert [d.number for d in journal.live()] == [0]
-
-
 def test_an_outcome_counts_once(tmp_path):
     first = TrialOutcome(arm="new", reward=1.0, cluster="agent-1/3", stage="3")
     second = TrialOutcome(arm="current", reward=0.5)
@@ -164,6 +145,3 @@ def test_reading_a_folder_without_a_service_finds_nothing(tmp_path):
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)
     with pytest.raises(DeploymentError, match="cannot be read"):
         read_history(tmp_path)
-    assert issubclass(
-        sqlite3.OperationalError, sqlite3.DatabaseError
-    )  # the order of the handlers in _open relies on it

@@ -1,7 +1,5 @@
 """The arguments of ``rlforge serve``: an experiment, or a run with changes."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokens of a service, ids of its answers, and the addresses of its clients."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Windows are fixed, adjacent, and named by their start; the wall clock may jump."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

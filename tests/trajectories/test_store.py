@@ -28,7 +28,7 @@ from rlforge.errors import RlforgeError, RunError, StoreError
 from rlforge.trajectories.layout import StoreLayout
 from rlforge.trajectories.open_windows import OpenWindows
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import Decision, Metadata
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import activity_of
 
@@ -227,6 +227,11 @@ def test_activity_agrees_with_the_decisions(tmp_path, make):
     decisions = [make.whole(n, f"a{n % 3}", reward=n / 8) for n in range(9)]
     decisions += [make(n, "a0") for n in range(20, 24)]
     decisions += [make(30, "a1", action={"type": "NO_OP"}), make(31, "a1", action={})]
+    for number, problem in enumerate(("no money is left", "Your answer held no JSON action.")):
+        action = {"type": ("BUY_SHARES", "NO_OP")[number], "problem": problem}
+        decisions.append(make.whole(32 + number, "a2", reward=-1.0, action=action))
+    scripted = Metadata(provider="scripted:noise")
+    decisions.append(make.whole(34, "noise-1", metadata=scripted, reward=-0.875))
     with TrajectoryStore(tmp_path, TINY) as store:
         store.append(decisions)
         store.complete([make.outcome(make(21, "a0"))])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rlforge.config.continuous import WindowConfig
-from rlforge.errors import RlforgeError
 from rlforge.trajectories.records import Metadata
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows, activity_of, average_reward, counts, missing
@@ -68,15 +67,6 @@ def test_late_decisions_count_once_they_are_written(store, make):
     assert windows.get(ELEVEN_ID).ready
 
 
-def test_after_a_clock_is_set_back_decisions_belong_to_the_window_of_their_time(store, make):
-    """As an agent stamps them whose clock went from 11:05 back to 10:06."""
-    windows = Windows(store, WindowConfig())
-    store.append([make.whole(65, "back"), make.whole(6, "back"), make.whole(7, "back")])
-    held = {w: [d.id for d in windows.get(w).decisions] for w in windows.ids()}
-    assert ["back-000065" in held[w] for w in (TEN_ID, ELEVEN_ID)] == [False, True]
-    assert held[TEN_ID][-2:] == ["back-000006", "back-000007"]
-
-
 def test_summaries_agree_with_the_windows(store):
     windows = Windows(store, WindowConfig())
     assert windows.ids() == [TEN_ID, ELEVEN_ID]
@@ -135,11 +125,6 @@ def test_windows_of_other_lengths(tmp_path, make):
     assert len(window.decisions) == 2
 
 
-def test_invalid_ids_are_named(store):
-    with pytest.raises(RlforgeError, match="window id 'latest' is not a time"):
-        Windows(store, WindowConfig()).get("latest")
-
-
 def window(make: Any, agents: int = 3, each: int = 5, **changes: Any) -> list[Any]:
     return [make.whole(i, f"agent-{a}", **changes) for a in range(agents) for i in range(each)]
 
@@ -159,7 +144,7 @@ def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make):
     assert reasons(few, min_agents=4, min_trajectories_per_agent=1, min_actions=1) == ()
 
 
-def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(tmp_path, make):
+def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(make):
     scripted = Metadata(provider="scripted:insider")
     crowd = [make.whole(i, f"insider-{a}", metadata=scripted) for a in range(3) for i in range(5)]
     assert reasons(crowd, avg_reward_threshold=None) == (
@@ -174,13 +159,10 @@ def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(tmp_p
     ]
     poor = [make.whole(20 + i, "noise-1", metadata=scripted, reward=-0.875) for i in range(9)]
     assert reasons([*model, *poor]) == ()
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append([*model, *poor])
-        assert store.activity() == activity_of([*model, *poor], model[0].window_id)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
-def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(tmp_path, make, share):
+def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(make, share):
     """An answer without an action is a NO_OP with a problem."""
     silent = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
     decisions = [
@@ -191,9 +173,6 @@ def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(tmp_path, make,
         for i in range(10)
     ]
     assert reasons(decisions, avg_reward_threshold=0.3) == ()
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append(decisions)
-        assert store.activity() == activity_of(decisions, decisions[0].window_id)
 
 
 def test_rewards_outside_of_the_bounds_are_left_out(store, make, caplog):
