@@ -308,3 +308,22 @@ def llama(seed: int = 0, **changes: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})).eval()
+
+
+def causal_lm(kind: str, **changes: Any) -> Any:
+    """A random model of two layers of the architecture ``kind``, ready to predict.
+
+    changes: fields of its configuration; one that is None is left to the architecture.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    others = {"max_position_embeddings": 64, "initializer_range": 0.3}
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    fields = {**sizes, **heads, **others, **ids, **changes}
+    config = AutoConfig.for_model(kind, **{n: v for n, v in fields.items() if v is not None})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).eval()

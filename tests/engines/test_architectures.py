@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tests.factories import causal_lm
 
 from rlforge.config.schema import EngineConfig
 from rlforge.engines.batching import BatchGenerator, BatchLimits
@@ -38,36 +20,21 @@ from rlforge.types import SamplingParams
 
 from .answers import BASE_POLICY, assert_true_logprobs, completion_of, finish
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 120,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.3,
-}
-
-
-LAYERS = ["sliding_attention", "full_attention"]
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 1})),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0, sliding_window=4)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
-    "gemma3": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=LAYERS)
-    ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "llama": {"num_key_value_heads": 1},
+    "qwen2": {},
+    "phi3": {"sliding_window": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "mistral": {"sliding_window": 4},
+    "gemma3_text": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3": {},
 }
 
 
 @pytest.fixture(params=MODELS)
 def model(request):
-    torch.manual_seed(0)
-    return MODELS[request.param]().eval()
+    sizes = {"vocab_size": 120, "head_dim": 8} | MODELS[request.param]
+    return causal_lm(request.param, **sizes)
 
 
 def test_logprobs_agree_with_a_plain_forward_pass(model):
@@ -140,13 +107,13 @@ def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(model, pad
 
 
 def test_models_that_use_another_attention_keep_it():
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model = causal_lm("llama")
     model.set_attn_implementation("eager")
     share_keys(model)
     assert model.config._attn_implementation == "eager"
 
 
 def test_models_without_a_key_value_cache_are_refused(tokenizer):
-    model = MambaForCausalLM(MambaConfig(vocab_size=120, hidden_size=16, num_hidden_layers=1))
+    model = causal_lm("mamba", intermediate_size=None)
     with pytest.raises(ConfigError, match=r"cannot run MambaForCausalLM.*recurrent"):
         TransformersEngine(EngineConfig(), model, tokenizer)

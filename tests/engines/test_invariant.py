@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from tests import factories
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.grammars import Grammars
@@ -28,17 +27,10 @@ LONGEST = 320
 @pytest.fixture(scope="module")
 def model():
     """Positions beyond one part of torch's attention, and layers that see a window only."""
-    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6}
     window = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LONGEST,
-        initializer_range=0.2,
-        **sizes | heads | window,
-    )
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(config).eval()
+    others = {"max_position_embeddings": LONGEST, "initializer_range": 0.2, "head_dim": None}
+    return factories.causal_lm("qwen2", vocab_size=VOCABULARY, **sizes, **window, **others)
 
 
 def generator(model: Any, tokenizer: Any, *, sequences: int, tokens: int) -> BatchGenerator:

@@ -8,30 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.factories import causal_lm
 from torch.nn.modules.module import register_module_forward_pre_hook
-from transformers import (
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import BASE, PolicyKey
 from rlforge.types import SamplingParams
 
 from .answers import assert_true_logprobs, completion_of, finish
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-}
 
 
 @pytest.fixture
@@ -113,8 +98,7 @@ def test_moved_to_the_host_and_back_versions_compute_the_same(base, saved):
 )
 @pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
 def test_other_adapters_are_mixed_where_linear_layers_alone_differ(saved, lora, mixed):
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    model = causal_lm("qwen2", vocab_size=300, initializer_range=0.2)
     store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
     plain, models[plain] = saved(model, 1)
     other, models[other] = saved(model, 2, **lora)
@@ -132,10 +116,8 @@ def test_other_adapters_are_mixed_where_linear_layers_alone_differ(saved, lora, 
 
 def test_layers_that_do_not_see_each_row_alone_are_not_mixed(saved):
     """The router of a mixture of experts gets the tokens of all rows in one."""
-    torch.manual_seed(0)
-    model = MixtralForCausalLM(
-        MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
-    ).eval()
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    model = causal_lm("mixtral", vocab_size=300, initializer_range=0.2, head_dim=8, **experts)
     store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
     for number, targets in enumerate((["q_proj", "o_proj"], ["lm_head"]), 1):
         key, models[key] = saved(model, number, target_modules=targets)

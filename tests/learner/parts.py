@@ -18,11 +18,6 @@ VOCABULARY = 40
 PAD = 0
 
 
-#: Of a model of another architecture.
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SIZES |= {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "initializer_range": 0.3}
-SIZES |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 model, step, batch = factories.llama, factories.step, factories.batch
 
 
@@ -194,6 +189,17 @@ def record_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(keep(name))
     return gradients
+
+
+def gpt2() -> torch.nn.Module:
+    return factories.causal_lm("gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=64)
+
+
+def minicpm() -> torch.nn.Module:
+    """The head reads scaled hidden states: only the model's own forward pass knows."""
+    ranks = {"dim_model_base": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "head_dim": None}
+    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    return factories.causal_lm("minicpm3", **ranks, **heads, num_key_value_heads=4)
 
 
 def first_update(

@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from tests.factories import causal_lm
 from tests.learner import parts
 from torch.distributed.tensor import DTensor
-from transformers import GraniteConfig, GraniteForCausalLM, MiniCPM3Config, MiniCPM3ForCausalLM
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import (
@@ -123,7 +123,7 @@ def play(
     def new() -> tuple[Learner, Any]:
         model = parts.model(tie_word_embeddings=tied)
         if scaled or alone:
-            model = granite_model() if scaled else minicpm_model()
+            model = causal_lm("granite", logits_scaling=4.0) if scaled else parts.minicpm()
         with mock.patch.object(attention, "segment_attention", kernel):
             learner = parts.learner(
                 model,
@@ -190,26 +190,6 @@ def bfloat16_gradient(ranks: Ranks, dtype: torch.dtype = torch.bfloat16) -> dict
     with mock.patch.object(ranks, "sum_gradients", look):
         learner.update(parts.batch(parts.random_steps(12)))
     return found
-
-
-def granite_model() -> Any:
-    """A model that scales its logits."""
-    config = GraniteConfig(**{**parts.model().config.to_dict(), "logits_scaling": 4.0})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return GraniteForCausalLM(config)
-
-
-def minicpm_model() -> Any:
-    """A model whose head reads scaled hidden states: decoder and head do not give its logits."""
-    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8}
-    sizes = {"dim_model_base": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-    settings = parts.model().config.to_dict() | ranks | sizes
-    for name in ("model_type", "head_dim", "rope_parameters"):
-        settings.pop(name, None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return MiniCPM3ForCausalLM(MiniCPM3Config(**settings))
 
 
 def broken_kernel(*arguments: Any) -> Any:

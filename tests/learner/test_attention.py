@@ -3,25 +3,17 @@
 import copy
 import dataclasses
 import inspect
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from tests.factories import causal_lm
 from tests.learner import parts
-from tests.learner.parts import SIZES
+from tests.learner.parts import gpt2
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlforge.learner import attention
@@ -31,16 +23,6 @@ from rlforge.learner.partition import in_order, segments
 from rlforge.learner.scorer import Scorer, ScorerOptions
 
 CPU = torch.device("cpu")
-
-
-def qwen3():
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES))
-
-
-def gpt2():
-    return GPT2LMHeadModel(
-        GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40, n_positions=64)
-    )
 
 
 def everything(scorer, model, micro):
@@ -58,10 +40,10 @@ def assert_same(found, wanted):
         assert (ours - theirs).norm().item() < 1e-4 * theirs.norm().item()
 
 
-@pytest.mark.parametrize("make", [qwen3, gpt2])
+@pytest.mark.parametrize("make", [partial(causal_lm, "qwen3"), gpt2])
 def test_packed_rows_and_shared_prefixes_score_like_padded_ones(make):
     torch.manual_seed(0)
-    model = make().eval()
+    model = make()
     scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
     steps = [
         dataclasses.replace(
@@ -81,17 +63,15 @@ def test_packed_rows_and_shared_prefixes_score_like_padded_ones(make):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "changes"),
     [
-        lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=64)),
-        lambda: Gemma2ForCausalLM(
-            Gemma2Config(**SIZES, layer_types=["full_attention"] * 2, attn_logit_softcapping=50.0)
-        ),
-        lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
+        ("gemma2", {"sliding_window": 64}),
+        ("gemma2", {"layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 50.0}),
+        ("mistral", {"sliding_window": 8}),
     ],
 )
-def test_models_with_softcaps_sinks_or_windows_keep_their_own_attention(make):
-    model = make().eval()
+def test_models_with_softcaps_sinks_or_windows_keep_their_own_attention(kind, changes):
+    model = causal_lm(kind, **changes)
     own = model.config._attn_implementation
     assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == own != NAME
@@ -102,7 +82,7 @@ def test_a_model_whose_outputs_change_when_packed_keeps_its_own_attention(monkey
         output, weights = causal_attention(*args, **kwargs)
         return output * 1.01, weights
 
-    model = qwen3().eval()
+    model = causal_lm("qwen3")
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, wrong)
     assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == "sdpa"

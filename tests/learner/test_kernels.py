@@ -4,18 +4,11 @@ import copy
 
 import pytest
 import torch
+from tests.factories import causal_lm
 from tests.learner import parts
-from tests.learner.parts import SIZES
+from tests.learner.parts import gpt2
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -78,7 +71,7 @@ def test_fused_norm_keeps_only_its_input_and_one_number_per_row():
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_model_with_fused_norms_gives_the_same_loss_and_gradient(trained):
     torch.manual_seed(0)
-    plain = Qwen3ForCausalLM(Qwen3Config(**SIZES))
+    plain = causal_lm("qwen3")
     for name, parameter in plain.named_parameters():
         if "norm" in name:
             parameter.data.normal_(1.0, 0.2)
@@ -98,8 +91,8 @@ def test_a_model_with_fused_norms_gives_the_same_loss_and_gradient(trained):
 
 def test_modules_that_are_no_plain_rms_norm_are_not_fused():
     torch.manual_seed(0)
-    assert fuse_norms(Gemma2ForCausalLM(Gemma2Config(**SIZES))) == 0  # adds one to its weight
-    assert fuse_norms(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2))) == 0
+    assert fuse_norms(causal_lm("gemma2")) == 0  # adds one to its weight
+    assert fuse_norms(gpt2()) == 0
     assert fuse_norms(nn.LayerNorm(48, bias=False)) == 0
 
     class Capped(LlamaRMSNorm):

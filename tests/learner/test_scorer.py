@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from tests.factories import causal_lm
 from tests.learner import parts
-from tests.learner.parts import SIZES
+from tests.learner.parts import gpt2, minicpm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
-    MiniCPM3Config,
-    MiniCPM3ForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
@@ -42,36 +28,17 @@ def micro_of(steps) -> MicroBatch:
     return collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
 
 
-def granite() -> GraniteForCausalLM:
-    return GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0))
+granite = partial(causal_lm, "granite", logits_scaling=4.0)
+cohere = partial(causal_lm, "cohere", logit_scale=0.25)
+gemma = partial(causal_lm, "gemma2", final_logit_softcapping=2.0)
+mixtral = partial(causal_lm, "mixtral", num_local_experts=4, num_experts_per_tok=2)
 
 
-def cohere() -> CohereForCausalLM:
-    return CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25))
+def adapted_llama(**changes) -> torch.nn.Module:
+    return with_adapter(parts.model(**{"tie_word_embeddings": False, **changes}))
 
 
-def gemma() -> Gemma2ForCausalLM:
-    return Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=2.0))
-
-
-def minicpm() -> MiniCPM3ForCausalLM:
-    """The head reads scaled hidden states: only the model's own forward pass knows."""
-    sizes = {"dim_model_base": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "num_key_value_heads": 4}
-    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-    return MiniCPM3ForCausalLM(MiniCPM3Config(**without_head_dim() | sizes | heads))
-
-
-def without_head_dim() -> dict:
-    return {name: size for name, size in SIZES.items() if name != "head_dim"}
-
-
-def gpt2() -> GPT2LMHeadModel:
-    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40, n_positions=64)
-    return GPT2LMHeadModel(config)
-
-
-def mixtral() -> MixtralForCausalLM:
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+adapted_tied_llama = partial(adapted_llama, tie_word_embeddings=True)
 
 
 def test_logprob_by_hand():
@@ -174,18 +141,6 @@ def logits_at_once(monkeypatch):
     return rows
 
 
-def adapted_llama() -> torch.nn.Module:
-    return with_adapter(parts.model(tie_word_embeddings=False))
-
-
-def adapted_tied_llama() -> torch.nn.Module:
-    return with_adapter(parts.model())
-
-
-def adapted_qwen() -> torch.nn.Module:
-    return with_adapter(Qwen3ForCausalLM(Qwen3Config(**SIZES)))
-
-
 def with_adapter(model) -> torch.nn.Module:
     """An adapter on the output layer, too."""
     lora = LoraConfig(rank=2, target_modules=["q_proj", "up_proj", "lm_head"])
@@ -194,14 +149,14 @@ def with_adapter(model) -> torch.nn.Module:
 
 
 HEADS = {
-    "granite": lambda: granite(),
-    "cohere": lambda: cohere(),
-    "gemma": lambda: gemma(),
-    "gpt2": lambda: gpt2().eval(),
-    "llama": lambda: parts.model(),
+    "granite": granite,
+    "cohere": cohere,
+    "gemma": gemma,
+    "gpt2": gpt2,
+    "llama": parts.model,
     "llama, adapted head": adapted_llama,
     "llama, adapted tied head": adapted_tied_llama,
-    "qwen3, adapted head": adapted_qwen,
+    "qwen3, adapted head": lambda: with_adapter(causal_lm("qwen3")),
 }
 EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
 
