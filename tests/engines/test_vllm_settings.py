@@ -62,12 +62,16 @@ def test_vllm_settings_are_passed_on():
     assert arguments | passed | {"kv_cache_memory_bytes": 2684354560} == arguments
 
 
-def test_on_a_cpu_a_step_computes_whole_prompts():
+def test_on_a_cpu_nothing_is_compiled_the_cache_is_small_and_a_step_computes_whole_prompts():
     small = EngineConfig(max_model_len=2048, vllm=VllmConfig(max_num_batched_tokens=512))
-    arguments = _arguments(small, device="cpu")
-    assert arguments["enable_chunked_prefill"] is False
-    assert arguments["max_num_batched_tokens"] == 2048
-    assert "max_num_batched_tokens" not in _arguments(device="cpu")
+    loras = EngineConfig().max_loras + 1
+    expected = {"enforce_eager": True, "kv_cache_memory_bytes": 2**30, "max_loras": loras}
+    expected |= {"max_cpu_loras": loras, "enable_chunked_prefill": False}
+    for engine, tokens in ((None, {}), (small, {"max_num_batched_tokens": 2048})):
+        arguments = _arguments(engine, device="cpu")
+        assert arguments | expected | tokens == arguments
+        assert ("max_num_batched_tokens" in arguments) is bool(tokens)
+        assert "gpu_memory_utilization" not in arguments
     assert "enable_chunked_prefill" not in _arguments(small)
 
 
@@ -102,14 +106,6 @@ def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_i
     # vLLM refuses to start with it where it has no such allocator.
     assert "enable_sleep_mode" not in _arguments(device="cpu", alternate=True)
     assert "enable_sleep_mode" not in _arguments()
-
-
-def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small():
-    arguments = _arguments(device="cpu")
-    assert arguments["enforce_eager"] is True
-    assert arguments["kv_cache_memory_bytes"] == 2**30
-    assert arguments["max_loras"] == arguments["max_cpu_loras"] == EngineConfig().max_loras + 1
-    assert "gpu_memory_utilization" not in arguments
 
 
 @pytest.mark.parametrize(

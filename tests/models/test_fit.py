@@ -247,24 +247,21 @@ def test_training_refuses_what_is_more_than_plain_lora_by_its_name(model, adapte
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_refuses_an_adapter_of_other_layers_by_their_number(model, adapter):
-    path = adapter(layers_to_transform=[1])
-    with pytest.raises(ConfigError, match=r"model\.lora\.last_layers 1 against None"):
-        check_initial_adapter(path, _training(model), "small")
-
-
 def test_training_takes_settings_that_change_nothing(model, adapter):
     path = adapter(lora_dropout=0.1, init_lora_weights="gaussian")
     _describe(path, revision="main", a_setting_of_tomorrow=None, eva_config={"rho": 2.0})
     check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_continues_rank_stabilised_adapters_where_the_configuration_says_so(
+def test_training_continues_only_adapters_of_the_layers_and_scale_of_the_configuration(
     model, adapter
 ):
     path = adapter(use_rslora=True)
     check_initial_adapter(path, _training(model, use_rslora=True), "small")
     with pytest.raises(ConfigError, match=r"model\.lora\.use_rslora True against False"):
+        check_initial_adapter(path, _training(model), "small")
+    _describe(path, use_rslora=False, layers_to_transform=[1])
+    with pytest.raises(ConfigError, match=r"model\.lora\.last_layers 1 against None"):
         check_initial_adapter(path, _training(model), "small")
 
 

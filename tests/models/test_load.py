@@ -90,15 +90,9 @@ def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model):
     tokenizer = load_tokenizer(local_model)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
-
-
-def test_stop_tokens_without_a_generation_config(local_model):
-    assert local_model.name is not None
     (Path(local_model.name) / "generation_config.json").unlink()
     settings = Path(local_model.name) / "config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": None}))
-    tokenizer = load_tokenizer(local_model)
-    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
 
 
