@@ -401,13 +401,14 @@ def test_damaged_files_of_a_run_are_named(rlforge, run_dir):
     assert (answer.code, answer.err) == (1, f"rlforge: {config}: Is a directory\n")
 
 
-def test_ctrl_c_is_no_stack_trace(rlforge, monkeypatch):
+@pytest.mark.parametrize("said", [(), ("at once; step-2 is saved",)])
+def test_ctrl_c_is_no_stack_trace_and_says_what_the_run_saved(rlforge, monkeypatch, said):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*said)
 
     monkeypatch.setattr("rlforge.launch.composed", interrupted)
     answer = rlforge("config")
-    assert (answer.code, answer.err) == (130, "rlforge: interrupted\n")
+    assert (answer.code, answer.err) == (130, " ".join(("rlforge: interrupted", *said)) + "\n")
 
 
 LOOK = """

@@ -1,7 +1,5 @@
 """What the shell offers for the word under the cursor."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

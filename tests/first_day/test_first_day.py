@@ -3,20 +3,17 @@
 What README names runs in the folder of the walk.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.first_day.record import DOCS, PAGE, prepare
 from tests.first_day.steps import STEPS
-from tests.first_day.walk import COLUMNS, Screen, Step, Walk
+from tests.first_day.walk import COLUMNS, Walk
 from tests.harness.in_process import rlforge_here
 
 from rlforge.models.made import TINY
@@ -32,9 +29,7 @@ pytestmark = pytest.mark.timeout(900)  # the first test takes all steps
 
 
 @pytest.fixture(scope="module")
-def day(
-    small_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Walk, dict[str, tuple[Screen, str]]]]:
+def day(small_model, tmp_path_factory):
     """The walk once all steps are taken; title -> the screen and its record, of every step."""
     folder, cache = tmp_path_factory.mktemp("day"), tmp_path_factory.mktemp("cache")
     # In place of the tiny model, which takes a minute to make.
@@ -49,14 +44,14 @@ def day(
 
 
 @pytest.fixture
-def walked(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> dict[str, tuple[Screen, str]]:
+def walked(day):
     """Title -> the screen and its record."""
     return day[1]
 
 
 @release
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
-def test_a_step_shows_what_it_should(step: Step, walked: dict[str, tuple[Screen, str]]) -> None:
+def test_a_step_shows_what_it_should(step, walked):
     screen, _ = walked[step.title]
     assert screen.code == step.code, screen.text
     for pattern in step.shows:
@@ -66,9 +61,7 @@ def test_a_step_shows_what_it_should(step: Step, walked: dict[str, tuple[Screen,
 
 @release
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
-def test_a_step_shows_what_the_page_records(
-    step: Step, walked: dict[str, tuple[Screen, str]]
-) -> None:
+def test_a_step_shows_what_the_page_records(step, walked):
     _, shown = walked[step.title]
     recorded = RECORDED[step.title]
     assert shown.splitlines()[0].split()[:2] == recorded.splitlines()[0].split()[:2], AGAIN
@@ -77,18 +70,18 @@ def test_a_step_shows_what_the_page_records(
         assert shown.strip() == recorded.strip(), AGAIN
 
 
-def test_the_page_has_the_steps_in_their_order() -> None:
+def test_the_page_has_the_steps_in_their_order():
     assert list(RECORDED) == [step.title for step in ALL], AGAIN
 
 
 @release
-def test_what_fits_in_80_columns_is_not_broken(walked: dict[str, tuple[Screen, str]]) -> None:
+def test_what_fits_in_80_columns_is_not_broken(walked):
     for title in ("The commands", "Watch it from another terminal", "Evaluate a version"):
         screen, _ = walked[title]
         assert max(map(len, screen.lines)) <= COLUMNS, screen.text
 
 
-def test_pictures_are_small_and_load_nothing() -> None:
+def test_pictures_are_small_and_load_nothing():
     pictures = sorted((DOCS / "walk").glob("*.svg"))
     assert {step.picture for step in ALL if step.picture} < {path.stem for path in pictures}
     for path in pictures:
@@ -98,7 +91,7 @@ def test_pictures_are_small_and_load_nothing() -> None:
         assert set(re.findall(r"https?://[^\"\s)]+", drawn)) <= names
 
 
-def test_the_record_names_no_machine() -> None:
+def test_the_record_names_no_machine():
     everything = PAGE.read_text() + "".join(
         path.read_text() for path in (DOCS / "walk").glob("*.svg")
     )
@@ -119,7 +112,7 @@ TRAIN = ("rlforge train ", "rlforge sft ", "rlforge continuous ")
 ELSEWHERE = {"windows"} | {step.command.split()[1] for step in ALL if " " in step.command}
 
 
-def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(*command, folder):
     """As a user at a terminal who leaves every game."""
     return subprocess.run(
         command,
@@ -142,12 +135,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         if "--resume" not in one and (one.startswith(TRAIN) or one.split()[1] not in ELSEWHERE)
     ],
 )
-def test_a_command_of_the_readme_works(
-    line: str,
-    day: tuple[Walk, dict[str, tuple[Screen, str]]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_of_the_readme_works(line, day, monkeypatch, capsys):
     walk, _ = day
     monkeypatch.chdir(walk.folder)
     words = shlex.split(line.replace("RUN", walk.found["run"]).replace("GAME", "latest"))
@@ -163,7 +151,7 @@ def test_a_command_of_the_readme_works(
 
 
 @release
-def test_the_readmes_program_works(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> None:
+def test_the_readmes_program_works(day):
     walk, _ = day
     (program,) = re.findall(r"## From Python\n\n```python\n(.*?)```", README, re.DOTALL)
     (walk.folder / "program.py").write_text(program)

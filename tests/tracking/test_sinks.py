@@ -1,13 +1,8 @@
 """Sinks record what they get; packages and keys they need are checked before a run."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import struct
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.tracking.two_parts import EVALUATED, RATINGS, checkpoint, write_two_parts
@@ -18,14 +13,14 @@ from rlforge.tracking.files import create_run, read_jsonl
 from rlforge.tracking.sinks import JsonlSink, TensorBoardSink, WandbSink, check_sinks, make_sinks
 
 
-def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def without(monkeypatch, package):
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else real(name)
     )
 
 
-def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path: Path) -> None:
+def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path):
     paths = create_run(tmp_path)
     sink = JsonlSink()
     sink.open(paths, "demo")
@@ -39,7 +34,7 @@ def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path: Path) ->
     assert all(row["unix_time"] > 1.7e9 for row in rows)
 
 
-def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -59,7 +54,7 @@ def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> N
     ]
 
 
-def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path: Path) -> None:
+def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -71,7 +66,7 @@ def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path: Path) -
     assert [point.step for point in events.Scalars(EVALUATED)] == [0, 2, 4]
 
 
-def wandb_records(offline: Path) -> Iterator[Any]:
+def wandb_records(offline):
     """The records of an offline run: blocks of 32 KiB whose chunks have a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
@@ -89,7 +84,7 @@ def wandb_records(offline: Path) -> Iterator[Any]:
             record = b""
 
 
-def wandb_points(offline: Path) -> list[dict[str, Any]]:
+def wandb_points(offline):
     """What was logged, without W&B's own numbers."""
     logged = [
         {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
@@ -100,14 +95,14 @@ def wandb_points(offline: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+def offline_wandb(monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     return wandb
 
 
-def test_wandb_works_offline_and_stores_the_config(tmp_path: Path, offline_wandb: Any) -> None:
+def test_wandb_works_offline_and_stores_the_config(tmp_path, offline_wandb):
     paths = create_run(tmp_path)
     paths.config.write_text("seed: 7\n")
     sink = WandbSink(project="p")
@@ -122,9 +117,7 @@ def test_wandb_works_offline_and_stores_the_config(tmp_path: Path, offline_wandb
     assert WandbSink(project="p", mode="online").next_step() is None
 
 
-def test_wandb_draws_evaluations_over_an_axis_of_their_own(
-    tmp_path: Path, offline_wandb: Any
-) -> None:
+def test_wandb_draws_evaluations_over_an_axis_of_their_own(tmp_path, offline_wandb):
     sink = WandbSink(project="p")
     sink.open(create_run(tmp_path), "demo")
     sink.write(24, {"learner/loss": 0.5})
@@ -143,9 +136,7 @@ def test_wandb_draws_evaluations_over_an_axis_of_their_own(
     assert axes.items() >= {"learner/*": "update", "evaluation-*": "evaluated_update"}.items()
 
 
-def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(
-    tmp_path: Path, offline_wandb: Any
-) -> None:
+def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(tmp_path, offline_wandb):
     write_two_parts(WandbSink(project="p"), create_run(tmp_path))
     parts = sorted((tmp_path / "wandb").glob("offline-run-*"))
     kept = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
@@ -157,8 +148,8 @@ def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(
 
 
 def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
-    tmp_path: Path, offline_wandb: Any
-) -> None:
+    tmp_path, offline_wandb
+):
     paths = create_run(tmp_path / "sweep_2026-11-25" / "0")
     paths.command.write_text(
         "rlforge train +experiment=kuhn seed=1 learner.learning_rate=1e-3 --config-dir 'a b'\n"
@@ -176,9 +167,7 @@ def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
     sink.close()
 
 
-def test_wandb_takes_tables_and_adapters_without_their_state(
-    tmp_path: Path, offline_wandb: Any
-) -> None:
+def test_wandb_takes_tables_and_adapters_without_their_state(tmp_path, offline_wandb):
     sink = WandbSink(project="p")
     sink.open(create_run(tmp_path), "demo")
     sink.table(2, "ratings", RATINGS)
@@ -202,7 +191,7 @@ def test_wandb_takes_tables_and_adapters_without_their_state(
     assert set(artifact.aliases) == {"latest", "step-3"}
 
 
-def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
+def test_make_sinks_makes_what_is_configured(tmp_path):
     pytest.importorskip("tensorboard")
     paths = create_run(tmp_path)
     plain = make_sinks(TrackerConfig(), paths, "demo")
@@ -217,9 +206,7 @@ def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
     ("package", "config"),
     [("tensorboard", {"tensorboard": True}), ("wandb", {"wandb_project": "p"})],
 )
-def test_a_missing_package_is_named_with_its_extra(
-    package: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(package, config, monkeypatch, tmp_path):
     without(monkeypatch, package)
     with pytest.raises(ConfigError, match=rf"pip install 'rlforge\[{package}\]'") as caught:
         check_sinks(TrackerConfig(**config))
@@ -229,12 +216,12 @@ def test_a_missing_package_is_named_with_its_extra(
     assert not (tmp_path / "scalars.jsonl").exists()
 
 
-def test_nothing_is_needed_where_nothing_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_needed_where_nothing_is_configured(monkeypatch):
     without(monkeypatch, "wandb")
     check_sinks(TrackerConfig(wandb_mode="online"))
 
 
-def with_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def with_wandb(monkeypatch, tmp_path):
     """wandb is installed and there is no key; returns the path of the netrc file."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -243,7 +230,7 @@ def with_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "netrc"
 
 
-def test_going_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_online_needs_a_key(tmp_path, monkeypatch):
     file = with_wandb(monkeypatch, tmp_path)
     online = TrackerConfig(wandb_project="p", wandb_mode="online")
     with pytest.raises(ConfigError, match="online needs a key; set WANDB_API_KEY"):
@@ -260,7 +247,7 @@ def test_going_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check_sinks(online)
 
 
-def test_adapters_without_a_sink_that_takes_them_are_refused() -> None:
+def test_adapters_without_a_sink_that_takes_them_are_refused():
     ((key, reason),) = TrackerConfig(adapters="last").problems()
     assert (key, "set tracker.wandb_project or tracker.sinks" in reason) == ("adapters", True)
     for config in ({"wandb_project": "p"}, {"sinks": [{"name": "x"}]}):
