@@ -56,9 +56,9 @@ class MarketConfig(Group):
     #: Liquidity b of the scoring rule: buying b shares moves a price of 0.50 to 0.73.
     liquidity: Positive = 4000.0
     #: Tickers of the perpetual futures.
-    tickers: Annotated[
-        list[Annotated[str, Pattern("[A-Z]{1,8}", "be a word of up to 8 capitals")]], Distinct()
-    ] = field(default_factory=lambda: ["ACME", "BOLT", "CRUX"])
+    tickers: Annotated[list[Ticker], Distinct()] = field(
+        default_factory=lambda: ["ACME", "BOLT", "CRUX"]
+    )
     #: Relative change of an index price per tick of a trend.
     drift: NotNegative = 0.006
     #: Standard deviation of an index price's noise in a tick.

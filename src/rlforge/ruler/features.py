@@ -114,7 +114,6 @@ def _price(offer: Json) -> float:
 
 
 STATE_ACTION, WITH_OUTCOME = "state_action", "with_outcome"
-FEATURES = (STATE_ACTION, WITH_OUTCOME)
 
 ACTION_TYPES = tuple(FIELDS)
 _TRADES = ACTION_TYPES[:4]

@@ -142,16 +142,14 @@ def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[Collect
     )
 
 
-def wilson_interval(
-    successes: int, trials: int, z: float = 1.959963984540054
-) -> tuple[float, float]:
-    """Confidence interval of a success probability (Wilson 1927); ``z`` 1.96: 95 %.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % confidence interval of a success probability (Wilson 1927).
 
     Without trials it is (0, 1).
     """
     if trials == 0:
         return (0.0, 1.0)
-    rate = successes / trials
+    rate, z = successes / trials, 1.959963984540054
     weight = z * z / trials
     centre = (rate + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
