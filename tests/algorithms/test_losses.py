@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.algorithms.parts import make_inputs
 from torch.distributions import Categorical, kl_divergence
@@ -446,6 +446,7 @@ def gradient(values: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@settings(max_examples=40)
 @given(PLACES)
 @example([[None] * 4] * 2)  # gradients of nothing are zeros
 def test_legal_entropy_and_kl_are_those_of_the_tokens_that_are_there(places):
@@ -461,6 +462,7 @@ def test_legal_entropy_and_kl_are_those_of_the_tokens_that_are_there(places):
         torch.testing.assert_close(*slopes, atol=1e-9, rtol=1e-7)
 
 
+@settings(max_examples=40)
 @given(PLACES, st.floats(-5, 0), st.floats(-5, 0))
 def test_what_is_left_to_illegal_tokens_changes_neither_entropy_nor_kl(places, ours, theirs):
     one, other = of_policy(places, 0), of_policy(places, 1)

@@ -6,11 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig
-from safetensors.torch import save_file
 
 from rlforge.engines.versions import Adapter, AdapterTable, PolicyKey
 from rlforge.errors import EngineError
@@ -41,6 +38,10 @@ class Backend:
 
 def _adapter(path: Path) -> Path:
     """Complete files of an adapter."""
+    import torch
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
     path.mkdir(exist_ok=True)
     LoraConfig(r=4, target_modules=["q_proj"]).save_pretrained(path)
     save_file({"a.lora_A.weight": torch.zeros(4, 8)}, path / "adapter_model.safetensors")
