@@ -1,7 +1,5 @@
 """Composition: types, origins, and one readable message for each kind of mistake."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlforge.config.compose import compose, from_yaml, to_yaml

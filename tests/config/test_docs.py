@@ -1,7 +1,5 @@
 """docs/config.md says what the code says."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names that stand for code: where it is found, and what is said of a wrong one."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several policies in one run: their configuration, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

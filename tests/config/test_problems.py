@@ -1,7 +1,5 @@
 """Every key of every configuration refuses what cannot be, before anything exists."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

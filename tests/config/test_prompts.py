@@ -1,7 +1,5 @@
 """Prompt templates of the configuration are judged before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``rlforge sft``: what it takes from an experiment of games, and what it has of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings of store, windows and reward: every slip is named with its key."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Files on the page on extensions and in the README work as they stand, with their YAML."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

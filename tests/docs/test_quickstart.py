@@ -1,7 +1,5 @@
 """docs/quickstart.ipynb: short, runs to its end, and is committed with its outputs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

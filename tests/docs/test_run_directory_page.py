@@ -1,7 +1,5 @@
 """docs/run_directory.md names every file and column that a run leaves."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The docs site: generated pages are up to date, links lead to files, docstrings render."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

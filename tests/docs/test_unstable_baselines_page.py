@@ -1,7 +1,5 @@
 """docs/unstable_baselines.md points only at what is there."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Games that are played again, and games of extensions."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact measures against OpenSpiel's own, published equilibria and values found by hand."""
 
-from __future__ import annotations
-
 import functools
 import random
 

@@ -1,7 +1,5 @@
 """The best actions are those of a plain search, and of OpenSpiel's search."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

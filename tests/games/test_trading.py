@@ -1,7 +1,5 @@
 """Prompts for agents in a market: as long as the context allows, and answers in every form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

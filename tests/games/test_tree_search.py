@@ -1,7 +1,5 @@
 """Searches with OpenSpiel: how well they play, and which games they refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,7 +1,5 @@
 """The card of a ladder, from games whose results are made up."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -83,7 +81,6 @@ WON, EVEN = [1.0] * 20, [1.0, -1.0] * 10
 def test_a_cycle_is_all_cyclic_and_its_nash_equilibrium_is_uniform():
     mostly = [1.0] * 16 + [-1.0] * 4
     card = card_of(league(mostly, [-one for one in mostly], mostly))
-
     assert card.cyclic_share is not None
     assert card.cyclic_share.mean == pytest.approx(1)
     assert card.cyclic_p is not None
@@ -95,7 +92,6 @@ def test_a_cycle_is_all_cyclic_and_its_nash_equilibrium_is_uniform():
 
 def test_a_member_that_beats_all_others_is_first_and_the_whole_equilibrium():
     card = card_of(league(WON, WON, EVEN))
-
     assert card.ratings[0].uid == "a"
     assert card.ratings[0].nash == pytest.approx(1)
     assert card.ratings[0].low > card.ratings[1].high
@@ -109,7 +105,6 @@ def test_a_member_that_beats_all_others_is_first_and_the_whole_equilibrium():
 def test_the_order_of_the_games_does_not_matter():
     games = league(WON, EVEN, [1.0, 0.0] * 10)
     shuffled = random.Random(0).sample(games, len(games))
-
     assert first_difference(card_of(games), card_of(shuffled)) is None
 
 
@@ -117,9 +112,7 @@ def test_the_first_difference_of_two_cards_is_named_with_both_values():
     card = card_of(league(WON, WON, EVEN))
     *others, last = card.pairings
     changed = dataclasses.replace(last, wins=22, losses=18)
-
     found = first_difference(card, dataclasses.replace(card, pairings=(*others, changed)))
-
     assert found == "pairings.2.wins: 20 on the page, 22 by its games"
 
 
@@ -132,7 +125,6 @@ def test_wins_by_an_invalid_move_are_counted_apart():
         game(uids, 0, 1, True, 1.0, invalid_by=0),
     ]
     ratings = {one.uid: one for one in card_of(games, "ab").ratings}
-
     first, second = ratings["a"], ratings["b"]
     assert (first.wins, first.forfeits_won, first.losses, first.forfeits_lost) == (1, 2, 1, 0)
     assert (second.wins, second.forfeits_won, second.losses, second.forfeits_lost) == (1, 0, 1, 2)
@@ -147,7 +139,6 @@ def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_count
         game(uids, 0, 2, False, 1.0),
     ]
     card = card_of(games, "ab")
-
     [pairing] = card.pairings
     assert (pairing.pairs, pairing.wins, pairing.failed, card.unpaired) == (1, 2, 1, 2)
     assert card.cyclic_share is None
@@ -157,7 +148,6 @@ def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_count
 
 def test_a_card_of_no_games_says_that_nothing_is_known():
     card = card_of([])
-
     assert card.first_move is None
     assert [(one.score, one.low, one.high) for one in card.pairings] == [(None, 0.0, 1.0)] * 3
     assert [one.elo for one in card.ratings] == pytest.approx([0] * 3)
@@ -179,7 +169,6 @@ def test_games_of_another_ladder_are_refused(change, message):
 def test_the_interval_of_the_first_move_is_that_of_students_t_for_one_pairing():
     gaps = np.random.default_rng(0).normal(0.3, 1, 25)
     found = first_move([gaps.tolist()])
-
     low, high = stats.t.interval(0.95, 24, gaps.mean(), stats.sem(gaps))
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((gaps.mean(), low, high))

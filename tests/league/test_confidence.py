@@ -1,7 +1,5 @@
 """Confidence sequences hold at all times at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +23,6 @@ def test_at_most_five_percent_of_sequences_ever_miss_the_mean(mean):
 def test_intervals_only_shrink_and_mirrored_scores_have_mirrored_intervals(scores):
     bounds = confidence_sequence(scores)
     mirrored = confidence_sequence([1 - score for score in scores])
-
     assert bounds.shape == (len(scores) + 1, 2)
     assert (np.diff(bounds[:, 0]) >= 0).all()
     assert (np.diff(bounds[:, 1]) <= 0).all()

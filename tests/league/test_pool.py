@@ -276,7 +276,6 @@ def test_match_quality_and_exploration_look_at_what_was_played():
         quality.push_outcome(record([current, RANDOM], [1, -1]))
         quality.push_outcome(record([current, MINIMAX], [0, 0]))
     assert quality.weights()["minimax"] > quality.weights()["random_legal"]
-
     explore = pool_of(2, mode="exploration", temperature=0.1)
     current = explore.current().policy()
     explore.push_outcome(record([current, RANDOM], [1, -1], actions="aaaaaaaa"))
@@ -410,7 +409,6 @@ def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
     assert (base["role"], base["active"], base["games"]) == ("guest", False, 1)
     assert base["mu"] < 25
     assert "base" not in pool.weights()
-
     rated = pool.rating("base")
     pool.add_fixed(BASE)
     assert pool.rating("base") == rated

@@ -87,10 +87,8 @@ def test_a_child_has_its_parents_rating_until_its_own_first_game(monkeypatch):
     ratings.add("new", parent="old")
     ratings.add("newest", parent="new")
     assert ratings.rating("newest") == ratings.rating("old")
-
     ratings.record([("old", 1), ("rival", -1)])  # late games of the parent still count
     assert ratings.rating("newest") == ratings.rating("old")
-
     inherited = ratings.rating("old")
     ratings.record([("new", -1), ("rival", 1)])
     assert ratings.rating("old") == inherited

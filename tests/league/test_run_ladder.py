@@ -1,7 +1,5 @@
 """The ladder of a run against a general optimizer, and leagues whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Strengths against references of their own: a general optimizer, linear algebra, exact games."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -34,9 +32,7 @@ def antisymmetric(size: int, seed: int) -> np.ndarray:
 @given(sizes, seeds)
 def test_bradley_terry_finds_the_ratings_that_made_the_scores(size, seed):
     rating = np.random.default_rng(seed).normal(0, 1.5, size)
-
     found = bradley_terry(expit(rating[:, None] - rating))
-
     np.testing.assert_allclose(found, rating - rating.mean(), atol=1e-6)
 
 
@@ -57,9 +53,7 @@ def test_bradley_terry_is_the_maximum_of_its_likelihood_in_a_cyclic_league():
 def test_the_cyclic_part_is_orthogonal_to_every_rating(size, seed):
     odds = antisymmetric(size, seed)
     rating = np.random.default_rng(seed + 1).normal(size=size)
-
     rest = cyclic_part(odds)
-
     np.testing.assert_allclose(rest.sum(axis=1), 0, atol=1e-9)
     assert (rest * (rating[:, None] - rating)).sum() == pytest.approx(0, abs=1e-8)
 
@@ -70,9 +64,7 @@ def test_noise_adds_nothing_to_the_cyclic_share_on_average():
     np.fill_diagonal(noise, 0)
     [true] = cyclic_shares(odds[None], np.zeros((5, 5)))
     upper = np.triu(rng.normal(0, np.sqrt(0.3), (4000, 5, 5)), 1)
-
     measured = cyclic_shares(odds + upper - upper.transpose(0, 2, 1), noise)
-
     assert measured.mean() == pytest.approx(true, abs=0.02)
 
 
@@ -100,10 +92,8 @@ def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cyc
 @given(sizes, seeds)
 def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size, seed):
     payoffs = antisymmetric(size, seed)
-
     nash = maximum_entropy_nash(payoffs)
     doubled = maximum_entropy_nash(np.tile(payoffs, (2, 2)))
-
     assert (payoffs @ nash).max() < 1e-5
     assert nash.sum() == pytest.approx(1)
     np.testing.assert_allclose(doubled, np.tile(nash / 2, 2), atol=1e-4)
@@ -113,9 +103,7 @@ def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size, seed):
 @given(sizes, seeds, st.sampled_from([1e-4, 1e4]))
 def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(size, seed, unit):
     payoffs = antisymmetric(size, seed)
-
     nash = maximum_entropy_nash(unit * payoffs)
-
     np.testing.assert_allclose(nash, maximum_entropy_nash(payoffs), atol=1e-6)
 
 
@@ -125,9 +113,7 @@ def test_of_all_nash_equilibria_the_one_of_largest_entropy_is_taken():
 
 def test_draws_have_the_mean_of_the_scores_and_the_spread_of_students_t():
     scores = np.random.default_rng(0).choice([0.0, 0.5, 1.0], 40).tolist()
-
     drawn = score_draws([scores], 2, seed=0, draws=40_000)[:, 0, 1]
-
     spread = np.var(scores, ddof=1) / 40 * 39 / 37
     assert drawn.mean() == pytest.approx(score_mean([scores], 2)[0, 1], abs=0.003)
     assert drawn.var() == pytest.approx(spread, rel=0.05)

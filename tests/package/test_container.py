@@ -3,8 +3,6 @@
 A machine with a container runtime builds the image itself; these tests need none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

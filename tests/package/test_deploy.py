@@ -1,7 +1,5 @@
 """Scripts and manifests for clusters: their commands are right, and do what they say."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """rlforge as people install it: the wheel, its metadata, and what works without the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

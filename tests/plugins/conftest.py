@@ -1,7 +1,5 @@
 """An environment of its own, into which packages with extensions are installed."""
 
-from __future__ import annotations
-
 import os
 import site
 import subprocess

@@ -4,8 +4,6 @@ The package is ``examples/plugins``. Each run uses some extensions by their shor
 ``package.module:Thing``.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

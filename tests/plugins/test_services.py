@@ -3,8 +3,6 @@
 What needs the services themselves is marked ``release`` and runs where they are installed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

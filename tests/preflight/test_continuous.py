@@ -1,7 +1,5 @@
 """What is known to be wrong before a continuous run starts, and where experiments belong."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What doctor finds, and what it stops before a run starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
@@ -46,7 +44,6 @@ def finding(report, what, state=None):
 def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
     sizes = ["engine.max_tokens=16", "model.prompt_template=board"]
     report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu", *sizes]))
-
     assert report.healthy
     assert report.memory.device == "RAM"
     assert report.memory.plan.verdict == "fits"
@@ -55,7 +52,6 @@ def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
 
 def test_a_card_that_is_not_here_can_be_planned_for():
     report = examine(compose([QUICK_START, "hardware=gpu_1"]), gpu_memory_gb=80)
-
     assert report.healthy
     assert finding(report, "hardware").state == "note"
     assert "the Hugging Face hub cannot be reached" in finding(report, "model", "note").detail
@@ -64,7 +60,6 @@ def test_a_card_that_is_not_here_can_be_planned_for():
 
 def test_a_profile_names_its_card_and_the_card_is_missed():
     report = examine(compose([QUICK_START, "hardware=gpu_24gb"]))
-
     assert not report.healthy
     assert "shows none" in finding(report, "hardware", "problem").detail
     assert report.memory.plan.verdict == "fits"
@@ -73,7 +68,6 @@ def test_a_profile_names_its_card_and_the_card_is_missed():
 def test_many_cards_that_are_not_here_are_planned_for(machine):
     report = examine(compose([QUICK_START, "hardware=multi_gpu"]), gpu_memory_gb=48)
     assert [card.count for card in report.memory.plan.cards] == [1, 2]
-
     machine(ADA, ADA, ADA)
     here = examine(compose([QUICK_START, "hardware=multi_gpu"]))
     assert [f.what for f in here.findings if f.state == "problem"] == ["model"]  # no hub
@@ -83,7 +77,6 @@ def test_many_cards_that_are_not_here_are_planned_for(machine):
 def test_the_smallest_card_and_the_oldest_decide(machine):
     machine(ADA, dataclasses.replace(ADA, memory=24 * GIB, capability=7.5))
     report = examine(compose([QUICK_START]))
-
     assert report.memory.plan.cards[0].capacity == 24 * GIB
     weights = report.memory.plan.learner.parts[0].bytes
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
@@ -116,7 +109,6 @@ def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
     console = Console(width=80, file=io.StringIO())
     console.print(render(report))
     printed = console.file.getvalue()
-
     assert "vLLM is not installed" in finding(report, "packages", "problem").detail
     plan = report.memory.plan
     text = f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f}"
@@ -126,7 +118,6 @@ def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
 
 def test_a_wrong_configuration_is_a_finding_not_the_end():
     report = examine(compose([QUICK_START, "pool.mode=fixed"]), gpu_memory_gb=24)
-
     assert "pool.mode=fixed" in finding(report, "configuration", "problem").detail
     assert report.memory is not None
 
@@ -140,7 +131,6 @@ def test_a_wrong_configuration_is_a_finding_not_the_end():
 )
 def test_what_cannot_be_known_is_said(overrides, why):
     report = examine(compose([QUICK_START, *overrides]))
-
     assert report.memory is None
     assert why in finding(report, "memory").detail
 
@@ -152,7 +142,6 @@ def test_gpu_memory_makes_no_sense_on_a_cpu():
 
 def test_the_report_is_json_with_bytes():
     values = to_values(examine(compose([QUICK_START]), gpu_memory_gb=12))
-
     assert json.loads(json.dumps(values)) == values
     memory = values["memory"]
     assert memory["verdict"] == "does not fit"
@@ -164,7 +153,6 @@ def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
     machine(dataclasses.replace(ADA, memory=12 * GIB))
     with pytest.raises(ConfigError) as caught:
         check_fit(compose([QUICK_START]).config)
-
     message = str(caught.value)
     assert "does not fit GPU of 12.0 GiB" in message
     assert "GiB too much" in message
@@ -177,14 +165,12 @@ def test_the_mend_in_the_message_is_accepted(machine):
     with pytest.raises(ConfigError) as caught:
         check_fit(compose([QUICK_START]).config)
     mend = str(caught.value).split("these fit: ")[1].split(";")[0].split()
-
     check_fit(compose([QUICK_START, *mend]).config)
 
 
 @pytest.mark.parametrize("overrides", [["model.name=some/unknown"], ["hardware=cluster"]])
 def test_train_says_nothing_where_nothing_is_known(machine, overrides):
     machine(dataclasses.replace(ADA, memory=GIB))
-
     check_fit(compose([QUICK_START, *overrides]).config)
 
 
@@ -250,7 +236,6 @@ def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is
     wrong = compose([*model, "model.lora.target_modules=[q_proj,v_projj]"])
     with pytest.raises(ConfigError, match=r"no linear layers named v_projj; it has .*v_proj"):
         check_fit(wrong.config)
-
     problem = finding(examine(wrong), "model")
     assert problem.state == "problem"
     assert "v_projj" in problem.detail
@@ -271,7 +256,6 @@ def test_turns_are_proposed_where_they_make_a_model_fit(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
         check_fit(compose([QUICK_START, *FOUR_B, *SHORT]).config)
-
     check_fit(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]).config)
 
 
@@ -301,6 +285,5 @@ def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     monkeypatch.setattr(examined, "ram", lambda: 4 * GIB)
     report = examine(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]))
-
     assert not report.healthy
     assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail

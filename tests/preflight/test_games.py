@@ -1,7 +1,5 @@
 """Contradictions are found before anything starts, and the message says the mend."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

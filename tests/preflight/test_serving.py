@@ -1,7 +1,5 @@
 """Checks of a service across groups."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlforge.config.compose import compose

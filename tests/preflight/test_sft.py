@@ -1,7 +1,5 @@
 """What is known to be wrong with a supervised run before anything is created."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The collector with real games and scripted answers: no engine, no Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

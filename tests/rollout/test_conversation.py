@@ -1,7 +1,5 @@
 """A seat's conversation, in the chat templates of real model families."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of conversations as samples: every form that ``datasets`` writes, and what is wrong."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

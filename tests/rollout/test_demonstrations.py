@@ -1,7 +1,5 @@
 """Samples of supervised fine-tuning: prompts as in play, answers as the model has to give them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

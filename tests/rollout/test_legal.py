@@ -1,7 +1,5 @@
 """The tree of legal answers, with a tokenizer whose tokens are bytes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

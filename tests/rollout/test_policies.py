@@ -1,7 +1,5 @@
 """Who answers at a seat."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

@@ -154,7 +154,6 @@ def test_a_resumed_scheduler_goes_on_like_one_that_never_stopped(mode, group_siz
     scheduler = GameScheduler([TWO, THREE], pool, group_size=group_size, seed=seed)
     scheduler.next_games(before)
     state = json.loads(json.dumps([pool.state_dict(), scheduler.state_dict()]))
-
     resumed_pool = make_pool(mode, versions=0, seed=0)
     resumed_pool.load_state_dict(state[0])
     resumed = GameScheduler([TWO, THREE], resumed_pool, group_size=group_size, seed=seed)

@@ -1,7 +1,5 @@
 """Samples from a market: the prompts of a run's agents, and actions that are read again."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -56,7 +54,6 @@ def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
     path = write_checkpoint(
         tmp_path / "checkpoints", "step-3", fill(weights=b"abc", sub__more=b""), {"version": 3}
     )
-
     assert path == tmp_path / "checkpoints" / "step-3"
     assert (path / "weights").read_bytes() == b"abc"
     manifest = read_manifest(path)
@@ -75,19 +72,15 @@ def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
 def test_any_contents_are_read_back_verified(tmp_path_factory, contents):
     root = tmp_path_factory.mktemp("root")
     path = write_checkpoint(root, "step-1", fill(**contents), {})
-
     manifest = read_manifest(path)
-
     assert {name: (path / name).read_bytes() for name in manifest.files} == contents
 
 
 def test_an_existing_checkpoint_is_never_replaced(tmp_path):
     write_checkpoint(tmp_path, "step-1", fill(a=b"old"), {})
     before = snapshot(tmp_path)
-
     with pytest.raises(CheckpointError, match=r"step-1 exists already"):
         write_checkpoint(tmp_path, "step-1", fill(a=b"new"), {})
-
     assert snapshot(tmp_path) == before
 
 
@@ -130,7 +123,6 @@ def _write_manifest(directory: Path) -> None:
 def test_damage_is_named_with_its_file(tmp_path, damage, message):
     path = write_checkpoint(tmp_path, "step-1", fill(adapter=b"0123456789", other=b"x"), {})
     damage(path / "adapter")
-
     with pytest.raises(CheckpointError, match=message) as caught:
         read_manifest(path)
     assert str(path) in str(caught.value)
@@ -141,7 +133,6 @@ def test_damage_is_named_with_its_file(tmp_path, damage, message):
 def test_a_damaged_manifest_is_named(tmp_path, text):
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
     (path / "manifest.json").write_text(text)
-
     with pytest.raises(CheckpointError, match=r"step-1/manifest\.json is damaged"):
         read_manifest(path)
 
@@ -155,9 +146,7 @@ def test_errors_say_why_a_path_is_no_checkpoint(tmp_path):
 
 def test_extending_adds_files_and_keeps_the_rest(tmp_path):
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {"version": 1})
-
     manifest = extend_checkpoint(path, fill(state__optimizer=b"opt", state__rng=b"rng"))
-
     assert manifest == read_manifest(path)
     assert manifest.files.keys() == {"a", "state/optimizer", "state/rng"}
     assert manifest.has_state
@@ -168,10 +157,8 @@ def test_extending_adds_files_and_keeps_the_rest(tmp_path):
 def test_extending_replaces_no_file_of_the_checkpoint(tmp_path):
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
     before = snapshot(tmp_path)
-
     with pytest.raises(CheckpointError, match=r"step-1 holds a already"):
         extend_checkpoint(path, fill(a=b"y", b=b"z"))
-
     assert snapshot(tmp_path) == before
 
 
@@ -207,7 +194,6 @@ def test_listing_orders_by_number_and_sees_checkpoints_only(tmp_path):
     (tmp_path / "step-99").mkdir()
     (tmp_path / "notes.txt").write_text("")
     write_checkpoint(tmp_path, ".tmp.other.1.aa", fill(), {})
-
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1", "step-2", "step-10"]
     assert latest_checkpoint(tmp_path) == tmp_path / "step-10"
 
@@ -216,9 +202,7 @@ def test_the_latest_with_state_may_be_older(tmp_path):
     for name in ("step-1", "step-2", "step-3"):
         write_checkpoint(tmp_path, name, fill(a=b"x"), {})
     assert latest_checkpoint(tmp_path, with_state=True) is None
-
     extend_checkpoint(tmp_path / "step-2", fill(state__all=b"x"))
-
     assert latest_checkpoint(tmp_path, with_state=True) == tmp_path / "step-2"
 
 
@@ -259,9 +243,7 @@ def test_the_error_of_an_unknown_checkpoint_names_the_newest(tmp_path):
 def test_prune_keeps_the_newest_and_the_protected(tmp_path):
     for number in range(1, 7):
         write_checkpoint(tmp_path, f"step-{number}", fill(a=b"x"), {})
-
     deleted = prune(tmp_path, 2, protected=("step-1", "step-5"))
-
     assert [path.name for path in deleted] == ["step-2", "step-3"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-4", "step-5", "step-6"]
     assert prune(tmp_path, 2, protected=("step-1", "step-5")) == []
@@ -305,7 +287,6 @@ def quota(_directory: Path) -> None:
 def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path, full):
     write_checkpoint(tmp_path, "step-1", fill(a=b"x" * 2048), {})
     before = snapshot(tmp_path)
-
     with pytest.raises(
         CheckpointError,
         match=r"no space on disk for checkpoint .*step-2: [\d.]+ \w+ free, "
@@ -314,7 +295,6 @@ def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path
         write_checkpoint(tmp_path, "step-2", full, {})
     with pytest.raises(CheckpointError, match=r"no space on disk for checkpoint .*step-1"):
         extend_checkpoint(tmp_path / "step-1", full)
-
     assert snapshot(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
@@ -350,9 +330,7 @@ def test_leftovers_of_a_killed_writer_are_cleaned_by_the_next(tmp_path):
     (leftover,) = tmp_path.iterdir()
     assert (leftover / "half").exists()
     assert list_checkpoints(tmp_path) == []
-
     write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
-
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
@@ -366,7 +344,6 @@ def test_temporary_folders_of_living_or_recent_writers_stay(tmp_path):
         path.mkdir()
     yesterday = time.time() - 25 * 3600
     os.utime(old, (yesterday, yesterday))
-
     assert clean_leftovers(tmp_path) == [old]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in (own, init, recent, tmp_path / "step-1")
@@ -379,7 +356,6 @@ def test_a_small_checkpoint_is_written_fast(tmp_path):
         started = time.perf_counter()
         write_checkpoint(tmp_path, f"step-{number}", fill(a=b"x" * 200_000, b=b"{}"), {})
         seconds.append(time.perf_counter() - started)
-
     # Disks differ; the minimum is one fsync per file and directory.
     probe = time.perf_counter()
     with (tmp_path / "probe").open("wb") as stream:
@@ -391,8 +367,6 @@ def test_a_small_checkpoint_is_written_fast(tmp_path):
 
 def test_the_manifest_is_readable_json(tmp_path):
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {"uid": "step-1", "parent": None})
-
     raw = json.loads((path / "manifest.json").read_text())
-
     assert raw["meta"] == {"uid": "step-1", "parent": None}
     assert raw["files"]["a"]["size"] == 1

@@ -1,7 +1,5 @@
 """Atomic writes: a reader finds the old or the new content, also after an error."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

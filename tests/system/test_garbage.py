@@ -1,7 +1,5 @@
 """Objects that the garbage collector leaves out, for ever or for a block."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -27,7 +25,6 @@ def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed():
     before = [_Knot() for _ in range(1000)]
     garbage = weakref.ref(_Knot())
     freeze_gc()
-
     assert garbage() is None  # freed first: it could not be found afterwards
     assert gc.get_freeze_count() > len(before)
     assert not any(isinstance(each, _Knot) for each in gc.get_objects())

@@ -63,9 +63,7 @@ def test_gpus_have_names_memory_and_capability(cards):
         "0, GPU-5f1, NVIDIA RTX 6000 Ada Generation, 49140, 8.9",
         "1, GPU-a02, NVIDIA H200, 143771, 9.0",
     )
-
     ada, h200 = gpus()
-
     assert (ada.name, ada.memory, ada.capability) == (
         "NVIDIA RTX 6000 Ada Generation",
         49140 * 2**20,
@@ -104,7 +102,6 @@ def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
 )
 def test_without_an_answer_of_the_tool_there_are_no_gpus(cards, lines, status):
     cards(*lines, status=status)
-
     assert gpus() == ()
 
 
@@ -138,7 +135,6 @@ def test_without_gpus_there_are_no_loads(cards, lines, status):
 
 def test_memory_of_the_machine_is_what_the_system_counts():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
     assert 0 < ram() <= pages * 1.01
 
 

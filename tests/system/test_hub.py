@@ -1,7 +1,5 @@
 """Pushes to a stand-in of the hub, by the real ``huggingface_hub``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

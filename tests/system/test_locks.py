@@ -1,7 +1,5 @@
 """Locks on run directories and GPUs against a real second process; the GPUs are stand-ins."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -58,7 +56,6 @@ def test_the_error_of_a_second_run_names_the_holder(tmp_path):
     with holder(tmp_path) as process:
         with pytest.raises(RunError) as caught:
             RunLock(tmp_path).acquire()
-
         message = str(caught.value)
         assert f"{tmp_path} is in use by process {process.pid} on {socket.gethostname()}" in message
         assert "then resume" in message

@@ -1,7 +1,5 @@
 """Waiting for coroutines: in scripts, in running loops, and when the user interrupts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import os

@@ -1,7 +1,5 @@
 """A stopped clock pauses every limit; each keeps the time it had left."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Shares of wall time, compared with the plain sum over all spans."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Values are read back from arrow tables and JSON exactly as they were written."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

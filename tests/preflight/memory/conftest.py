@@ -1,7 +1,5 @@
 """Small real models, the learner's own passes over them, and what is alive while they run."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's memory by arithmetic, against what the transformers engine really holds."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc
@@ -57,7 +55,6 @@ def test_token_bytes_are_those_of_a_real_cache(model, dtype):
     job = make_job(
         shape=shape_from_config("some", model.config.to_dict()), bf16=dtype == torch.bfloat16
     )
-
     assert memory.token_bytes(job) * 2 * 10 == held
 
 
@@ -74,7 +71,6 @@ def test_a_cache_that_grows_stays_within_its_room(model, dtype):
     )
     shape = shape_from_config("some", model.config.to_dict())
     job = make_job(shape=shape, bf16=dtype == torch.bfloat16, length=length)
-
     assert memory.token_bytes(job) * length <= held <= memory.sequence_bytes(job)
 
 
@@ -110,13 +106,11 @@ def live_bytes():
 
 def test_whole_models_are_versions_of_their_own_size():
     job = make_job(lora=None)
-
     assert memory.version_bytes(job) == 3 * memory.weight_bytes(job)
 
 
 def test_a_paged_cache_has_no_spare_room():
     job = make_job(paged=True)
-
     assert memory.sequence_bytes(job) == 1024 * memory.token_bytes(job)
     assert memory.version_bytes(job) == 3 * 2 * job.shape.adapter_parameters(LORA)
 

@@ -1,7 +1,5 @@
 """The learner's memory by arithmetic, against tensors counted in its own passes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -36,7 +34,6 @@ def test_planned_bytes_of_a_pass_are_within_ten_percent_of_measured(
     made = case(architecture, bf16=bf16, full=full, **CHECKPOINTS[checkpoints])
     measured = made.measure()
     kept, others = pass_bytes(made.job)
-
     assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
     assert kept + others == pytest.approx(measured.peak, rel=0.10)
 
@@ -47,7 +44,6 @@ def test_planned_bytes_hold_for_weights_gathered_in_bfloat16(architecture, check
     made = case(architecture, bf16=True, full=True, gathered=True, **CHECKPOINTS[checkpoints])
     measured = made.measure()
     kept, others = pass_bytes(made.job)
-
     assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
     assert kept + others == pytest.approx(measured.peak, rel=0.10)
 
@@ -71,7 +67,6 @@ def test_planned_bytes_of_saved_tensors_hold_at_other_sizes(architecture, bf16, 
     made = case(architecture, bf16=bf16, **sizes)
     measured = made.measure()
     planned = kept_bytes(made.job) + final_bytes(made.job)
-
     assert planned == pytest.approx(measured.saved, rel=0.10)
     assert sum(pass_bytes(made.job)) == pytest.approx(measured.peak, rel=0.10)
 
@@ -85,7 +80,6 @@ def test_planned_bytes_hold_for_an_adapted_output_layer(bf16, options, case):
     made = case("llama", bf16=bf16, vocab=4096, tied=False, targets=("lm_head",), **options)
     measured = made.measure()
     planned, unseen = sum(pass_bytes(made.job)), 4 * made.job.answers * made.job.shape.vocab
-
     assert planned - unseen < 1.02 * measured.peak
     assert planned > 0.95 * measured.peak
 
@@ -94,7 +88,6 @@ def test_planned_bytes_hold_for_an_adapted_output_layer(bf16, options, case):
 def test_dropout_keeps_its_masks(bf16, case):
     made = case("llama", bf16=bf16, dropout=0.1)
     measured = made.measure()
-
     assert kept_bytes(made.job) + final_bytes(made.job) == pytest.approx(measured.saved, rel=0.10)
 
 
@@ -107,7 +100,6 @@ def test_gradients_and_optimizer_are_those_of_adamw(case):
     moments = [
         state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")
     ]
-
     assert memory.adapter_bytes(made.job) == sum(p.nbytes for p in trained)
     assert memory.gradient_bytes(made.job) == sum(p.grad.nbytes for p in trained)
     assert memory.optimizer_bytes(made.job) == sum(tensor.nbytes for tensor in moments)
@@ -117,7 +109,6 @@ def test_gradients_and_optimizer_are_those_of_adamw(case):
 def test_the_head_needs_a_chunk_and_not_all_logits(targets):
     job = make_job(tokens=8192, answers=8192, lora=LoraConfig(target_modules=targets))
     everything = 4 * job.answers * job.shape.vocab
-
     assert memory.logits_bytes(job) + memory.head_bytes(job) < everything / 8
 
 
@@ -159,7 +150,6 @@ JOBS = st.builds(
 def test_more_tokens_never_need_less(job, more):
     longer = dataclasses.replace(job, tokens=job.tokens + more)
     answered = dataclasses.replace(job, answers=job.answers + more)
-
     assert total(longer) > total(job)
     assert total(answered) >= total(job)
 
@@ -169,7 +159,6 @@ def test_a_higher_rank_never_needs_less(job, more):
     """Unless more layers fold: of those the pass keeps one sum, and nothing per position."""
     higher = of_rank(job, job.lora.rank + more)
     assume(folded(higher) == folded(job))
-
     assert total(higher) > total(job)
 
 
@@ -178,7 +167,6 @@ def test_merged_layers_keep_one_weight_and_nothing_per_position():
     above = of_rank(below, 96)
     square = {"q_proj", "o_proj"}  # 576 by 576: fold from 576 * 576 / (3 * (576 + 576)) = 96 on
     rows, narrow = 10110, 576
-
     assert folded(above) - folded(below) == square
     unfolded = {"gate_proj", "up_proj", "down_proj"}
     assert folded(above).isdisjoint(unfolded)
@@ -192,7 +180,6 @@ def test_checkpointing_never_keeps_or_needs_more(job):
     plain = dataclasses.replace(job, layer_checkpoints=False, module_checkpoints=False)
     layers = dataclasses.replace(plain, layer_checkpoints=True)
     modules = dataclasses.replace(plain, module_checkpoints=True)
-
     assert kept_bytes(layers) < kept_bytes(modules) < kept_bytes(plain)
     assert total(layers) < total(plain)
     assert total(modules) < total(plain)
@@ -201,14 +188,12 @@ def test_checkpointing_never_keeps_or_needs_more(job):
 @given(job=JOBS)
 def test_a_reference_costs_the_weights_again(job):
     others = dataclasses.replace(job, reference=True)
-
     assert total(others) - total(job) == memory.weight_bytes(job)
 
 
 def test_a_float32_head_costs_a_copy_of_frozen_bfloat16_weights():
     job = make_job()
     copy = 4 * job.shape.vocab * job.shape.hidden
-
     assert memory.head_bytes(dataclasses.replace(job, fp32_head=True)) == (
         memory.head_bytes(job) + copy
     )

@@ -1,7 +1,5 @@
 """docs/memory.md says what the planner says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,7 +16,6 @@ def test_the_page_is_up_to_date():
 
 def test_every_model_has_a_row_for_every_card():
     page = render()
-
     assert len(re.findall(r"^\| \d+ GB \|", page, re.MULTILINE)) == 2 * len(MODELS) * len(CARDS)
     assert all(f"### {name}\n" in page for name in MODELS)
 

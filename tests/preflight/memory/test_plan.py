@@ -1,7 +1,5 @@
 """Plans of runs on cards: placement, verdict and the changes that make a run fit."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -42,9 +40,7 @@ def test_every_profile_of_a_card_fits_its_card(profile):
     hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
     shape = known_shape(config.model.name)
     assert hardware.memory_gb == int(profile.removeprefix("gpu_").removesuffix("gb"))
-
     made = make_plan(config, shape, hardware, int(hardware.memory_gb * GIB), bf16=True)
-
     assert made.verdict == "fits"
     assert made.cards == (
         Card(learners=1, engines=1, count=1, capacity=int(hardware.memory_gb * GIB)),
@@ -56,7 +52,6 @@ def test_every_profile_of_a_card_fits_its_card(profile):
 def test_one_gpu_is_shared_and_its_memory_is_that_of_the_machine():
     config = compose([QUICK_START, "hardware=gpu_1"]).config
     hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
-
     assert (hardware.learner_gpus, hardware.engine_gpus, hardware.memory_gb) == (0.5, 0.5, None)
 
 
@@ -64,7 +59,6 @@ def test_one_gpu_is_shared_and_its_memory_is_that_of_the_machine():
 def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
     config = compose([QUICK_START, f"hardware={profile}"]).config
     made = make_plan(config, KNOWN[0], config.hardware, 48 * GIB, bf16=True)
-
     assert [(card.learners, card.engines) for card in made.cards] == [(1, 0), (0, 1)]
     assert made.cards[1].count == config.engine.num_engines
     assert made.excess == 0
@@ -84,14 +78,12 @@ def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
 )
 def test_cards_are_filled_as_ray_packs_them(hardware, engines, cards):
     made = place(hardware, 1, engines, GIB)
-
     assert [(card.learners, card.engines, card.count) for card in made] == cards
 
 
 def test_ranks_have_a_card_each_and_share_the_memory_of_a_cpu():
     on_cards = place(cuda(1, 0.5), 3, 2, GIB)
     on_cpu = place(HardwareConfig(device="cpu"), 3, 2, GIB)
-
     assert [(c.learners, c.engines, c.count) for c in on_cards] == [(1, 0, 3), (0, 2, 1)]
     assert [(c.learners, c.engines, c.count) for c in on_cpu] == [(3, 2, 1)]
 
@@ -109,7 +101,6 @@ def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
         for full in ([], ["learner.train=full"])
         for ranks in (2, 4, 8)
     ]
-
     assert needs[0] < whole.learner.total
     assert needs[0] > needs[1] > needs[2]
     assert needs[3] > needs[4] > needs[5]
@@ -119,7 +110,6 @@ def test_the_verdict_is_of_the_fullest_card():
     roomy = plan("learner.gradient_checkpointing=true", "engine.max_parallel_seq=2", gb=80)
     many = plan("learner.gradient_checkpointing=true", "engine.max_parallel_seq=512", gb=80)
     small = plan(gb=8)
-
     assert (roomy.verdict, roomy.excess) == ("fits", 0)
     assert (many.verdict, many.excess) == ("tight", 0)
     assert 1 <= many.sequences < 512
@@ -144,14 +134,12 @@ def test_a_step_longer_than_a_pass_has_a_pass_of_its_own():
     short = plan("engine.max_model_len=1024", "learner.micro_batch_tokens=4096")
     long = plan("engine.max_model_len=8192", "learner.micro_batch_tokens=4096")
     cut = plan("engine.max_model_len=8192", "learner.max_train_len=4096")
-
     assert long.learner.total > cut.learner.total >= short.learner.total
 
 
 def test_training_all_weights_costs_more_than_an_adapter():
     adapter, whole = plan(), plan("learner.train=full")
     states = {part.name: part.bytes for part in whole.learner.parts}
-
     assert states["AdamW states"] == 8 * KNOWN[0].parameters
     assert whole.learner.total > adapter.learner.total
 
@@ -161,7 +149,6 @@ def test_earlier_adapters_that_the_learner_keeps_take_memory_of_the_host():
     lagged, on_policy = (
         plan(f"buffer.max_staleness={versions}", hardware=cpu).learner for versions in (2, 0)
     )
-
     assert part(lagged, "versions") == 2 * part(lagged, "adapter")
     assert lagged.total - on_policy.total == part(lagged, "versions")
     whole = ("buffer.max_staleness=2", "learner.train=full")
@@ -224,7 +211,6 @@ def part(need, name: str) -> int:
 
 def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
     made = plan(*VLLM, hardware=cuda(1, 1), gb=48)
-
     assert made.engine.total == pytest.approx(VLLM_SHARE * 48 * GIB, rel=1e-6)
     assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
     assert made.verdict == "fits"
@@ -233,7 +219,6 @@ def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
 def test_a_cache_of_given_size_limits_the_sequences():
     made = plan(*VLLM, "engine.vllm.kv_cache_gb=2", hardware=cuda(1, 1))
     small = plan(*VLLM, "engine.vllm.kv_cache_gb=0.5", hardware=cuda(1, 1))
-
     assert part(made.engine, "KV cache") == 2 * GIB
     assert (made.excess, small.verdict) == (0, "does not fit")
     assert small.excess == small.sequence_bytes - GIB // 2
@@ -268,7 +253,6 @@ def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
     made = plan(TURNS, CHECKPOINTS)
     (card,) = made.cards
     process = PROCESS_BYTES["cuda"]
-
     assert made.learner_idle.total == made.engine_idle.total == process
     assert made.learning(card) == made.learner.total + process
     assert made.playing(card) == made.least.total + process
@@ -293,7 +277,6 @@ def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fi
 def test_a_learner_that_stays_on_the_card_keeps_weights_and_states_but_no_activations():
     made = plan(TURNS, "hardware.offload_learner=false")
     states = {"weights", "adapter", "AdamW states", "process"}
-
     assert {part.name for part in made.learner_idle.parts} == states
     assert made.learner_idle.total == sum(part(made.learner, name) for name in states)
     assert made.learner_idle.total > plan(TURNS).learner_idle.total
@@ -303,7 +286,6 @@ def test_turns_on_a_cpu_free_only_activations_and_gradients():
     cpu = HardwareConfig(device="cpu")
     made = plan(TURNS, hardware=cpu)
     vllm = plan(TURNS, *VLLM, hardware=cpu)
-
     assert {"weights", "AdamW states"} <= {p.name for p in made.learner_idle.parts}
     assert {p.name for p in made.engine_idle.parts} == {"weights", "versions", "process"}
     assert "KV cache" in {p.name for p in vllm.engine_idle.parts}
@@ -314,7 +296,6 @@ def test_host_memory_is_that_of_the_larger_waiting_side():
     made = plan(TURNS)
     engine = part(made.engine, "weights") + part(made.engine, "versions")
     learner = sum(part(made.learner, name) for name in ("weights", "adapter", "AdamW states"))
-
     assert made.on_host == max(engine, learner)
     assert plan(TURNS, "hardware.offload_learner=false").on_host == engine
     assert plan().on_host == 0
@@ -322,7 +303,6 @@ def test_host_memory_is_that_of_the_larger_waiting_side():
 
 def test_vllm_takes_the_whole_card_in_its_turn():
     made = plan(*VLLM, TURNS, gb=24)
-
     assert made.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
     assert made.verdict == "fits"
     assert made.sequences > plan(*VLLM, gb=24).sequences
