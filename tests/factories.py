@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from rlforge.tracking.metrics import wilson_interval
@@ -287,6 +288,40 @@ def decision(
         "completion": None if tokens is None else answer,
     }
     return Decision(**{**fields, **changes})
+
+
+#: A chat template that ends each message with ``<|im_end|>``.
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(
+    text: str = "", special: Sequence[str] = (), vocab_size: int = 400, **named: Any
+) -> Any:
+    """A byte-level tokenizer with merges from ``text``; named: fields as ``chat_template``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator([text], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, **named)
+
+
+def model_files(tokenizer: Any, folder: Path, config: str = "{}") -> Path:
+    """The folder, made a model of which only the tokenizer is there."""
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(config)
+    return folder
 
 
 def llama(seed: int = 0, **changes: Any) -> Any:

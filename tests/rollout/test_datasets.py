@@ -1,12 +1,12 @@
 """Files of conversations as samples: every form that ``datasets`` writes, and what is wrong."""
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.factories import CHATML, byte_tokenizer, model_files
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -14,30 +14,14 @@ from rlforge.models.load import load_tokenizer
 from rlforge.rollout.datasets import AnswerEncoder, check_file, samples_of_file
 
 PAIRS = [{"prompt": f"2 + {n} =", "completion": f" {2 + n}"} for n in range(3)]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+def model(tmp_path_factory) -> ModelConfig:
     """A tokenizer of words with chat markup."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(special_tokens=marks, initial_alphabet=alphabet, vocab_size=300)
-    made.train_from_iterator(["user assistant"], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=marks[0])
-    tokenizer.chat_template = CHATML
-    folder = tmp_path_factory.mktemp("models") / "words"
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    words = byte_tokenizer("user assistant", marks, 300, eos_token=marks[0], chat_template=CHATML)
+    folder = model_files(words, tmp_path_factory.mktemp("models") / "words")
     return ModelConfig(kind="hf", name=str(folder))
 
 
@@ -70,25 +54,18 @@ def test_pairs_are_taken_as_they_are_from_every_kind_of_file(read, tmp_path):
     import pyarrow.parquet as pq
     from datasets import Dataset, DatasetDict
 
-    expected = [(pair["prompt"], f"{pair['completion']}<|im_end|>") for pair in PAIRS]
-    assert read(jsonl(tmp_path / "pairs.jsonl", PAIRS)) == expected
-    with (tmp_path / "pairs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["prompt", "completion"])
-        writer.writeheader()
-        writer.writerows(PAIRS)
-    assert read(tmp_path / "pairs.csv") == expected
-    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "pairs.parquet")
-    assert read(tmp_path / "pairs.parquet") == expected
+    jsonl(tmp_path / "pairs.jsonl", PAIRS)
+    rows = "".join(f"{pair['prompt']},{pair['completion']}\n" for pair in PAIRS)
+    (tmp_path / "pairs.csv").write_text(f"prompt,completion\n{rows}")
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for name in ("pairs.parquet", "hub/data/train-00000-of-00001.parquet"):
+        pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / name)
     Dataset.from_list(PAIRS).save_to_disk(tmp_path / "saved")
-    assert read(tmp_path / "saved") == expected
     parts = {"train": Dataset.from_list(PAIRS), "test": Dataset.from_list(PAIRS[:1])}
     DatasetDict(parts).save_to_disk(tmp_path / "parts")
-    assert read(tmp_path / "parts") == expected
-    (tmp_path / "hub" / "data").mkdir(parents=True)
-    pq.write_table(
-        pa.Table.from_pylist(PAIRS), tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"
-    )
-    assert read(tmp_path / "hub") == expected
+    expected = [(pair["prompt"], f"{pair['completion']}<|im_end|>") for pair in PAIRS]
+    for name in ("pairs.jsonl", "pairs.csv", "pairs.parquet", "saved", "parts", "hub"):
+        assert read(tmp_path / name) == expected, name
 
 
 def test_every_answer_of_a_conversation_is_a_sample_after_all_that_was_said(read, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.factories import CHATML, model_files
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
@@ -24,10 +25,6 @@ from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import Step
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +32,11 @@ def chat_model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> M
     """The tokenizer of a model that answers in chat markup."""
     from transformers import AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("models") / "chat"
-    folder.mkdir()
     tokenizer = AutoTokenizer.from_pretrained(small_model)
     marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks, "eos_token": marks[0]})
     tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    folder = model_files(tokenizer, tmp_path_factory.mktemp("models") / "chat")
     return ModelConfig(kind="hf", name=str(folder), prompt_template="chat")
 
 
@@ -130,13 +124,6 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     assert len(join_turns(rows, made)) == len(players)
 
 
-async def test_a_conversation_ends_with_an_answer_that_cannot_be_given(tiny, tmp_path):
-    talking = config(tiny, answer="As [x] says, {action}")
-    talking.env = dataclasses.replace(TICTACTOE, context="conversation")
-    with pytest.raises(RunError, match=r"24 not read as their action"):
-        await make_samples(talking, tmp_path, lambda text: None)
-
-
 async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
     short = config(chat_model)
     short.engine.max_tokens = 3
@@ -146,6 +133,10 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
     early = config(tiny, answer="As [x] says, {action}")
     with pytest.raises(RunError, match="not read as their action"):
         await make_samples(early, tmp_path / "early", lambda text: None)
+    # A conversation ends with it.
+    early.env = dataclasses.replace(TICTACTOE, context="conversation")
+    with pytest.raises(RunError, match=r"24 not read as their action"):
+        await make_samples(early, tmp_path / "talk", lambda text: None)
 
 
 async def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):

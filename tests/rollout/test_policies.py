@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import yaml
+from tests.factories import checkpoint, game_spec, scripted
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 import rlforge
@@ -17,14 +18,9 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
-from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef
+from rlforge.types import Completion, EnvSpec, PolicyRef
 
 ENV = EnvSpec(id="TicTacToe-v0-train", prompt_template="board", action_extraction="bracket")
-
-
-def version(number):
-    uid = f"step-{number}"
-    return PolicyRef(uid=uid, kind="checkpoint", path_or_name=f"/{uid}", version=number)
 
 
 class Asked:
@@ -47,25 +43,19 @@ def answers(small_model):
 
 
 def ask(answers, spec, player):
-    view = make_game(ENV, 0).view()
+    view = make_game(spec.env, 0).view()
     return asyncio.run(answers.for_game(spec)(spec.seats[player], view, 0))
 
 
-def spec_of(policies, trained_uid):
-    return GameSpec(
-        game_id="g",
-        env=ENV,
-        seed=0,
-        purpose="train",
-        seats=line_up(ENV, policies, trained_uid=trained_uid),
-    )
+def spec_of(policies, trained_uid=None, env=ENV):
+    return game_spec("g", env, line_up(env, policies, trained_uid=trained_uid))
 
 
 def test_a_game_under_way_goes_on_with_the_newer_version_and_says_so(answers):
     engine, seats = answers
-    spec = spec_of([version(3), version(3)], "step-3")
+    spec = spec_of([checkpoint(3), checkpoint(3)], "step-3")
     ask(seats, spec, 0)
-    seats.use_version(version(4))
+    seats.use_version(checkpoint(4))
     assert ask(seats, spec, 1).policy_version == 4
     assert engine.versions == [3, 4]
 
@@ -73,16 +63,16 @@ def test_a_game_under_way_goes_on_with_the_newer_version_and_says_so(answers):
 def test_a_game_ahead_of_the_news_is_played_with_the_version_it_was_given(answers):
     """Else a game that counts as version 4 would go stale with a first turn of version 3."""
     engine, seats = answers
-    seats.use_version(version(3))
-    ask(seats, spec_of([version(4), version(4)], "step-4"), 0)
+    seats.use_version(checkpoint(3))
+    ask(seats, spec_of([checkpoint(4), checkpoint(4)], "step-4"), 0)
     assert engine.versions == [4]
 
 
 def test_opponents_and_evaluated_versions_stay_what_they_are(answers):
     engine, seats = answers
-    seats.use_version(version(4))
-    ask(seats, spec_of([version(3), version(1)], "step-3"), 1)
-    ask(seats, spec_of([version(3), version(1)], None), 0)
+    seats.use_version(checkpoint(4))
+    ask(seats, spec_of([checkpoint(3), checkpoint(1)], "step-3"), 1)
+    ask(seats, spec_of([checkpoint(3), checkpoint(1)], None), 0)
     assert engine.versions == [1, 3]
 
 
@@ -123,9 +113,7 @@ def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
 ):
     settings = ["engine.max_tokens=8", "engine.max_model_len=1024", f"env.context={context}"]
     _, seats, env = talking(small_model, "[0] " * 9, *settings, most=most)
-    seat, view = line_up(env, [version(1), version(1)], None)[0], make_game(env, 0).view()
-    spec = GameSpec(game_id="g", env=env, seed=0, purpose="eval", seats=(seat,))
-    answer = asyncio.run(seats.for_game(spec)(seat, view, 0))
+    answer = ask(seats, spec_of([checkpoint(1), checkpoint(1)], env=env), 0)
     assert answer.finish_reason == reason
 
 
@@ -133,19 +121,15 @@ def test_an_answer_that_takes_most_of_the_context_is_too_long_and_not_cut(small_
     """Otherwise a model that would lose could draw by an answer without an end."""
     settings = ["engine.max_tokens=4096", "engine.max_model_len=4096"]
     _, seats, env = talking(small_model, "well, " * 900, *settings, most=1500)
-    seat, view = line_up(env, [version(1), version(1)], None)[0], make_game(env, 0).view()
-    spec = GameSpec(game_id="g", env=env, seed=0, purpose="eval", seats=(seat,))
-    answer = asyncio.run(seats.for_game(spec)(seat, view, 0))
+    answer = ask(seats, spec_of([checkpoint(1), checkpoint(1)], env=env), 0)
     assert len(answer.prompt_token_ids) < len(answer.token_ids) == 1500
     assert answer.finish_reason == "length"
 
 
 async def test_other_games_go_on_while_a_player_searches(answers):
     _, seats = answers
-    policy = PolicyRef(uid="mcts:3000", kind="scripted", path_or_name="mcts:3000")
-    spec = dataclasses.replace(
-        spec_of([policy, policy], None), env=dataclasses.replace(ENV, id="ConnectFour-v0-train")
-    )
+    policy = scripted("mcts:3000")
+    spec = spec_of([policy, policy], env=dataclasses.replace(ENV, id="ConnectFour-v0-train"))
     view = make_game(spec.env, 0).view()
     searching = asyncio.create_task(seats.for_game(spec)(spec.seats[0], view, 0))
     others = 0
@@ -162,13 +146,7 @@ DROPPING = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_
 async def test_turns_are_dropped_to_fit_the_positions_of_the_model(small_model):
     """As its engine counts: of engine.max_model_len=8192 a model of 2048 has no use."""
     engine, seats, env = talking(small_model, "[0] " * 400, *DROPPING, "engine.max_tokens=500")
-    spec = GameSpec(
-        game_id="g",
-        env=env,
-        seed=0,
-        purpose="train",
-        seats=line_up(env, [version(1), version(1)], "step-1"),
-    )
+    spec = spec_of([checkpoint(1), checkpoint(1)], "step-1", env)
     views, answer = make_game(env, 0), seats.for_game(spec)
     for turn in range(8):
         view = dataclasses.replace(views.view(), observation=f"Rules.\n\nTurn {turn}")
@@ -179,8 +157,7 @@ async def test_turns_are_dropped_to_fit_the_positions_of_the_model(small_model):
 
 def test_an_answer_that_leaves_no_room_in_the_model_is_refused(small_model):
     _, seats, env = talking(small_model, "", *DROPPING, "engine.max_tokens=2048")
-    seats_of = line_up(env, [version(1), version(1)], None)
-    spec = GameSpec(game_id="g", env=env, seed=0, purpose="train", seats=seats_of)
+    spec = spec_of([checkpoint(1), checkpoint(1)], env=env)
     with pytest.raises(ConfigError, match=r"max_tokens=2048 leaves no room .* 2048 tokens of both"):
         seats.for_game(spec)
 
@@ -212,13 +189,7 @@ async def test_an_api_model_gets_rules_actions_and_form_where_the_model_sees_a_b
     api = f"pool.api.openai_base_url={server.url}"
     config = compose(["+experiment=tictactoe_mirror", *model, api]).config
     seats = SeatPolicies(config, load_tokenizer(config.model), Asked(), [0])
-    spec = GameSpec(
-        game_id="g",
-        env=train_envs(config)[0],
-        seed=0,
-        purpose="eval",
-        seats=line_up(train_envs(config)[0], [API, API], trained_uid=None),
-    )
+    spec = spec_of([API, API], env=train_envs(config)[0])
     record = await play_game(spec, seats.for_game(spec))
     assert record.end_reason == "finished"
     assert all(turn.legal and turn.well_formed for turn in record.turns)
@@ -239,9 +210,7 @@ async def test_an_api_seat_is_asked_as_the_pool_says(small_model, server, tmp_pa
     env = train_envs(config)[0]
     absent = None
     seats = SeatPolicies(config, absent, absent, ())
-    spec = GameSpec(
-        game_id="g", env=env, seed=0, purpose="eval", seats=line_up(env, [API, API], None)
-    )
+    spec = spec_of([API, API], env=env)
     view = make_game(env, 0).view()
     await seats.for_game(spec)(spec.seats[0], view, 0)
     [asked] = server.requests[0]["messages"]
@@ -291,19 +260,14 @@ async def test_a_template_in_yaml_is_what_the_model_is_asked(small_model, tmp_pa
     overrides = ["+experiment=mine", "env=tictactoe", "model.action_extraction=bracket"]
     composed = compose(overrides, tmp_path)
     validate(composed, keys=False)
-    config = from_yaml(write(tmp_path / "config.yaml", to_yaml(composed.config)))
+    (tmp_path / "config.yaml").write_text(to_yaml(composed.config))
+    config = from_yaml(tmp_path / "config.yaml")
     assert config == composed.config
     tokenizer = load_tokenizer(config.model)
     engine = Reader(tokenizer)
     seats = SeatPolicies(config, tokenizer, engine, [0])
     env = train_envs(config)[0]
-    spec = GameSpec(
-        game_id="g",
-        env=env,
-        seed=0,
-        purpose="train",
-        seats=line_up(env, [version(1), version(1)], "step-1"),
-    )
+    spec = spec_of([checkpoint(1), checkpoint(1)], "step-1", env)
     record = await play_game(spec, seats.for_game(spec))
     assert record.end_reason == "finished"
     assert all(turn.legal for turn in record.turns)
@@ -311,8 +275,3 @@ async def test_a_template_in_yaml_is_what_the_model_is_asked(small_model, tmp_pa
         f"Q You are player one of two.\n\n{record.turns[0].observation.strip()}\n\n"
         "Legal: [0], [1], [2], [3], [4], [5], [6], [7], [8]\n\nEnd with your action.\nA So: "
     )
-
-
-def write(path, text):
-    path.write_text(text)
-    return path

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import game_record, scripted
 
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
@@ -13,10 +14,9 @@ from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
-from rlforge.types import Checkpoint, EnvSpec, Form, GameRecord, GameSpec, PolicyRef
+from rlforge.types import Checkpoint, EnvSpec, Form, GameSpec
 
-RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
-MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
+RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
 TWO = EnvSpec(id="Two-v0", prompt_template="board", action_extraction="bracket")
 THREE = EnvSpec(id="Three-v0", num_players=3)
 ALONE = EnvSpec(id="Alone-v0", num_players=1)
@@ -51,12 +51,6 @@ def test_seats_follow_the_environment():
     assert {(s.prompt_template, s.action_extraction) for s in spec.seats} == {("board", "bracket")}
 
 
-def test_mirror_trains_every_seat():
-    for spec in make_scheduler("mirror", [TWO, THREE]).next_games(10):
-        assert [seat.policy.uid for seat in spec.seats] == ["step-2"] * spec.env.num_players
-        assert all(seat.trained for seat in spec.seats)
-
-
 @settings(max_examples=25)
 @given(st.sampled_from(MODES.names()), st.integers(0, 2**31))
 def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
@@ -65,6 +59,7 @@ def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
         assert any(seat.trained for seat in spec.seats)
         for seat in spec.seats:
             assert seat.trained == (seat.policy.uid == "step-2")
+        assert mode != "mirror" or all(seat.trained for seat in spec.seats)
 
 
 def test_a_draw_of_the_current_version_is_self_play():
@@ -72,12 +67,6 @@ def test_a_draw_of_the_current_version_is_self_play():
     both = [spec for spec in specs if len(learner_seats(spec)) == 2]
     assert len(both) == pytest.approx(200 / 5, abs=20)
     assert all(seat.trained for spec in both for seat in spec.seats)
-
-
-def test_single_player_games_have_no_opponent():
-    for spec in make_scheduler("fixed", [ALONE]).next_games(3):
-        [seat] = spec.seats
-        assert seat.trained
 
 
 @given(st.integers(0, 2**31))
@@ -97,15 +86,11 @@ def test_the_order_of_seats_is_random():
 
 
 def test_environments_are_drawn_by_weight():
-    envs = [
-        EnvSpec(id="often", weight=3.0),
-        EnvSpec(id="seldom", weight=1.0),
-        EnvSpec(id="never", weight=0.0),
-    ]
-    counts = Counter(spec.env_id for spec in make_scheduler(envs=envs).next_games(4000))
-    assert counts["often"] / 4000 == pytest.approx(0.75, abs=0.03)
-    assert counts["seldom"] / 4000 == pytest.approx(0.25, abs=0.03)
-    assert counts["never"] == 0
+    weights = {"often": 3.0, "seldom": 1.0, "never": 0.0}
+    envs = [EnvSpec(id=name, weight=weight) for name, weight in weights.items()]
+    counts = Counter(spec.env_id for spec in make_scheduler(envs=envs).next_games(1000))
+    assert counts["often"] / 1000 == pytest.approx(0.75, abs=0.05)
+    assert counts["often"] + counts["seldom"] == 1000
 
 
 def test_game_ids_and_seeds_are_distinct():
@@ -203,20 +188,16 @@ def test_derived_seeds_are_the_same_in_every_process_and_differ_by_part():
     assert len({derive_seed(1, "2"), derive_seed("1", 2), derive_seed("12"), derive_seed(12)}) == 4
 
 
-def played(spec: GameSpec, error: str | None = None) -> GameRecord:
-    return GameRecord(spec=spec, turns=(), rewards={}, end_reason="finished", error=error)
-
-
 def test_a_game_is_under_way_until_it_or_its_replacement_was_played():
     under_way = GamesUnderWay()
     first, second = make_scheduler().next_games(2)
     under_way.begin("collector-0", [first, second])
-    under_way.end(played(first, error="the engine died"))
-    under_way.end(played(retry(first), error="again"))
+    under_way.end(game_record(first, error="the engine died"))
+    under_way.end(game_record(retry(first), error="again"))
     assert len(under_way.specs) == 2
-    under_way.end(played(retry(retry(first))))
-    under_way.end(played(second))
-    under_way.end(played(second))  # heard twice
+    under_way.end(game_record(retry(retry(first))))
+    under_way.end(game_record(second))
+    under_way.end(game_record(second))  # heard twice
     assert under_way.specs == []
 
 
@@ -234,7 +215,7 @@ def test_the_games_of_a_collector_that_died_are_played_again():
     under_way.begin("collector-1", [last])
     assert under_way.take_lost(5) == []
     for spec in (again, second, last):
-        under_way.end(played(spec))
+        under_way.end(game_record(spec))
     assert under_way.specs == []
 
 
@@ -253,7 +234,7 @@ def test_games_under_way_when_a_run_was_saved_are_played_again():
     under_way, resumed = GamesUnderWay(), GamesUnderWay()
     specs = make_scheduler(group_size=2).next_games(3)
     under_way.begin("collector-0", specs)
-    under_way.end(played(specs[1]))
+    under_way.end(game_record(specs[1]))
     resumed.load_state_dict(json.loads(json.dumps(under_way.state_dict())))
     assert resumed.take_lost(9) == [retry(specs[0]), retry(specs[2])]
 
@@ -311,10 +292,10 @@ def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():
 def league(**matchmaking: Matchmaking) -> ModelPool:
     pool = ModelPool(PoolConfig(), [], 5, matchmaking)
     for number, name in enumerate(matchmaking):
-        pool.add_checkpoint(Checkpoint(uid=f"{name}-0", version=0, path=None, name=name))
-        pool.add_checkpoint(
-            Checkpoint(uid=f"{name}-{number + 1}", version=number + 1, path="p", name=name)
-        )
+        for version, path in ((0, None), (number + 1, "p")):
+            pool.add_checkpoint(
+                Checkpoint(uid=f"{name}-{version}", version=version, path=path, name=name)
+            )
     return pool
 
 

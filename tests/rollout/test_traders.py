@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,17 +26,21 @@ def config_of(model: Path, *overrides: str) -> SftConfig:
     return compose_run(given, None, SftConfig).config
 
 
-def samples_of(config: SftConfig) -> tuple[list[Any], Counter[str]]:
-    left_out: Counter[str] = Counter()
+def samples_of(config):
+    left_out = Counter()
     encoder = AnswerEncoder(config.model, load_tokenizer(config.model))
-    assert config.market is not None
     return list(trader_samples(config, config.market, encoder, left_out)), left_out
 
 
-def test_traders_leave_prompts_and_actions_of_every_decision(small_model):
+@pytest.fixture(scope="module")
+def every(small_model):
+    """All samples of two episodes."""
+    return samples_of(config_of(small_model))
+
+
+def test_traders_leave_prompts_and_actions_of_every_decision(small_model, every):
     config = config_of(small_model)
-    samples, left_out = samples_of(config)
-    assert config.market is not None
+    samples, left_out = every
     assert len(samples) == 2 * TRADERS * config.market.episode_ticks
     assert not +left_out
     tokenizer = load_tokenizer(config.model)
@@ -60,11 +63,10 @@ def test_traders_leave_prompts_and_actions_of_every_decision(small_model):
 @pytest.mark.parametrize(
     ("override", "low"), [("data.keep=wins", 1e-9), ("data.min_reward=0.4", 0.4)]
 )
-def test_decisions_count_by_their_own_outcome(small_model, override, low):
+def test_decisions_count_by_their_own_outcome(small_model, every, override, low):
     kept, left_out = samples_of(config_of(small_model, override))
-    every, _ = samples_of(config_of(small_model))
-    assert 0 < len(kept) < len(every)
-    assert left_out["by outcome"] == len(every) - len(kept)
+    assert 0 < len(kept) < len(every[0])
+    assert left_out["by outcome"] == len(every[0]) - len(kept)
     if low == 0.4:
         assert all(sample.reward >= low for sample in kept)
     else:
@@ -81,7 +83,6 @@ async def test_only_imitated_traders_are_learned_from(small_model, tmp_path):
     )
     said: list[str] = []
     made = await make_samples(config, tmp_path, said.append)
-    assert config.market is not None
     assert len(made.train) == len(made.validation) == TRADERS // 2 * config.market.episode_ticks
     assert {sample.policy_uid for sample in made.train} == {"value_trader"}
     assert "value_trader, noise_trader trade for 2 episodes" in said
