@@ -290,6 +290,20 @@ def decision(
     return Decision(**{**fields, **changes})
 
 
+def scripted_game(env: EnvSpec, names: Sequence[str], seed: int) -> Any:
+    """A finished game between players with these names, each of whose actions is accepted."""
+    from rlforge.games.players import make_player
+    from rlforge.games.registry import make_game
+
+    game = make_game(env, seed)
+    players = [make_player(name, env, 1000 * seed + place) for place, name in enumerate(names)]
+    while not game.done:
+        view = game.view()
+        game.step(players[view.player_id].act(view))
+        assert game.accepted
+    return game
+
+
 #: A chat template that ends each message with ``<|im_end|>``.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

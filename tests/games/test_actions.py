@@ -52,19 +52,10 @@ def test_the_final_action_is_found(name, text, action):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("boxed", "[4]"),
-        ("boxed", r"\boxed{[4]"),
-        ("boxed", r"\boxed{ }"),
-        ("boxed", ""),
-        ("bracket", "4"),
-        ("bracket", "[4"),
-        ("bracket", "[ ]"),
-        ("json", "[4]"),
-        ("json", '{"action": " "}'),
-        ("json", '{"action": "[4]"'),
-        ("last_line", " \n "),
-        ("number", "the centre"),
-        ("raw", " "),
+        *(("boxed", text) for text in ("[4]", r"\boxed{[4]", r"\boxed{ }", "")),
+        *(("bracket", text) for text in ("4", "[4", "[ ]")),
+        *(("json", text) for text in ("[4]", '{"action": " "}', '{"action": "[4]"')),
+        *(("last_line", " \n "), ("number", "the centre"), ("raw", " ")),
     ],
 )
 def test_a_text_without_the_format_gives_no_action_and_says_what_is_missing(name, text):

@@ -12,14 +12,12 @@ from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
 GAMES = [
-    EnvSpec(id="TicTacToe-v0-train"),
-    EnvSpec(id="SimpleTak-v0-train"),
-    EnvSpec(id="ConnectFour-v0-train"),
+    *(EnvSpec(id=f"{name}-v0-train") for name in ("TicTacToe", "SimpleTak", "ConnectFour")),
     EnvSpec(id="KuhnPoker-v0-short-train"),
-    EnvSpec(id="tic_tac_toe", source="openspiel"),
-    EnvSpec(id="connect_four", source="openspiel"),
-    EnvSpec(id="kuhn_poker", source="openspiel"),
-    EnvSpec(id="leduc_poker", source="openspiel"),
+    *(
+        EnvSpec(id=name, source="openspiel")
+        for name in ("tic_tac_toe", "connect_four", "kuhn_poker", "leduc_poker")
+    ),
 ]
 
 

@@ -32,10 +32,8 @@ def test_all_information_sets_are_listed_once(name, count):
     assert len(decisions) == len({each.key for each in decisions}) == count
     assert {each.player for each in decisions} == {0, 1}
     assert all(each.view.player_id == each.player and each.view.board for each in decisions)
-
-
-def test_kuhn_boards_tell_all_information_sets_apart():
-    assert len({each.view.board for each in tree("kuhn_poker").decisions}) == 12
+    if name == "kuhn_poker":
+        assert len({each.view.board for each in decisions}) == 12
 
 
 @pytest.mark.parametrize(
@@ -88,22 +86,15 @@ def test_nash_conv_is_zero_at_the_equilibria_of_kuhn_poker(alpha):
     # Kuhn (1950): the first player bets J with alpha and K with three times that, and calls with
     # Q after check and bet with alpha + 1/3; the second bets J and calls with Q one time in three.
     likely = {
-        "kuhn J none none": alpha,
-        "kuhn Q none none": 0.0,
-        "kuhn K none none": 3 * alpha,
-        "kuhn J check bet": 0.0,
-        "kuhn Q check bet": alpha + 1 / 3,
-        "kuhn K check bet": 1.0,
-        "kuhn J check none": 1 / 3,
-        "kuhn Q check none": 0.0,
-        "kuhn K check none": 1.0,
-        "kuhn J bet none": 0.0,
-        "kuhn Q bet none": 1 / 3,
-        "kuhn K bet none": 1.0,
+        "none none": {"J": alpha, "Q": 0.0, "K": 3 * alpha},
+        "check bet": {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0},
+        "check none": {"J": 1 / 3, "Q": 0.0, "K": 1.0},
+        "bet none": {"J": 0.0, "Q": 1 / 3, "K": 1.0},
     }
     policy = {}
     for each in tree("kuhn_poker").decisions:
-        p = likely[" ".join(each.view.board.split()[:4])]
+        _, card, first, second = each.view.board.split()[:4]
+        p = likely[f"{first} {second}"][card]
         brave = next(a for a in each.view.legal_actions if a in ("[bet]", "[call]"))
         other = next(a for a in each.view.legal_actions if a not in ("[bet]", "[call]"))
         policy[each.key] = {brave: p, other: 1 - p}

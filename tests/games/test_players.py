@@ -1,7 +1,7 @@
-import random
 from collections import Counter
 
 import pytest
+from tests.factories import scripted_game
 
 from rlforge.config.plugins import PLAYERS
 from rlforge.errors import ConfigError, GameError
@@ -17,24 +17,13 @@ TAK = EnvSpec(id="SimpleTak-v0-train")
 FOUR = EnvSpec(id="ConnectFour-v0-train")
 
 
-def play(env, names, seed):
-    """The rewards of one game between scripted players."""
-    game = make_game(env, seed)
-    players = [make_player(name, env, 1000 * seed + i) for i, name in enumerate(names)]
-    while not game.done:
-        view = game.view()
-        game.step(players[view.player_id].act(view))
-        assert game.accepted
-    return game.result().rewards
-
-
 def results(env, name, opponent, games):
     """Wins, draws and losses of ``name``, half of the games from each seat."""
     counts = Counter()
     for seed in range(games):
         seat = seed % 2
         names = (name, opponent) if seat == 0 else (opponent, name)
-        counts[play(env, names, seed)[seat]] += 1
+        counts[scripted_game(env, names, seed).result().rewards[seat]] += 1
     return counts[1.0], counts[0.0], counts[-1.0]
 
 
@@ -53,9 +42,8 @@ def test_minimax_never_loses_and_mostly_beats_random(env):
 
 
 def test_minimax_against_itself_is_always_a_draw_but_not_always_the_same_game():
-    assert {tuple(play(TTT, ("minimax", "minimax"), seed).values()) for seed in range(30)} == {
-        (0.0, 0.0)
-    }
+    games = (scripted_game(TTT, ("minimax", "minimax"), seed) for seed in range(30))
+    assert {tuple(game.result().rewards.values()) for game in games} == {(0.0, 0.0)}
     openings = {make_player("minimax", TTT, s).act(make_game(TTT, 0).view()) for s in range(200)}
     assert openings == {f"[{cell}]" for cell in range(9)}
 
@@ -73,6 +61,8 @@ def test_random_legal_takes_every_legal_action_equally_often():
     counts = Counter(player.act(view) for _ in range(3000))
     assert set(counts) == set(view.legal_actions)
     assert all(880 < count < 1120 for count in counts.values())
+    stuck = View(player_id=0, observation="", legal_actions=())
+    assert player.act(stuck) == ""
 
 
 @pytest.mark.parametrize("name", [n for n in PLAYERS.names() if not n.endswith("_trader")])
@@ -111,22 +101,17 @@ def test_win_block_beats_random(env, least):
 
 
 def test_players_know_the_games_that_the_check_lets_them_play():
-    for name, env in [
-        ("random_legal", EnvSpec(id="KuhnPoker-v0-short-train")),
-        ("random_legal", EnvSpec(id="leduc_poker", source="openspiel")),
-        ("minimax", TTT),
-        ("minimax", SPIEL_TTT),
-        ("minimax", TAK),
-        ("minimax", FOUR),
-        ("minimax", EnvSpec(id="nim", source="openspiel")),
-        ("mcts:5", TTT),
-        ("mcts:5", TAK),
-        ("mcts:5", FOUR),
-        ("mcts:5", EnvSpec(id="kuhn_poker", source="openspiel")),
-        ("win_block", TAK),
-        ("win_block", FOUR),
-    ]:
-        check_player(name, env)
+    leduc, nim, kuhn = (
+        EnvSpec(id=name, source="openspiel") for name in ("leduc_poker", "nim", "kuhn_poker")
+    )
+    for name, envs in {
+        "random_legal": [EnvSpec(id="KuhnPoker-v0-short-train"), leduc],
+        "minimax": [TTT, SPIEL_TTT, TAK, FOUR, nim],
+        "mcts:5": [TTT, TAK, FOUR, kuhn],
+        "win_block": [TAK, FOUR],
+    }.items():
+        for env in envs:
+            check_player(name, env)
 
 
 @pytest.mark.parametrize(
@@ -153,44 +138,3 @@ def test_a_player_in_the_wrong_game_fails_as_a_game():
     nim = EnvSpec(id="Nim-v0")
     with pytest.raises(GameError, match="minimax knows OpenSpiel games, TicTacToe"):
         make_player("minimax", nim, 0).act(make_game(nim, 0).view())
-
-
-def test_random_legal_answers_when_it_is_stuck():
-    view = View(player_id=0, observation="", legal_actions=())
-    assert make_player("random_legal", TTT, 0).act(view) == ""
-
-
-def test_minimax_values_agree_with_a_plain_search():
-    def outcome(cells, mover):
-        lines = [
-            (0, 1, 2),
-            (3, 4, 5),
-            (6, 7, 8),
-            (0, 3, 6),
-            (1, 4, 7),
-            (2, 5, 8),
-            (0, 4, 8),
-            (2, 4, 6),
-        ]
-        if any(all(cells[i] == 3 - mover for i in line) for line in lines):
-            return -1
-        free = [i for i in range(9) if not cells[i]]
-        if not free:
-            return 0
-        return max(
-            -outcome([mover if j == i else c for j, c in enumerate(cells)], 3 - mover) for i in free
-        )
-
-    rng = random.Random(4)
-    for _ in range(40):
-        game = make_game(TTT, 0)
-        for _ in range(rng.choice((3, 4, 5))):
-            if not game.done:
-                game.step(rng.choice(game.view().legal_actions))
-        if game.done:
-            continue
-        grid = game.view().grid
-        cells = [1 if grid.me >> i & 1 else 2 if grid.op >> i & 1 else 0 for i in range(9)]
-        choice = int(make_player("minimax", TTT, 0).act(game.view())[1])
-        after = [1 if i == choice else cell for i, cell in enumerate(cells)]
-        assert -outcome(after, 2) == outcome(cells, 1)

@@ -2,6 +2,7 @@ import dataclasses
 import re
 
 import pytest
+from tests.factories import CHATML
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,10 +18,6 @@ MARKUP = [
     *("<bos>", "<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>"),
     *("<end_of_turn>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 ]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def tokenizer():
         single="<bos> $A", special_tokens=[("<bos>", core.token_to_id("<bos>"))]
     )
     fast = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>")
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = CHATML
     return fast
 
 

@@ -1,10 +1,9 @@
 """Prompts for agents in a market: as long as the context allows, and answers in every form."""
 
 import json
-from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tests.factories import byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from rlforge.config.compose import compose
@@ -16,19 +15,14 @@ from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 
-def make(tokenizer: Any, *overrides: str) -> AgentPrompter:
-    given = [
-        "model=hf",
-        "model.prompt_template=default",
-        "model.action_extraction=json",
-        *overrides,
-    ]
-    config = compose(given, root=ContinuousConfig).config
+def make(tokenizer, *overrides):
+    given = ["model=hf", "model.prompt_template=default", "model.action_extraction=json"]
+    config = compose([*given, *overrides], root=ContinuousConfig).config
     return AgentPrompter(config, config.market, tokenizer)
 
 
 @pytest.fixture(scope="module")
-def state() -> Any:
+def state():
     """What a noise trader sees after eight ticks: positions, news, posts."""
     world = World(ContinuousConfig().market, 0)
     crowd = Crowd(world, 0)
@@ -40,17 +34,9 @@ def state() -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(state: Any) -> Any:
+def tokenizer(state):
     """Byte-level, with a few hundred merges of the market's own words."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core.train_from_iterator(
-        [describe(state)],
-        trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False),
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=core)
+    return byte_tokenizer(describe(state), vocab_size=600)
 
 
 def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(tokenizer, state):
@@ -66,11 +52,6 @@ def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(tokeniz
     assert "(Not shown: " in cut.text
     learned = make(tokenizer, "engine.max_tokens=100", f"learner.max_train_len={tokens}").ask(state)
     assert len(learned.token_ids) <= tokens - 100
-
-
-def test_a_prompt_is_no_longer_than_the_market_wants(tokenizer, state):
-    asked = make(tokenizer, "market.prompt_chars=500", "learner.max_train_len=null").ask(state)
-    assert describe(state, 500) in asked.text
 
 
 def test_a_context_without_room_for_a_state_is_refused_at_once(tokenizer):
@@ -131,6 +112,7 @@ def test_a_room_for_the_least_state_is_room_for_every_state(tokenizer, state):
     """With rules and forms the shortest prompt of the first state takes all of the room."""
     small = ["market.predictions=1", "market.tickers=[]", "learner.max_train_len=null"]
     most = make(tokenizer, *small, "market.prompt_chars=200").ask(state)
+    assert describe(state, 200) in most.text
     room = len(most.token_ids)
     tight = make(tokenizer, *small, "engine.max_tokens=9", f"engine.max_model_len={room + 9}")
     assert len(tight.ask(state).token_ids) <= room

@@ -9,6 +9,7 @@ import sys
 import pyspiel
 import pytest
 from open_spiel.python.algorithms import minimax
+from tests.factories import scripted_game
 
 from rlforge.errors import ConfigError
 from rlforge.games import tree_search
@@ -28,19 +29,13 @@ def spiel(name: str, players: int = 2) -> EnvSpec:
     return EnvSpec(id=name, source="openspiel", num_players=players)
 
 
-def reward(env: EnvSpec, names: list[str], seed: int) -> float:
-    """Of player 0 in one game."""
-    game = make_game(env, seed)
-    players = [make_player(name, env, 100 * seed + seat) for seat, name in enumerate(names)]
-    while not game.done:
-        view = game.view()
-        game.step(players[view.player_id].act(view))
-        assert game.accepted
-    return game.result().rewards[0]
+def reward(env, names, seed):
+    """The reward of player 0 in one game."""
+    return scripted_game(env, names, seed).result().rewards[0]
 
 
 def mean_reward(env: EnvSpec, name: str, opponent: str, games: int) -> float:
-    """Of ``name``, half of the games from each seat of a game whose rewards sum to 0."""
+    """The reward of ``name``, half of the games from each seat; those of a game sum to 0."""
     first = [reward(env, [name, opponent], seed) for seed in range(games // 2)]
     second = [-reward(env, [opponent, name], seed) for seed in range(games // 2)]
     return sum(first + second) / games

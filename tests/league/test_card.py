@@ -7,43 +7,27 @@ import random
 import numpy as np
 import pytest
 from scipy import stats
+from tests.factories import game_spec, scripted, seat
 
 from rlforge.errors import RlforgeError
 from rlforge.league.card import ending, first_move, game_id, make_card, open_pairings
 from rlforge.tracking.game_files import GameIndex
 from rlforge.tracking.ladder_card import LadderCard, LadderMember, LadderRules, first_difference
-from rlforge.types import EnvSpec, GameSpec, PolicyRef, Seat
+from rlforge.types import EnvSpec
 
 ENV = EnvSpec(id="kuhn_poker", source="openspiel")
 RULES = LadderRules(env_id=ENV.id, seed=3, games=40, precision=0.1)
 
 
-def game(
-    uids: tuple[str, str],
-    number: int,
-    pair: int,
-    swapped: bool,
-    reward: float,
-    invalid_by: int | None = None,
-    error: str | None = None,
-) -> GameIndex:
+def game(uids, number, pair, swapped, reward, invalid_by=None, error=None) -> GameIndex:
     """A game of pairing ``number``; reward: of the first of ``uids``."""
-    seated = uids[::-1] if swapped else uids
-    seats = tuple(
-        Seat(
-            player_id=place,
-            policy=PolicyRef(uid=uid, kind="scripted"),
-            trained=False,
-            prompt_template="default",
-            action_extraction="boxed",
-        )
-        for place, uid in enumerate(seated)
-    )
+    seats = [
+        seat(place, scripted(uid)) for place, uid in enumerate(uids[::-1] if swapped else uids)
+    ]
     own = -reward if swapped else reward
+    name = game_id(number, pair, swapped)
     return GameIndex(
-        spec=GameSpec(
-            game_id=game_id(number, pair, swapped), env=ENV, seed=pair, purpose="eval", seats=seats
-        ),
+        spec=game_spec(name, ENV, seats, seed=pair, purpose="eval"),
         num_turns=2,
         rewards={} if error else {0: own, 1: -own},
         end_reason="error" if error else "finished",
@@ -144,13 +128,10 @@ def test_games_without_their_mirror_game_count_nowhere_and_failed_ones_are_count
     assert card.cyclic_share is None
     assert card.cyclic_p is None
     assert open_pairings(games, ["a", "b"], RULES) == [(0, 3)]
-
-
-def test_a_card_of_no_games_says_that_nothing_is_known():
-    card = card_of([])
-    assert card.first_move is None
-    assert [(one.score, one.low, one.high) for one in card.pairings] == [(None, 0.0, 1.0)] * 3
-    assert [one.elo for one in card.ratings] == pytest.approx([0] * 3)
+    unknown = card_of([])
+    assert unknown.first_move is None
+    assert [(one.score, one.low, one.high) for one in unknown.pairings] == [(None, 0.0, 1.0)] * 3
+    assert [one.elo for one in unknown.ratings] == pytest.approx([0] * 3)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_environments_are_counted_over_all_opponents_and_each_by_itself():
 
 def test_diversity_averages_environments_and_hopes_for_the_unmet():
     tracker = ExplorationTracker(ExplorationConfig(ngram=1, window=8))
+    tracker.add(["a"], "env", [])  # no action says nothing
     assert tracker.diversity("a") == OPTIMISTIC_COVERAGE
     tracker.add(["a"], "env", ["x", "x", "x", "x"])
     assert tracker.diversity("a") == 0.25
@@ -86,28 +87,11 @@ def test_diversity_averages_environments_and_hopes_for_the_unmet():
     assert tracker.diversity("b") == pytest.approx((1 + 0.5) / 2)
 
 
-def test_a_game_without_actions_says_nothing():
-    tracker = ExplorationTracker(ExplorationConfig())
-    tracker.add(["a"], "env", [])
-    assert tracker.diversity("a") == OPTIMISTIC_COVERAGE
-
-
 def test_forgotten_opponents_leave_the_environment_counts():
     tracker = ExplorationTracker(ExplorationConfig(ngram=1))
     tracker.add(["a"], "env", ["x", "x"])
     tracker.forget("a")
     tracker.forget("never met")
     assert tracker.diversity("a") == OPTIMISTIC_COVERAGE
-    assert tracker.snapshot() == {
-        "envs": {
-            "env": {
-                "coverage": 0.5,
-                "games": 1,
-                "ngrams": 2,
-                "unique": 1,
-                "games_total": 1,
-                "ngrams_total": 2,
-            }
-        },
-        "opponents": {},
-    }
+    counts = {"games": 1, "ngrams": 2, "unique": 1, "games_total": 1, "ngrams_total": 2}
+    assert tracker.snapshot() == {"envs": {"env": {"coverage": 0.5, **counts}}, "opponents": {}}

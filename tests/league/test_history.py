@@ -51,12 +51,6 @@ def test_the_newest_is_always_there_and_none_comes_back(rule, size, keep_every, 
             before = set(active)
 
 
-def test_newest_keeps_the_newest():
-    history = history_of("newest", 3)
-    assert play(history, *range(6)) == ["step-0", "step-1", "step-2"]
-    assert history.uids == ["step-5", "step-4", "step-3"]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(3, 12), st.integers(2, 300), st.integers(1, 10))
 def test_spaced_versions_are_at_most_twice_as_far_apart_as_evenly_spaced_ones(size, count, step):
@@ -85,25 +79,25 @@ def test_the_strongest_stay_and_of_equal_ones_the_newer():
     assert history.uids == ["step-4", "step-2", "step-1"]
 
 
-def test_of_the_two_most_similar_versions_the_one_in_the_thick_of_the_others_leaves():
-    places = {"step-0": 0.0, "step-1": 0.7, "step-2": 0.8, "step-3": 1.0}
+@pytest.mark.parametrize(
+    ("places", "left"),
+    [
+        ((0.0, 0.7, 0.8, 1.0), "step-2"),
+        ((0.0, 0.5, 1.0, 0.0), "step-0"),  # the current version stays where it is similar
+    ],
+)
+def test_of_the_two_most_similar_versions_the_one_in_the_thick_of_the_others_leaves(places, left):
     history = history_of(
-        "diverse", 3, payoffs=lambda uids: np.array([[places[uid]] for uid in uids])
+        "diverse", 3, payoffs=lambda uids: np.array([[places[int(uid[5:])]] for uid in uids])
     )
-    assert play(history, 0, 1, 2, 3) == ["step-2"]
+    assert play(history, 0, 1, 2, 3) == [left]
 
 
-def test_the_current_version_stays_where_it_is_similar_to_another():
-    places = {"step-0": 0.0, "step-1": 0.5, "step-2": 1.0, "step-3": 0.0}
-    history = history_of(
-        "diverse", 3, payoffs=lambda uids: np.array([[places[uid]] for uid in uids])
-    )
-    assert play(history, 0, 1, 2, 3) == ["step-0"]
-
-
-def test_versions_without_results_leave_in_order_of_age():
-    history = history_of("diverse", 3)
+@pytest.mark.parametrize("rule", ["newest", "diverse"])
+def test_versions_without_results_leave_in_order_of_age(rule):
+    history = history_of(rule, 3)
     assert play(history, *range(5)) == ["step-0", "step-1"]
+    assert history.uids == ["step-4", "step-3", "step-2"]
 
 
 def test_versions_between_those_that_stay_leave_when_another_becomes_current():

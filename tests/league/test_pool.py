@@ -6,6 +6,7 @@ import pytest
 import trueskill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import game_record, game_spec, scripted, seat, turn
 
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import ExplorationConfig, PoolConfig
@@ -13,19 +14,9 @@ from rlforge.errors import RunError
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
-from rlforge.types import (
-    Checkpoint,
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Seat,
-    Turn,
-)
+from rlforge.types import Checkpoint, EnvSpec, GameRecord, PolicyRef
 
-RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
-MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
+RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
 BASE = PolicyRef(uid="base", kind="checkpoint")
 
 
@@ -51,40 +42,17 @@ def record(
 ) -> GameRecord:
     """A game of ``policies``; trained None means the seats of the first policy's uid."""
     trained = [p.uid == policies[0].uid for p in policies] if trained is None else trained
-    seats = tuple(
-        Seat(
-            player_id=i,
-            policy=policy,
-            trained=trained[i] and purpose == "train",
-            prompt_template="default",
-            action_extraction="boxed",
-        )
-        for i, policy in enumerate(policies)
-    )
-    spec = GameSpec(
-        game_id="g",
-        env=EnvSpec(id=env_id, num_players=len(seats)),
-        seed=1,
-        purpose=purpose,
-        seats=seats,
-    )
-    turns = tuple(
-        Turn(
-            player_id=i % len(seats),
-            observation="",
-            completion=Completion(text=action),
-            action=action,
-            well_formed=True,
-            legal=True,
-        )
-        for i, action in enumerate(actions)
-    )
-    return GameRecord(
-        spec=spec,
-        turns=turns,
-        rewards={} if error else dict(enumerate(rewards)),
-        end_reason="error" if error else "finished",
-        error=error,
+    seats = [
+        seat(place, policy, trained=trained[place] and purpose == "train")
+        for place, policy in enumerate(policies)
+    ]
+    env = EnvSpec(id=env_id, num_players=len(seats))
+    ended = {"end_reason": "error", "error": error} if error else {}
+    return game_record(
+        game_spec("g", env, seats, purpose=purpose),
+        [turn(place % len(seats), action) for place, action in enumerate(actions)],
+        {} if error else dict(enumerate(rewards)),
+        **ended,
     )
 
 
@@ -144,31 +112,15 @@ def test_registering_again_is_harmless_but_another_under_the_same_uid_is_refused
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 3), st.integers(0, 3))
 def test_lagged_opponents_are_active_and_within_the_lag_where_any_is(versions, active, low, width):
-    pool = pool_of(versions, mode="lagged", max_active_lora=active, lag_range=[low, low + width])
-    lags = {versions - 1 - policy.version for policy in pool.opponents(20)}
+    """A lag counts registered versions and not updates."""
+    lag_range = [low, low + width]
+    pool = pool_of(0, mode="lagged", max_active_lora=active, lag_range=lag_range, history="newest")
+    for place in range(versions):
+        pool.add_checkpoint(dataclasses.replace(checkpoint(10 * place), parent_uid=None))
+    lags = {versions - 1 - policy.version // 10 for policy in pool.opponents(20)}
     there = range(min(active, versions))
     wanted = {lag for lag in there if low <= lag <= low + width}
     assert lags <= (wanted or {there[-1]})
-
-
-def test_lag_counts_registered_versions_not_updates():
-    pool = pool_of(1, mode="lagged", lag_range=[2, 2])
-    for version in (10, 20, 30):
-        pool.add_checkpoint(dataclasses.replace(checkpoint(version), parent_uid="step-0"))
-    assert {policy.uid for policy in pool.opponents(5)} == {"step-10"}
-
-
-def test_results_are_kept_by_pair_and_shown():
-    pool = pool_of(2)
-    current = pool.current().policy()
-    for rewards in ([1, -1], [1, -1], [0, 0], [-1, 1]):
-        pool.push_outcome(record([current, RANDOM], rewards))
-    pool.push_outcome(record([RANDOM, current], [1, -1], purpose="eval"))
-    pool.push_outcome(record([current, current], [1, -1]))
-    assert pool.snapshot()["results"] == {
-        "step-1": {"random_legal": [2, 1, 2]},
-        "random_legal": {"step-1": [2, 1, 2]},
-    }
 
 
 def test_the_learner_is_one_player_whose_newest_versions_count():
@@ -294,11 +246,14 @@ def test_training_and_evaluation_games_rate_and_count():
     theirs, mine = trueskill.rate_1vs1(theirs, mine, drawn=True)
     assert tuple(pool.rating("step-1")) == pytest.approx((mine.mu, mine.sigma))
     assert tuple(pool.rating("random_legal")) == pytest.approx((theirs.mu, theirs.sigma))
-    assert pool.snapshot()["matches"] == {
-        "step-1": {"random_legal": 2},
-        "random_legal": {"step-1": 2},
+    met = pool.snapshot()["matches"]
+    assert met == {"step-1": {"random_legal": 2}, "random_legal": {"step-1": 2}}
+    pool.push_outcome(record([current, current], [1, -1]))
+    assert pool.snapshot()["results"] == {
+        "step-1": {"random_legal": [1, 1, 0]},
+        "random_legal": {"step-1": [0, 1, 1]},
     }
-    assert entries(pool)["step-1"]["games"] == 2
+    assert entries(pool)["step-1"]["games"] == 3
 
 
 def test_a_new_checkpoint_inherits_its_parents_rating_with_twice_the_uncertainty():
@@ -337,21 +292,9 @@ def test_by_default_near_opponents_are_preferred_and_far_ones_are_rare(mode):
     assert 0.02 < weak < 0.2
     assert strong < weak
     assert "step-9" not in weights
-
-
-def test_one_temperature_for_every_mode_may_be_set():
-    sharp, flat = (rated_pool(mode="match_quality", temperature=t).weights() for t in (0.02, 100.0))
-    assert sharp["step-8"] > 0.95
+    assert rated_pool(mode=mode, include_current=True).weights()["step-9"] > 0.3
+    flat = rated_pool(mode=mode, temperature=1000.0).weights()
     assert flat == pytest.approx(dict.fromkeys(flat, 0.25), abs=0.01)
-
-
-def test_the_current_version_is_drawn_if_asked_for():
-    assert rated_pool(mode="ts_dist", include_current=True).weights()["step-9"] > 0.3
-    assert set(rated_pool(mode="mirror").weights()) == {"step-9"}
-
-
-def test_a_pool_without_another_opponent_is_self_play():
-    assert pool_of(1, fixed=(), mode="match_quality").weights() == {"step-0": 1.0}
 
 
 def test_self_play_rates_nobody_and_counts_once():
@@ -360,8 +303,9 @@ def test_self_play_rates_nobody_and_counts_once():
     pool.push_outcome(record([current, current], [1, -1]))
     pool.push_outcome(record([current, current, current], [1, 0, 0]))
     assert pool.rating("step-0") == (25.0, 8.333333333333334)
+    pool.push_outcome(record([current], [1]))  # of a single player: no match
     assert pool.snapshot()["matches"] == {"step-0": {"step-0": 2}}
-    assert entries(pool)["step-0"]["games"] == 2
+    assert entries(pool)["step-0"]["games"] == 3
 
 
 def test_rated_games_are_those_against_other_policies():
@@ -373,13 +317,6 @@ def test_rated_games_are_those_against_other_policies():
     rated = {uid: entry["rated_games"] for uid, entry in entries(pool).items()}
     assert rated == {"step-0": 0, "step-1": 2, "random_legal": 2, "minimax": 0}
     assert entries(pool)["step-1"]["games"] == 3
-
-
-def test_single_player_games_count_without_a_match():
-    pool = pool_of(1)
-    pool.push_outcome(record([pool.current().policy()], [1]))
-    assert entries(pool)["step-0"]["games"] == 1
-    assert pool.snapshot()["matches"] == {}
 
 
 def test_games_of_many_count_each_pair_once():
@@ -409,16 +346,12 @@ def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
     assert (base["role"], base["active"], base["games"]) == ("guest", False, 1)
     assert base["mu"] < 25
     assert "base" not in pool.weights()
+    with pytest.raises(RunError, match="'base', which the pool does not know"):
+        pool.push_outcome(record([current, BASE], [1, -1]))
     rated = pool.rating("base")
     pool.add_fixed(BASE)
     assert pool.rating("base") == rated
     assert "base" in pool.weights()
-
-
-def test_training_games_of_strangers_are_refused():
-    pool = pool_of(1)
-    with pytest.raises(RunError, match="'base', which the pool does not know"):
-        pool.push_outcome(record([pool.current().policy(), BASE], [1, -1]))
 
 
 def test_exploration_counts_training_games_by_opponent():
@@ -432,18 +365,13 @@ def test_exploration_counts_training_games_by_opponent():
     assert exploration["opponents"]["step-1"]["Game-v0"]["unique"] == 2
     assert set(exploration["opponents"]) == {"random_legal", "step-1"}
     assert exploration["envs"]["Game-v0"]["ngrams"] == 5
-
-
-def test_retired_checkpoints_keep_their_rating_and_lose_their_window():
-    pool = pool_of(2, max_active_lora=2)
-    old, current = checkpoint(0).policy(), checkpoint(1).policy()
-    pool.push_outcome(record([current, old], [1, -1]))
-    assert set(pool.snapshot()["exploration"]["opponents"]) == {"step-0"}
-    pool.add_checkpoint(checkpoint(2))
-    assert pool.snapshot()["exploration"]["opponents"] == {}
-    pool.push_outcome(record([current, old], [1, -1]))  # was under way when step-0 retired
-    assert pool.snapshot()["exploration"]["opponents"] == {}
-    assert entries(pool)["step-0"]["games"] == 2
+    # A version that retires keeps its rating and loses its window.
+    small, old, newer = pool_of(2, max_active_lora=2), *(checkpoint(n).policy() for n in (0, 1))
+    for active in ({"step-0"}, set()):
+        small.push_outcome(record([newer, old], [1, -1]))
+        assert set(small.snapshot()["exploration"]["opponents"]) == active
+        small.add_checkpoint(checkpoint(2))
+    assert entries(small)["step-0"]["games"] == 2
 
 
 def test_the_ladder_takes_the_start_under_all_its_names_as_one_member_at_zero():
@@ -484,30 +412,6 @@ def test_games_with_the_past_are_counted_for_the_newer_version():
     assert pool.games_with_past() == (3, 1.5)
 
 
-def test_the_snapshot_is_json():
-    pool = pool_of(3)
-    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
-    snapshot = pool.snapshot()
-    assert json.loads(json.dumps(snapshot)) == snapshot
-    assert snapshot["current"] == "step-2"
-    assert snapshot["mode"] == "mirror"
-    assert snapshot["results"]["step-2"] == {"random_legal": [1, 0, 0]}
-    assert snapshot["unrated_out_of_range"] == 0
-    assert set(snapshot["entries"][0]) == {
-        "uid",
-        "kind",
-        "path_or_name",
-        "version",
-        "name",
-        "role",
-        "mu",
-        "sigma",
-        "active",
-        "games",
-        "rated_games",
-    }
-
-
 @settings(max_examples=30)
 @given(
     st.sampled_from(MODES.names()),
@@ -536,7 +440,11 @@ def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, history, keep,
     for each in (pool, resumed):
         each.add_checkpoint(checkpoint(4))
     assert play(resumed) == play(pool)
-    assert resumed.snapshot() == pool.snapshot()
+    snapshot = pool.snapshot()
+    assert resumed.snapshot() == snapshot == json.loads(json.dumps(snapshot))
+    assert (snapshot["current"], snapshot["mode"]) == ("step-4", mode)
+    assert snapshot["unrated_out_of_range"] == 0
+    assert snapshot["entries"][0].keys() >= {"kind", "path_or_name", "version", "name", "sigma"}
     assert resumed.state_dict() == pool.state_dict()
 
 
