@@ -14,17 +14,12 @@ from rlforge.market.world import World
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tick_minutes": 0}, "tick_minutes: must be above 0"),
-        ({"predictions": -1}, "predictions: must be 0 or more"),
-        ({"tip_chance": 1.1}, r"tip_chance: must lie in \[0, 1\]"),
         ({"max_lifetime": 3}, "max_lifetime: is below min_lifetime"),
         ({"predictions": 0, "tickers": []}, "leaves nothing to trade"),
         ({"tickers": ["ACME", "ACME"]}, "must not name an entry twice"),
         ({"tickers": ["acme"]}, "capitals"),
         ({"news": {"The Wire": 0.5}}, "must be named in small letters"),
-        ({"news": {"wire": 1.5}}, r"news.wire: must lie in \[0, 1\]"),
         ({"traders": {"valu": 1}}, "did you mean value"),
-        ({"traders": {"value": -1}}, "traders.value: must be 0 or more"),
         ({"stakes": [0.1, 0.05, 0.2]}, "from the smallest to the largest"),
         ({"stakes": [0.1, 0.2]}, "must have 3 entries"),
         ({"stakes": [0.0005, 0.05, 0.1]}, "must come to 1.00 or more"),

@@ -190,18 +190,8 @@ QUICK = "+experiment=simpletak_mirror"
 MARKET = "+experiment=market_continuous"
 TYPED = [
     ("train", QUICK, "algorithm.gamma=2", "algorithm.gamma=2.0"),
-    ("train", QUICK, "algorithm.gae_lambda=-1", "algorithm.gae_lambda=-1.0"),
-    ("train", QUICK, "algorithm.clip_low=5", "algorithm.clip_low=5.0"),
-    ("train", QUICK, "algorithm.dual_clip=0.5", "algorithm.dual_clip=0.5"),
-    ("train", QUICK, "algorithm.value_clip=-1", "algorithm.value_clip=-1.0"),
-    ("train", QUICK, "algorithm.max_generation_len=0", "algorithm.max_generation_len=0"),
     ("train", QUICK, "learner.betas=[0.9]", "learner.betas=[0.9]"),
-    ("train", QUICK, "learner.final_lr_ratio=-3", "learner.final_lr_ratio=-3.0"),
-    ("train", QUICK, "model.lora.dropout=2", "model.lora.dropout=2.0"),
-    ("train", QUICK, "pool.api.timeout_s=-1", "pool.api.timeout_s=-1.0"),
-    ("train", QUICK, "eval.temperature=-1", "eval.temperature=-1.0"),
     ("continuous", MARKET, "market.tip_chance=2", "market.tip_chance=2.0"),
-    ("continuous", MARKET, "engine.num_engines=0", "engine.num_engines=0"),
     ("serve", QUICK, "serve.port=70000", "serve.port=70000"),
     ("serve", QUICK, "deployment.ab.shares=[2]", "deployment.ab.shares.0=2.0"),
     ("config", QUICK, "learner.schedule=cosin", "learner.schedule=cosin"),

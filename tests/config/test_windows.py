@@ -1,8 +1,5 @@
 """Settings of store, windows and reward: every slip is named with its key."""
 
-import math
-from dataclasses import fields
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -12,7 +9,6 @@ from rlforge.config.continuous import (
     StoreConfig,
     WindowConfig,
 )
-from rlforge.config.docs import field_comments
 from rlforge.config.keys import conf_dir
 from rlforge.config.rules import read
 
@@ -25,11 +21,6 @@ def test_shipped_options_fit_their_class_and_pass(group):
         assert list(read(GROUPS[group], OmegaConf.load(file)).problems()) == []
 
 
-@pytest.mark.parametrize("cls", GROUPS.values())
-def test_every_key_is_explained(cls):
-    assert {field.name for field in fields(cls)} == field_comments(cls).keys()
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -39,20 +30,8 @@ def test_every_key_is_explained(cls):
         (StoreConfig(keep_windows=0), "keep_windows=0: must be 1 or more"),
         (WindowConfig(mode="roll"), "mode=roll: no such choice; did you mean rolling"),
         (WindowConfig(clock="sundial"), "there are wall, simulated"),
-        (WindowConfig(minutes=0), "minutes=0: must be above 0"),
         (WindowConfig(minutes=0.51), "minutes=0.51"),
-        (WindowConfig(minutes=math.inf), "minutes=inf"),
-        (WindowConfig(grace_seconds=-1), "grace_seconds=-1: must be 0 or more"),
-        (WindowConfig(min_agents=0), "min_agents=0: must be 1 or more"),
-        (WindowConfig(min_actions=-1), "min_actions=-1: must be 0 or more"),
-        (WindowConfig(min_trajectories_per_agent=0), "min_trajectories_per_agent=0"),
-        (WindowConfig(rolling_decisions=0), "rolling_decisions=0"),
-        (WindowConfig(completeness=1.1), "completeness=1.1: must lie in [0, 1]"),
-        (WindowConfig(avg_reward_threshold=math.nan), "avg_reward_threshold=nan"),
-        (DecisionRewardConfig(normalize="z"), "normalize=z: no such choice"),
-        (DecisionRewardConfig(pnl_weight=math.nan), "pnl_weight=nan"),
         (DecisionRewardConfig(low=1), "low=1: must be below decision_reward.high=1"),
-        (DecisionRewardConfig(gamma=-0.1), "gamma=-0.1"),
     ],
 )
 def test_values_that_cannot_be_are_named(config, message):

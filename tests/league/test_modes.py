@@ -82,6 +82,7 @@ def test_lagged_is_uniform_over_versions_in_range(lag_range, expected):
 
 
 OTHERS = MUS.keys() - {"step-9"}
+WITHOUT_CHOICE = {"fixed", "mirror", "lagged", "fictitious"}
 
 
 @pytest.mark.parametrize(

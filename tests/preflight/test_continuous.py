@@ -44,15 +44,6 @@ class Player:
 PLAYER = Player()
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
-OTHERS = ["served_answers", "smollm2_market"]
-
-
-@pytest.mark.parametrize("experiment", [*EXPERIMENTS, *OTHERS])
-def test_every_preset_is_valid_under_its_own_name(experiment):
-    composed = compose_run([f"+experiment={experiment}"], None, ContinuousConfig)
-    check_continuous(composed, keys=False)
-    assert composed.config.name == experiment
-    assert isinstance(composed.config, ContinuousConfig)
 
 
 def test_presets_differ_from_the_first_in_one_line_each():
@@ -91,16 +82,8 @@ def test_the_default_is_the_documents_configuration():
         ),
         (["engine.max_tokens=2048", "engine.max_model_len=4096"], r"max_tokens=2048 .*no room"),
         (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
-        (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, return, score, mix"),
         (["algorithm=dapo"], r"algorithm\.dynamic_sampling=True .*a window's decisions are given"),
-        (["continuous.agents=0"], r"continuous\.agents=0 .*must be 1 or more"),
-        (["continuous.score_weight=2"], r"continuous\.score_weight=2.0 .*\[0, 1\]"),
-        (["window.minutes=0"], r"window\.minutes=0.0 \(command line.*above 0"),
-        (["window.mode=fixed"], r"window\.mode=fixed .*windowed, rolling"),
-        (["decision_reward.gamma=2"], r"decision_reward\.gamma=2.0 .*\[0, 1\]"),
-        (["market.news_rate=3"], r"market\.news_rate=3"),
         (["ruler.scoring_method=preferences"], r"ruler\.scoring_method=preferences.*did you mean"),
-        (["deployment.strategy=blue"], r"deployment\.strategy"),
         (["learner.train=full"], r"learner\.train=full .*adapter"),
         (["learner.batch_size=4"], r"learner\.batch_size=4 .*a continuous run has no such key"),
         (["pool.mode=lagged"], r"pool\.mode=lagged .*no such key"),
@@ -133,10 +116,8 @@ def test_the_default_is_the_documents_configuration():
             ["window.clock=simulated", "window.minutes=120", "continuous.start=today"],
             r"continuous\.start=today .*not a time",
         ),
-        (["learner.gradient_accumulation_steps=0"], r"must be 1 or more"),
         (["learner.mini_batch_size=null"], r"learner\.gradient_accumulation_steps=2 .*set that"),
         (["learner.optimizer_steps=3"], r"learner\.optimizer_steps=3 .*drop one"),
-        (["algorithm.kl.estimator=k9"], r"algorithm\.kl\.estimator=k9"),
         (
             ["learner=default", "learner.epochs=1"],
             r"algorithm\.kl\.to=previous .*raise learner\.epochs, or use algorithm\.kl\.to=base",

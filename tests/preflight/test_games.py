@@ -38,16 +38,15 @@ TINY = "+experiment=simpletak_mirror"
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_valid(experiment, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
-    check(compose_any([f"+experiment={experiment}"]))
+    composed = compose_any([f"+experiment={experiment}"])
+    check(composed)
+    assert composed.config.name == experiment
+    assert not experiment.startswith("market_") or composed.config.primary == "continuous"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["pool.mode=fixed"], r"pool\.mode=fixed .*add pool\.fixed_opponents"),
-        (["pool.mode=mirorr"], r"did you mean mirror"),
-        (["pool=lagged", "pool.lag_range=[1,9]"], r"outside the active window.*max_active_lora=5"),
-        (["pool.lag_range=[3,1]"], r"low <= high"),
         (
             [
                 "algorithm=reinforce",
@@ -61,45 +60,20 @@ def test_every_experiment_is_valid(experiment, monkeypatch):
         (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
         (["env.train=[{id: kuhn_pokr, source: openspiel}]"], r"did you mean kuhn_poker"),
         (["env.train=[{id: x, source: nowhere}]"], r"textarena, openspiel, market"),
-        (["env.train=[]"], r"env\.train=\[\] .*at least 1 entry"),
-        (["env.train.0.prompt_template=qwen"], r"prompt_template=qwen.*qwen3-zs"),
-        (["env.train.0.action_extraction=boxd"], r"action_extraction=boxd.*boxed"),
         (
             ["env=kuhn", "env.train.0.action_extraction=number"],
             r"env\.train\.0\.action_extraction=number.*cannot read the action \[check\]",
         ),
         (["env.train=[{id: Nim-v0-train}]"], r"env\.train\.0\.id=Nim.*no compact board"),
-        (["env.train.0.weight=0"], r"weight=0.*above 0"),
         (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),
         (["env=kuhn", "pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*KuhnPoker"),
-        (["pool=fixed", "pool.fixed_opponents=['mcts:0']"], r"mcts:0.*a number above 0"),
-        (["model=hf"], r"add model\.name="),
-        (["model.name=some/model"], r"only for model\.kind=hf"),
         (["learner.batch_delay_buffer=100"], r"buffer\.max_size.*raise it"),
         (["learner.save_every=3"], r"save_every=3 .*never published.*max_staleness=1.*keep_every"),
         (
             ["pool=nash", "env.train=[{id: kuhn_poker, source: openspiel, num_players: 3}]"],
             r"pool\.mode=nash .*games of two, and kuhn_poker has 3.*mode=prioritized",
         ),
-        (["learner.num_learners=0"], r"num_learners=0.*1 or more"),
         (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
-        (["learner.keep_checkpoints=-1"], r"keep_checkpoints=-1.*must be 0 or more"),
-        (["hardware.learner_gpus=-1"], r"learner_gpus=-1.*must be 0 or more"),
-        (["hardware.engine_gpus=-0.5"], r"engine_gpus=-0\.5.*must be 0 or more"),
-        (["hardware.num_gpus=-1"], r"num_gpus=-1.*must be 0 or more"),
-        (["hardware.num_cpus=0"], r"num_cpus=0.*must be 1 or more"),
-        (["hardware.threads=0"], r"threads=0.*must be 1 or more"),
-        (
-            ["learner.compile=true", "learner.activation_checkpointing=true"],
-            r"learner\.compile=True .*use learner\.gradient_checkpointing",
-        ),
-        (["learner.grad_clip=0"], r"grad_clip=0.*above 0"),
-        (["engine.temperature=0"], r"engine\.temperature=0\.0 .*above 0"),
-        (["engine.top_p=1.5"], r"\(0, 1\]"),
-        (["engine.stuck_after_s=0"], r"stuck_after_s=0.*above 0"),
-        (["engine.vllm.gpu_memory_utilization=1.2"], r"gpu_memory_utilization=1\.2.*\(0, 1\]"),
-        (["engine.vllm.kv_cache_gb=0"], r"kv_cache_gb=0.*above 0"),
-        (["engine.name=vlm"], r"did you mean vllm"),
         (["engine=vllm", "learner.train=full"], r"learner\.train=full.*swaps adapters.*use"),
         (["hardware.engine_gpus=2"], r"hardware\.engine_gpus=2.*only engine=vllm divides"),
         (["engine=vllm", "model.lora.rank=600"], r"model\.lora\.rank=600.*up to rank 512"),
@@ -110,7 +84,6 @@ def test_every_experiment_is_valid(experiment, monkeypatch):
             r"max_num_batched_tokens=64.*max_parallel_seq=256",
         ),
         (["eval.games=3"], r"both seats"),
-        (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
         (
             ["env=multi", "eval.opponents=[base,minimax]"],
             r"eval\.opponents=.*minimax.*cannot play kuhn_poker.*an entry of env\.eval may have",
@@ -138,7 +111,6 @@ def test_every_experiment_is_valid(experiment, monkeypatch):
         (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
         (["algorithm=ppo", "buffer=step"], r"buffer=episode"),
         (["algorithm=grpo", "learner.batch_size=100"], r"multiple of 16"),
-        (["algorithm=grpo", "algorithm.group_size=1"], r"2 or more"),
         (["algorithm=maxrl", "rewards=none"], r"algorithm\.advantage=max_rl.*use rewards=wins"),
         (["algorithm=maxrl"], r"a lost game of SimpleTak-v0-train pays -1"),
         *(
@@ -160,8 +132,6 @@ def test_every_experiment_is_valid(experiment, monkeypatch):
             ["+experiment=smollm2_kuhn", "env=tictactoe"],
             r"env\.train\.0\.id=TicTacToe.*prompt_template=cards is about kuhn_poker",
         ),
-        (["env.opponents=[win_blok]"], r"env\.opponents=.*did you mean win_block"),
-        (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
         (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
     ],
 )
