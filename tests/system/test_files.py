@@ -56,14 +56,11 @@ def test_after_an_error_the_old_file_stays_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_a_missing_folder_is_an_error_of_the_caller(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        atomic_write(tmp_path / "none" / "state", "x")
-
-
 def test_a_block_that_writes_nothing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "state"):
         pass
+    with pytest.raises(FileNotFoundError):
+        atomic_write(tmp_path / "none" / "state", "x")
 
 
 def test_a_directory_appears_whole(tmp_path):
@@ -78,10 +75,9 @@ def test_a_directory_appears_whole(tmp_path):
 def test_a_directory_that_is_not_finished_is_deleted(tmp_path):
     def fill(folder):
         folder.mkdir()
-        (folder / "weights").write_text("4")
-        raise RuntimeError("stop")
+        (folder / "weights").write_text(str(1 / 0))
 
-    with pytest.raises(RuntimeError, match="stop"), atomic_path(tmp_path / "model") as work:
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "model") as work:
         fill(work)
     assert os.listdir(tmp_path) == []
 
@@ -105,10 +101,5 @@ def test_a_full_disk_is_found_behind_other_errors():
 
 
 def test_sizes_have_binary_units():
-    assert [readable_size(1024**n) for n in range(5)] == [
-        "1.0 B",
-        "1.0 KiB",
-        "1.0 MiB",
-        "1.0 GiB",
-        "1.0 TiB",
-    ]
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    assert [readable_size(1024**n) for n in range(5)] == [f"1.0 {unit}" for unit in units]

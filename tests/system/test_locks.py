@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,8 +22,11 @@ from rlforge.system.locks import RunLock, claim_gpus, visible_gpus
 HOLD = """
 import sys
 from pathlib import Path
-from rlforge.system.locks import RunLock
-with RunLock(Path(sys.argv[1])):
+from rlforge.config.schema import HardwareConfig
+from rlforge.system import locks
+folder = locks.GPU_LOCKS = Path(sys.argv[1])
+gpus = HardwareConfig(device="cuda", num_gpus=3)
+with locks.claim_gpus(gpus, 2) if sys.argv[2:] else locks.RunLock(folder):
     print("held", flush=True)
     sys.stdin.read()
 print("released", flush=True)
@@ -32,24 +34,19 @@ print("released", flush=True)
 
 
 @contextmanager
-def holder(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until its standard input closes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run_dir)],
+def holder(folder, *of_gpus):
+    """Another process that holds the lock of a run, or two GPUs, until its input closes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), *of_gpus],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            stream.close()
+    ) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_error_of_a_second_run_names_the_holder(tmp_path):
@@ -63,19 +60,10 @@ def test_the_error_of_a_second_run_names_the_holder(tmp_path):
 
 def test_the_directory_is_free_once_the_holder_releases_it(tmp_path):
     with holder(tmp_path) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.close()
         assert process.stdout.readline() == "released\n"
         with RunLock(tmp_path):
             assert str(os.getpid()) in (tmp_path / "run.lock").read_text()
-
-
-def test_the_directory_is_free_once_the_holder_is_killed(tmp_path):
-    with holder(tmp_path) as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        RunLock(tmp_path).acquire()
 
 
 def test_one_process_cannot_hold_it_twice_either(tmp_path):
@@ -104,17 +92,13 @@ def test_an_error_inside_releases_the_lock(tmp_path):
 
 
 def test_a_failed_acquire_leaves_no_open_file(tmp_path):
-    with RunLock(tmp_path):
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(RunError):
-            RunLock(tmp_path).acquire()
-        assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_locking_twice_through_one_object_is_refused(tmp_path):
     lock = RunLock(tmp_path)
-    with lock, pytest.raises(RunError):
-        lock.acquire()
+    with lock:
+        before = len(os.listdir("/proc/self/fd"))
+        for again in (lock, RunLock(tmp_path)):
+            with pytest.raises(RunError):
+                again.acquire()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_readers_see_whether_a_process_holds_the_directory(tmp_path):
@@ -123,14 +107,11 @@ def test_readers_see_whether_a_process_holds_the_directory(tmp_path):
     with holder(tmp_path):
         assert RunLock(tmp_path).held() is True
     assert RunLock(tmp_path).held() is False  # it was killed
-    with RunLock(tmp_path):
+    with RunLock(tmp_path):  # and the directory is free
         assert RunLock(tmp_path).held() is True
     assert RunLock(tmp_path).held() is False
-
-
-def test_a_lock_of_another_machine_may_be_held(tmp_path):
     (tmp_path / "run.lock").write_text('{"pid": 1, "host": "elsewhere"}')
-    assert RunLock(tmp_path).held() is None
+    assert RunLock(tmp_path).held() is None  # of another machine it may be held
 
 
 def test_readers_do_not_keep_a_run_from_starting(tmp_path):
@@ -156,16 +137,6 @@ def test_readers_do_not_keep_a_run_from_starting(tmp_path):
 # ---------------------------------------------------------------- GPUs
 
 THREE = ("0, GPU-5f10, A, 24000, 8.9", "1, GPU-5f22, B, 24000, 8.9", "2, GPU-a331, A, 48000, 8.9")
-HOLD_GPUS = """
-import sys
-from pathlib import Path
-from rlforge.config.schema import HardwareConfig
-from rlforge.system import locks
-locks.GPU_LOCKS = Path(sys.argv[1])
-with locks.claim_gpus(HardwareConfig(device="cuda", num_gpus=3), 2):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 COMMAND = """
 import sys
 from pathlib import Path
@@ -221,43 +192,32 @@ def test_gpus_are_free_and_visible_again_after_the_block(cards, monkeypatch):
 
 def test_a_killed_run_holds_no_gpu(cards, tmp_path):
     cards(*THREE)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD_GPUS, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout.readline() == "held\n"
+    with holder(tmp_path, "gpus") as process:
         with ExitStack() as stack, pytest.raises(RunError, match="1 of 3 is free") as caught:
             claim(stack, 2)
         assert f"process {process.pid} on" in str(caught.value)
         process.send_signal(signal.SIGKILL)
         process.wait()
     with ExitStack() as stack:
-        assert claim(stack, 3) == ("0,1,2", 3)
-
-
-def test_a_refused_claim_holds_no_gpu(cards):
-    cards(*THREE)
-    with ExitStack() as stack:
         with pytest.raises(RunError):
-            claim(stack, 4)
+            claim(stack, 4)  # nor does a refused claim
         assert claim(stack, 3) == ("0,1,2", 3)
 
 
 def test_jobs_with_different_temporary_folders_see_each_others_claims(cards, tmp_path, monkeypatch):
     cards(THREE[0])
+
+    def job(name):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        return claim(stack)
+
     with ExitStack() as stack:
-        (tmp_path / "job-1").mkdir()
-        monkeypatch.setenv("TMPDIR", str(tmp_path / "job-1"))
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        assert claim(stack) == ("0", 1)
+        assert job("job-1") == ("0", 1)
         os.environ.pop("CUDA_VISIBLE_DEVICES")
-        (tmp_path / "job-2").mkdir()
-        monkeypatch.setenv("TMPDIR", str(tmp_path / "job-2"))
-        monkeypatch.setattr(tempfile, "tempdir", None)
         with pytest.raises(RunError, match="none of 1 are free"):
-            claim(stack)
+            job("job-2")
 
 
 def test_gpu_locks_lie_in_a_private_folder_of_the_user(cards, tmp_path):

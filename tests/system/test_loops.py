@@ -42,16 +42,14 @@ async def sent_when_running(number: int = signal.SIGINT) -> None:
     await asyncio.sleep(60)
 
 
-def test_a_script_gets_result_and_error():
-    assert wait_for(double(21)) == 42
-    with pytest.raises(ValueError, match="broken"):
-        wait_for(fail())
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_script_and_a_running_loop_get_result_and_error(in_loop):
+    def both():
+        assert wait_for(double(21)) == 42
+        with pytest.raises(ValueError, match="broken"):
+            wait_for(fail())
 
-
-async def test_a_running_loop_gets_result_and_error():
-    assert wait_for(double(21)) == 42
-    with pytest.raises(ValueError, match="broken"):
-        wait_for(fail())
+    within_asyncio_run(both) if in_loop else both()
 
 
 async def test_work_in_a_running_loop_has_a_thread_of_its_own_and_the_callers_context():
