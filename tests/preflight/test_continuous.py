@@ -1,18 +1,14 @@
 """What is known to be wrong before a continuous run starts, and where experiments belong."""
 
-import contextlib
-import dataclasses
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tests.factories import byte_tokenizer, model_files
 
 import rlforge
 from rlforge.config.compose import from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
-from rlforge.config.prompts import PromptConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
@@ -43,6 +39,26 @@ class Player:
 
 PLAYER = Player()
 
+
+def composed(*overrides):
+    return compose_run(list(overrides), None, ContinuousConfig)
+
+
+def checked(*overrides):
+    """The configuration, which has no problem."""
+    found = composed(*overrides)
+    check_continuous(found, keys=False)
+    assert isinstance(found.config, ContinuousConfig)
+    return found.config
+
+
+def refused(message, *overrides):
+    """Asserts that these overrides are refused with the message, which it gives back."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_continuous(composed(*overrides), keys=False)
+    return str(caught.value)
+
+
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
 
 
@@ -59,8 +75,7 @@ def test_presets_differ_from_the_first_in_one_line_each():
 
 def test_the_default_is_the_documents_configuration():
     """``GRPOConfig`` of the document, field by field."""
-    config = compose_run([], None, ContinuousConfig).config
-    assert isinstance(config, ContinuousConfig)
+    config = composed().config
     assert config.learner.mini_batch_size == 4
     assert config.learner.gradient_accumulation_steps == 2
     assert config.learner.learning_rate == 1e-6
@@ -125,18 +140,17 @@ def test_the_default_is_the_documents_configuration():
     ],
 )
 def test_contradictions_are_one_message(overrides, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        check_continuous(compose_run(overrides, None, ContinuousConfig), keys=False)
-    assert len(str(caught.value).splitlines()) == 1
+    assert len(refused(message, *overrides).splitlines()) == 1
 
 
 @pytest.mark.parametrize("train_on", ["score", "mix", "reward"])
 def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
     given = ["+experiment=served_answers", "ruler=judge", f"continuous.train_on={train_on}"]
-    composed = compose_run([*given, "continuous.select_by=score"], None, ContinuousConfig)
-    refused = pytest.raises(ConfigError, match=f"train_on={train_on} .*please the judge.*reward")
-    with contextlib.nullcontext() if train_on == "reward" else refused:
-        check_continuous(composed, keys=False)
+    given += ["continuous.select_by=score"]
+    if train_on == "reward":
+        checked(*given)
+    else:
+        refused(f"train_on={train_on} .*please the judge.*reward", *given)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +164,7 @@ def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
     ],
 )
 def test_a_run_that_cannot_get_decisions_is_refused(override, message):
-    composed = compose_run(["+experiment=served_answers", override], None, ContinuousConfig)
-    with pytest.raises(ConfigError, match=message):
-        check_continuous(composed, keys=False)
+    refused(message, "+experiment=served_answers", override)
 
 
 @pytest.mark.parametrize(
@@ -171,37 +183,30 @@ def test_a_run_that_cannot_get_decisions_is_refused(override, message):
 def test_episodes_need_a_function_and_simulated_time(override, message):
     given = ["continuous.source=episodes", "window.clock=simulated"]
     given += [f"episodes.function={__name__}:play"]
-    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
-    composed = compose_run([*given, override], None, ContinuousConfig)
-    with pytest.raises(ConfigError, match=message):
-        check_continuous(composed, keys=False)
+    checked(*given)
+    refused(message, *given, override)
 
 
 def test_a_run_from_requests_takes_models_that_know_nothing_of_markets():
-    composed = compose_run(["+experiment=served_answers", "model=tiny"], None, ContinuousConfig)
-    check_continuous(composed, keys=False)
-    assert isinstance(composed.config, ContinuousConfig)
-    assert not composed.config.has_market
+    assert not checked("+experiment=served_answers", "model=tiny").has_market
 
 
 @pytest.mark.parametrize(("key", "value"), [("push", "me/data"), ("keep_windows", "9")])
 def test_a_store_that_is_read_is_not_written_to(tmp_path, key, value):
     TrajectoryStore(tmp_path / "store").close()
     given = ["continuous.source=store", f"store.path={tmp_path / 'store'}"]
-    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
-    composed = compose_run([*given, f"store.{key}={value}"], None, ContinuousConfig)
-    with pytest.raises(ConfigError, match=r"the store is only read with continuous\.source=store"):
-        check_continuous(composed, keys=False)
+    checked(*given)
+    message = r"the store is only read with continuous\.source=store"
+    refused(message, *given, f"store.{key}={value}")
 
 
 def test_a_store_that_is_not_there_is_refused():
-    given = ["continuous.source=store", "store.path=nowhere"]
-    with pytest.raises(ConfigError, match=r"store\.path=nowhere .*no trajectory store"):
-        check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
+    message = r"store\.path=nowhere .*no trajectory store"
+    refused(message, "continuous.source=store", "store.path=nowhere")
 
 
 def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here():
-    check_continuous(compose_run(["learner=tiny_ppo"], None, ContinuousConfig), keys=False)
+    checked("learner=tiny_ppo")
 
 
 def test_experiments_of_the_other_kind_name_the_command_that_runs_them():
@@ -238,8 +243,7 @@ def test_a_run_knows_what_it_is_of(tmp_path):
 
 
 def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
-    config = compose_run([], None, ContinuousConfig).config
-    assert isinstance(config, ContinuousConfig)
+    config = composed().config
     graph = build_graph(config, Machine(cpus=4, gpus=2))
     assert graph.num_gpus == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
@@ -247,51 +251,32 @@ def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
 
 
 def test_a_template_that_shows_squares_is_refused():
-    composed = compose_run([], None, ContinuousConfig)
-    config = dataclasses.replace(
-        composed.config,
-        prompts={"squares": PromptConfig(user="{grid}")},
-        model=dataclasses.replace(composed.config.model, prompt_template="squares"),
-    )
-    with pytest.raises(ConfigError, match="squares shows a grid of squares; markets have none"):
-        check_continuous(dataclasses.replace(composed, config=config))
+    message = "squares shows a grid of squares; markets have none"
+    refused(message, "prompts.squares.user='{grid}'", "model.prompt_template=squares")
 
 
 @pytest.mark.parametrize("name", ["play", "PLAYER"])
 def test_by_default_all_answers_of_episodes_are_learned_from(name):
     given = ["continuous.source=episodes", "window.clock=simulated"]
     given += [f"episodes.function={__name__}:{name}"]
-    composed = compose_run(given, None, ContinuousConfig)
-    check_continuous(composed, keys=False)
-    config = composed.config
+    config = checked(*given)
     assert config.continuous.selects_by == "all"
     assert config.window.avg_reward_threshold is None
     # One answer in each episode is enough for an agent to count.
     assert config.episodes.per_agent >= config.window.min_trajectories_per_agent
     assert config.episodes.per_agent >= config.window.min_actions
-    own = compose_run([*given, "continuous.select_by=score"], None, ContinuousConfig).config
-    assert own.continuous.selects_by == "score"
+    assert composed(*given, "continuous.select_by=score").config.continuous.selects_by == "score"
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def language_model(tmp_path_factory) -> Path:
     """The files of a model that checks read: its tokenizer, of about three bytes a token."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=alphabet, show_progress=False, special_tokens=["<eos>"]
-    )
-    core.train_from_iterator([forms(perpetuals=True)], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    said = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    tokenizer = byte_tokenizer(
+        forms(perpetuals=True), ["<eos>"], 600, eos_token="<eos>", chat_template=said
     )
     folder = tmp_path_factory.mktemp("models") / "text"
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    return folder
+    return model_files(tokenizer, folder, '{"model_type": "llama"}')
 
 
 @pytest.mark.parametrize(
@@ -313,15 +298,11 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_that_could_not_take_part_is_refused(language_model, overrides, message):
     given = ["model=hf", f"model.name={language_model}"]
     long = ["engine.max_model_len=4096", "learner.max_train_len=null"]
-    fits = compose_run([*given, *long], None, ContinuousConfig)
-    check_continuous(fits, keys=False)
-    check_answers(fits.config)
-    long = [] if overrides[0].startswith("+") else long
-    composed = compose_run([*given, *long, *overrides], None, ContinuousConfig)
+    check_answers(checked(*given, *long))
+    given += overrides if overrides[0].startswith("+") else [*long, *overrides]
+    refused(message, *given)
     with pytest.raises(ConfigError, match=message):
-        check_continuous(composed, keys=False)
-    with pytest.raises(ConfigError, match=message):
-        check_answers(composed.config)
+        check_answers(composed(*given).config)
 
 
 def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_not_fit(
@@ -340,16 +321,12 @@ def test_language_models_take_part_whatever_finds_their_actions_in_games(
     language_model, extraction
 ):
     given = ["model=hf", f"model.name={language_model}", f"model.action_extraction={extraction}"]
-    given += ["engine.max_model_len=4096", "learner.max_train_len=null"]
-    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
+    checked(*given, "engine.max_model_len=4096", "learner.max_train_len=null")
 
 
 def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_model):
     """As the docstring of ``GRPOConfig`` says."""
     grpo = rlforge.GRPOConfig(model_name=str(language_model), max_length=4096)
     for experiment in ("market_continuous", "smollm2_market"):
-        lines = [f"+experiment={experiment}", *grpo.overrides()]
-        composed = compose_run(lines, None, ContinuousConfig)
-        check_continuous(composed, keys=False)
-        engine = composed.config.engine
+        engine = checked(f"+experiment={experiment}", *grpo.overrides()).engine
         assert (engine.max_model_len, engine.max_tokens) == (4096, 512)

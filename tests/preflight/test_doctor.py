@@ -41,6 +41,14 @@ def finding(report, what, state=None):
     return next(f for f in report.findings if f.what == what and state in (None, f.state))
 
 
+def shown(report):
+    """The report as printed on 80 columns."""
+    console = Console(width=80, file=io.StringIO())
+    console.print(render(report))
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+    return console.file.getvalue()
+
+
 def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
     sizes = ["engine.max_tokens=16", "model.prompt_template=board"]
     report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu", *sizes]))
@@ -106,14 +114,11 @@ def test_what_is_not_installed_is_named(monkeypatch):
 def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
     monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
     report = examine(compose([QUICK_START, "hardware=gpu_24gb", "engine=vllm"]), gpu_memory_gb=24)
-    console = Console(width=80, file=io.StringIO())
-    console.print(render(report))
-    printed = console.file.getvalue()
+    printed = shown(report)
     assert "vLLM is not installed" in finding(report, "packages", "problem").detail
     plan = report.memory.plan
     text = f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f}"
     assert text in " ".join(printed.split())
-    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_wrong_configuration_is_a_finding_not_the_end():
@@ -129,10 +134,12 @@ def test_a_wrong_configuration_is_a_finding_not_the_end():
         (["hardware=cluster"], "no GPU memory to read"),
     ],
 )
-def test_what_cannot_be_known_is_said(overrides, why):
+def test_what_cannot_be_known_is_said(overrides, why, machine):
     report = examine(compose([QUICK_START, *overrides]))
     assert report.memory is None
     assert why in finding(report, "memory").detail
+    machine(dataclasses.replace(ADA, memory=GIB))
+    check_fit(compose([QUICK_START, *overrides]).config)  # train says nothing
 
 
 def test_gpu_memory_makes_no_sense_on_a_cpu():
@@ -149,29 +156,17 @@ def test_the_report_is_json_with_bytes():
     assert "learner.gradient_checkpointing=true" in memory["mend"]
 
 
-def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
-    machine(dataclasses.replace(ADA, memory=12 * GIB))
-    with pytest.raises(ConfigError) as caught:
-        check_fit(compose([QUICK_START]).config)
-    message = str(caught.value)
-    assert "does not fit GPU of 12.0 GiB" in message
-    assert "GiB too much" in message
-    assert "learner.gradient_checkpointing=true" in message
-    assert "hardware=auto: the learner and 1 engine need" in message
-
-
-def test_the_mend_in_the_message_is_accepted(machine):
+def test_train_refuses_what_does_not_fit_and_its_mend_is_accepted(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError) as caught:
         check_fit(compose([QUICK_START]).config)
-    mend = str(caught.value).split("these fit: ")[1].split(";")[0].split()
+    message = str(caught.value)
+    assert "does not fit GPU of 16.0 GiB" in message
+    assert "GiB too much" in message
+    assert "hardware=auto: the learner and 1 engine need" in message
+    mend = message.split("these fit: ")[1].split(";")[0].split()
+    assert "learner.gradient_checkpointing=true" in mend
     check_fit(compose([QUICK_START, *mend]).config)
-
-
-@pytest.mark.parametrize("overrides", [["model.name=some/unknown"], ["hardware=cluster"]])
-def test_train_says_nothing_where_nothing_is_known(machine, overrides):
-    machine(dataclasses.replace(ADA, memory=GIB))
-    check_fit(compose([QUICK_START, *overrides]).config)
 
 
 def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
@@ -264,17 +259,11 @@ def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
     overrides = [QUICK_START, *FOUR_B, *SHORT]
     apart = examine(compose([*overrides, "hardware.alternate=true"]))
     together = examine(compose(overrides))
-    printed = {}
-    for name, report in (("apart", apart), ("together", together)):
-        console = Console(width=80, file=io.StringIO())
-        console.print(render(report))
-        printed[name] = console.file.getvalue()
-        assert max(map(len, printed[name].splitlines())) <= 80
-
+    printed = shown(apart)
     assert apart.memory.plan.excess == 0
-    assert "in turns (hardware.alternate)" in printed["apart"]
-    assert "in the other's turn" in printed["apart"]
-    assert "hardware.alternate=true" in printed["together"].split("what buys memory")[1]
+    assert "in turns (hardware.alternate)" in printed
+    assert "in the other's turn" in printed
+    assert "hardware.alternate=true" in shown(together).split("what buys memory")[1]
     values = to_values(apart)["memory"]
     assert values["alternate"]
     assert values["on_host"] == apart.memory.plan.on_host > 7 * GIB

@@ -21,27 +21,23 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("checkpoints", CHECKPOINTS)
-@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
-@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *({"bf16": bf16, "full": full} for bf16 in (True, False) for full in (True, False)),
+        {"bf16": True, "full": True, "gathered": True},  # in bfloat16, as ranks gather them
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_planned_bytes_of_a_pass_are_within_ten_percent_of_measured(
-    architecture, bf16, full, checkpoints, case
+    architecture, weights, checkpoints, case
 ):
     """Kept: every tensor alive after the forward pass. Peak: at any time of forward and backward.
 
     Weights, gradients and the batch itself are not counted: they are parts of their own.
     """
-    made = case(architecture, bf16=bf16, full=full, **CHECKPOINTS[checkpoints])
-    measured = made.measure()
-    kept, others = pass_bytes(made.job)
-    assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
-    assert kept + others == pytest.approx(measured.peak, rel=0.10)
-
-
-@pytest.mark.parametrize("checkpoints", CHECKPOINTS)
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_planned_bytes_hold_for_weights_gathered_in_bfloat16(architecture, checkpoints, case):
-    made = case(architecture, bf16=True, full=True, gathered=True, **CHECKPOINTS[checkpoints])
+    made = case(architecture, **weights, **CHECKPOINTS[checkpoints])
     measured = made.measure()
     kept, others = pass_bytes(made.job)
     assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
@@ -60,8 +56,7 @@ def test_planned_bytes_hold_for_weights_gathered_in_bfloat16(architecture, check
     ],
     ids=str,
 )
-@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize(("architecture", "bf16"), [("llama", True), ("qwen3", False)])
 def test_planned_bytes_of_saved_tensors_hold_at_other_sizes(architecture, bf16, sizes, case):
     """Distinct storages that autograd packs, by ``saved_tensors_hooks``, without the weights."""
     made = case(architecture, bf16=bf16, **sizes)

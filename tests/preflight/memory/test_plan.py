@@ -1,6 +1,7 @@
 """Plans of runs on cards: placement, verdict and the changes that make a run fit."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -29,14 +30,23 @@ def cuda(learner: float, engine: float) -> HardwareConfig:
     return HardwareConfig(device="cuda", learner_gpus=learner, engine_gpus=engine)
 
 
+def replanner(hardware: HardwareConfig, gb: float = 24, shape=KNOWN[0]):
+    """A function that plans a configuration for a card of ``gb`` GiB."""
+    return lambda config: make_plan(config, shape, hardware, int(gb * GIB), bf16=True)
+
+
+@cache
+def quick_start(*overrides: str):
+    return compose([QUICK_START, *overrides]).config
+
+
 def plan(*overrides: str, gb: float = 24, shape=KNOWN[0], hardware=None) -> Plan:
-    config = compose([QUICK_START, *overrides]).config
-    return make_plan(config, shape, hardware or cuda(0.5, 0.5), int(gb * GIB), bf16=True)
+    return replanner(hardware or cuda(0.5, 0.5), gb, shape)(quick_start(*overrides))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_of_a_card_fits_its_card(profile):
-    config = compose([QUICK_START, f"hardware={profile}"]).config
+    config = quick_start(f"hardware={profile}")
     hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
     shape = known_shape(config.model.name)
     assert hardware.memory_gb == int(profile.removeprefix("gpu_").removesuffix("gb"))
@@ -50,14 +60,14 @@ def test_every_profile_of_a_card_fits_its_card(profile):
 
 
 def test_one_gpu_is_shared_and_its_memory_is_that_of_the_machine():
-    config = compose([QUICK_START, "hardware=gpu_1"]).config
+    config = quick_start("hardware=gpu_1")
     hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
     assert (hardware.learner_gpus, hardware.engine_gpus, hardware.memory_gb) == (0.5, 0.5, None)
 
 
 @pytest.mark.parametrize("profile", ["multi_gpu", "cluster"])
 def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
-    config = compose([QUICK_START, f"hardware={profile}"]).config
+    config = quick_start(f"hardware={profile}")
     made = make_plan(config, KNOWN[0], config.hardware, 48 * GIB, bf16=True)
     assert [(card.learners, card.engines) for card in made.cards] == [(1, 0), (0, 1)]
     assert made.cards[1].count == config.engine.num_engines
@@ -90,14 +100,10 @@ def test_ranks_have_a_card_each_and_share_the_memory_of_a_cpu():
 
 def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
     whole = plan("learner.num_learners=2", hardware=cuda(1, 1), shape=KNOWN[2])
+    larger = {"hardware": cuda(1, 1), "shape": KNOWN[2]}
+    shared = "learner.shard_weights=true"
     needs = [
-        plan(
-            f"learner.num_learners={ranks}",
-            "learner.shard_weights=true",
-            *full,
-            hardware=cuda(1, 1),
-            shape=KNOWN[2],
-        ).learner.total
+        plan(f"learner.num_learners={ranks}", shared, *full, **larger).learner.total
         for full in ([], ["learner.train=full"])
         for ranks in (2, 4, 8)
     ]
@@ -119,12 +125,11 @@ def test_the_verdict_is_of_the_fullest_card():
 
 def test_sequences_are_those_for_which_there_is_room():
     made = plan("hardware=gpu_24gb", "engine.max_parallel_seq=16")
-    config = compose([QUICK_START, "hardware=gpu_24gb"]).config
+    config = quick_start("hardware=gpu_24gb")
     card = made.cards[0]
 
     def together(sequences: int) -> int:
-        changed = with_engine(config, max_parallel_seq=sequences)
-        whole = make_plan(changed, KNOWN[0], cuda(0.5, 0.5), card.capacity, bf16=True)
+        whole = replanner(cuda(0.5, 0.5))(with_engine(config, max_parallel_seq=sequences))
         return whole.learner.total + whole.engine.total
 
     assert together(made.sequences) <= card.usable < together(made.sequences + 1)
@@ -157,11 +162,9 @@ def test_earlier_adapters_that_the_learner_keeps_take_memory_of_the_host():
 
 
 def test_options_save_the_bytes_they_report():
-    config = compose([QUICK_START]).config
+    config = quick_start()
 
-    def replan(changed):
-        return make_plan(changed, KNOWN[0], cuda(1, 1), 24 * GIB, bf16=True)
-
+    replan = replanner(cuda(1, 1))
     found = {option.key: option for option in options(config, replan)}
     checkpointed = replan(with_learner(config, gradient_checkpointing=True))
 
@@ -174,11 +177,8 @@ def test_options_save_the_bytes_they_report():
 
 @given(shape=st.sampled_from(KNOWN), gb=st.sampled_from([8, 12, 16, 24, 32, 48, 80]))
 def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
-    config = BASE
-
-    def replan(changed):
-        return make_plan(changed, shape, cuda(0.5, 0.5), gb * GIB, bf16=True)
-
+    config = quick_start()
+    replan = replanner(cuda(0.5, 0.5), gb, shape)
     longest = largest_pass(config, lambda changed: replan(changed).excess == 0)
     for tokens, fits in ((longest, True), (longest + 1, False)):
         if 0 < tokens <= config.engine.max_model_len:
@@ -197,9 +197,6 @@ def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
         changed = change(changed, **{key: number})
     if changed is not config:
         assert replan(changed).excess == 0
-
-
-BASE = compose([QUICK_START]).config
 
 
 VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
@@ -225,12 +222,9 @@ def test_a_cache_of_given_size_limits_the_sequences():
 
 
 def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
-    overrides = [QUICK_START, *VLLM, "engine.max_model_len=4096"]
-    config = compose(overrides).config
+    config = quick_start(*VLLM, "engine.max_model_len=4096")
 
-    def replan(changed):
-        return make_plan(changed, KNOWN[0], cuda(0.5, 0.5), 16 * GIB, bf16=True)
-
+    replan = replanner(cuda(0.5, 0.5), 16)
     too_much = with_engine(
         config, vllm=dataclasses.replace(config.engine.vllm, gpu_memory_utilization=0.8)
     )
@@ -262,12 +256,11 @@ def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
 
 def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fit():
     made = plan(TURNS, CHECKPOINTS, gb=16)
-    config = compose([QUICK_START, TURNS, CHECKPOINTS]).config
+    config = quick_start(TURNS, CHECKPOINTS)
     (card,) = made.cards
 
     def playing(sequences: int) -> int:
-        changed = with_engine(config, max_parallel_seq=sequences)
-        whole = make_plan(changed, KNOWN[0], cuda(0.5, 0.5), card.capacity, bf16=True)
+        whole = replanner(cuda(0.5, 0.5), 16)(with_engine(config, max_parallel_seq=sequences))
         return whole.engine.total + whole.learner_idle.total
 
     assert playing(made.sequences) <= card.usable < playing(made.sequences + 1)
@@ -309,13 +302,10 @@ def test_vllm_takes_the_whole_card_in_its_turn():
 
 
 def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
-    config = compose([QUICK_START, CHECKPOINTS]).config
+    config = quick_start(CHECKPOINTS)
 
     def found(hardware, config=config):
-        def replan(changed):
-            return make_plan(changed, KNOWN[0], hardware, 24 * GIB, bf16=True)
-
-        return {option.key: option.saves for option in options(config, replan)}
+        return {option.key: option.saves for option in options(config, replanner(hardware))}
 
     shared = plan(CHECKPOINTS)
     (card,) = shared.cards
@@ -340,15 +330,11 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_a_model_that_fits_a_card_only_in_turns_is_mended_by_turns(engine):
     """Two copies of 8 GiB of weights are more than a card of 16 GB holds, one is not."""
-    config = compose(
-        [QUICK_START, CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048"]
-    ).config
+    config = quick_start(CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048")
     config = with_learner(config, micro_batch_tokens=2048)
     shape = known_shape("Qwen/Qwen3-4B")
 
-    def replan(changed):
-        return make_plan(changed, shape, cuda(0.5, 0.5), 16 * GIB, bf16=True)
-
+    replan = replanner(cuda(0.5, 0.5), 16, shape)
     assert replan(config).excess > 0
     assert mend(config, replan) == ("hardware.alternate=true",)
     assert replan(with_turns(config)).excess == 0
