@@ -4,6 +4,8 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
+
 from rlforge.config import schema
 from rlforge.config.docs import field_comments, keys, render
 from rlforge.config.keys import ROOTS, all_keys
@@ -14,35 +16,38 @@ from rlforge.config.rules import Group
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_config_page_is_up_to_date():
-    assert (ROOT / "docs" / "config.md").read_text() == render(), (
+@pytest.fixture(scope="module")
+def page():
+    return render()
+
+
+@pytest.fixture(scope="module")
+def listed():
+    return keys()
+
+
+def test_config_page_is_up_to_date(page):
+    assert (ROOT / "docs" / "config.md").read_text() == page, (
         "docs/config.md is stale: run `python -m rlforge.config.docs docs/config.md`"
     )
 
 
-def test_every_key_is_on_the_page():
-    page = render()
-    leaves = {
-        key for key in all_keys() if not any(other.startswith(f"{key}.") for other in all_keys())
-    }
-    assert {key for key in leaves if f"`{key}`" not in page} == set()
-
-
-def test_keys_lists_every_key_of_every_command_with_its_meaning():
-    listed = {key.name for key in keys()}
+def test_keys_lists_every_key_of_every_command_with_its_meaning(page, listed):
+    names = {key.name for key in listed}
     leaves = {
         key
         for root in ROOTS
         for key in all_keys(root)
         if not any(other.startswith(f"{key}.") for other in all_keys(root))
     }
-    assert leaves - listed == set()
-    assert {"env.train[].id", "algorithm.clip_low"} <= listed
-    assert [key.name for key in keys() if not key.meaning] == []
+    assert leaves - names == set()
+    assert {key for key in leaves if key in all_keys() and f"`{key}`" not in page} == set()
+    assert {"env.train[].id", "algorithm.clip_low"} <= names
+    assert {"prompts[].user", "prompts[].roles"} <= names
+    assert [key.name for key in listed if not key.meaning] == []
 
 
-def test_every_reward_transform_is_on_the_page():
-    page = render()
+def test_every_reward_transform_is_on_the_page(page):
     for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
         table = page.split(f"### `{kind.key}`")[1].split("##")[0]
         assert [name for name in kind.names() if f"| `{name}` |" not in table] == []
@@ -65,12 +70,12 @@ def test_every_field_has_a_comment():
         assert own - described - nested - redeclared == set(), cls.__name__
 
 
-def test_the_rows_of_every_table_have_the_same_number_of_cells():
-    for table in re.findall(r"(?:^\|.*\n)+", render(), re.MULTILINE):
+def test_the_rows_of_every_table_have_the_same_number_of_cells(page):
+    for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(cells) == 1, table
 
 
-def test_entries_of_every_mapping_can_be_added_on_the_command_line():
-    mappings = {key.name for key in keys() if key.type.startswith("mapping")}
+def test_entries_of_every_mapping_can_be_added_on_the_command_line(listed):
+    mappings = {key.name for key in listed if key.type.startswith("mapping")}
     assert {name for name in mappings if "[]" not in name} == set(MAPPINGS)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from rlforge.config.compose import compose
-from rlforge.config.docs import keys
 from rlforge.config.overrides import as_hydra_takes
 from rlforge.config.prompts import PromptConfig
 from rlforge.errors import ConfigError
@@ -146,7 +145,3 @@ def test_templates_are_swept_over_whole():
         "seed=1,2",
         "++prompts={mine: {system: a}},{mine: {system: 'b c'}}",
     ]
-
-
-def test_the_keys_of_a_template_are_documented():
-    assert {"prompts[].user", "prompts[].roles"} <= {key.name for key in keys("prompts")}

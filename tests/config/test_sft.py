@@ -46,12 +46,6 @@ def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path):
     assert config.learner.learning_rate == 2e-4
 
 
-def test_keys_of_data_make_a_run_a_supervised_one():
-    assert type(compose_any(["+experiment=tictactoe_mirror"]).config) is RunConfig
-    both = ["+experiment=tictactoe_mirror", "data=random_legal"]
-    assert type(compose_any(both).config) is SftConfig
-
-
 def test_what_only_reinforcement_learning_has_is_refused():
     for line in ("buffer=step", "learner.total_updates=5"):
         with pytest.raises(ConfigError, match="a supervised run has no such key"):
@@ -60,7 +54,7 @@ def test_what_only_reinforcement_learning_has_is_refused():
         compose_run(["+experiment=market_ppo", "buffer=step"], None, SftConfig)
 
 
-def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts():
+def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts(tmp_path):
     lines = ["+experiment=smollm2_market", "data=value_trader", "market.predictions=2"]
     composed = compose_run(lines, None, SftConfig)
     theirs = compose(["+experiment=smollm2_market"], root=ContinuousConfig).config
@@ -71,19 +65,15 @@ def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts():
     assert (config.name, config.data.players) == ("smollm2_market_sft", ["value_trader"])
     assert config.learner.batch_size == 64
     assert type(compose_any(lines).config) is SftConfig
-    assert type(compose_any(["+experiment=smollm2_market"]).config) is ContinuousConfig
-
-
-def test_a_supervised_run_in_a_market_is_read_as_one(tmp_path):
-    lines = ["+experiment=smollm2_market", "data=value_trader"]
-    config = compose_run(lines, None, SftConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
     assert read_run(tmp_path, SftConfig) == config
 
 
 def test_a_supervised_run_is_read_where_games_are_played(tmp_path):
-    config = compose_run(["data=random_legal"], None, SftConfig).config
+    assert type(compose_any([]).config) is RunConfig
+    config = compose_any(["+experiment=tictactoe_mirror", "data=random_legal"]).config
+    assert type(config) is SftConfig  # by its keys of data
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
     assert read_run(tmp_path, SftConfig) == read_run(tmp_path, GamesConfig) == config

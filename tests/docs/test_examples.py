@@ -42,8 +42,11 @@ def named_classes() -> list[type]:
     return sorted(found, key=lambda cls: cls.__qualname__)
 
 
-@pytest.mark.parametrize("cls", named_classes(), ids=lambda cls: cls.__qualname__)
-def test_a_class_that_a_page_names_shows_an_example(cls):
-    text = inspect.getdoc(cls) or ""
-    assert "Example:" in text
-    assert ">>> " in text or "see ``" in text  # one example may stand for several classes
+def test_a_class_that_a_page_names_shows_an_example():
+    without = []
+    for cls in named_classes():
+        text = inspect.getdoc(cls) or ""
+        # One example may stand for several classes.
+        if "Example:" not in text or (">>> " not in text and "see ``" not in text):
+            without.append(cls.__qualname__)
+    assert without == []

@@ -42,10 +42,18 @@ def test_every_public_name_is_on_the_page_of_the_api():
     assert sorted(named) == sorted(rlforge.__all__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_to_files_of_the_repository(page):
-    links = [found["path"] for found in LINK.finditer(CODE.sub("", page.read_text()))]
-    assert [link for link in links if not (page.parent / link).is_file()] == []
+def test_relative_links_lead_to_files_of_the_repository():
+    links = {
+        page: [found["path"] for found in LINK.finditer(CODE.sub("", page.read_text()))]
+        for page in PAGES
+    }
+    assert sum(map(len, links.values())) > 100
+    assert [
+        (page.relative_to(ROOT), link)
+        for page, found in links.items()
+        for link in found
+        if not (page.parent / link).is_file()
+    ] == []
 
 
 def test_records_name_no_path_of_the_machine_that_made_them():

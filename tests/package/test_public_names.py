@@ -18,39 +18,38 @@ CHANGELOG = NAMES["CHANGELOG"].read_text()
 WITH_RUN = ("Policy", "Run", "load_run", "resume", "sft", "train")  # tests/test_api.py runs theirs
 
 
-@pytest.mark.parametrize("name", rlforge.__all__)
-def test_a_public_name_has_a_docstring_and_an_example(name):
-    text = NAMES["docstring"](name)
-    summary, _, example = text.partition("Example:")
-    assert summary.strip()
-    assert ">>> " in example
-    assert ("+SKIP" in example) == (name in WITH_RUN)
+def test_public_names_have_a_docstring_and_an_example():
+    for name in rlforge.__all__:
+        summary, _, example = NAMES["docstring"](name).partition("Example:")
+        assert summary.strip(), name
+        assert ">>> " in example, name
+        assert ("+SKIP" in example) == (name in WITH_RUN), name
 
 
-@pytest.mark.parametrize("name", sorted(set(rlforge.__all__) - set(WITH_RUN)))
-def test_the_example_of_a_public_name_runs(name):
-    module = NAMES["home"](name)
-    test = doctest.DocTestParser().get_doctest(
-        NAMES["docstring"](name), dict(vars(module)), name, module.__file__, 0
-    )
-    assert test.examples
-    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
-    assert result.failed == 0
+def test_the_examples_of_public_names_run():
+    for name in sorted(set(rlforge.__all__) - set(WITH_RUN)):
+        module = NAMES["home"](name)
+        test = doctest.DocTestParser().get_doctest(
+            NAMES["docstring"](name), dict(vars(module)), name, module.__file__, 0
+        )
+        assert test.examples, name
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
+        assert result.failed == 0, name
 
 
-@pytest.mark.parametrize("name", rlforge.__all__)
-def test_a_public_name_has_types(name):
-    found, home = getattr(rlforge, name), NAMES["home"](name)
-    members = list(vars(found).values()) if inspect.isclass(found) else [found]
-    for member in members:
-        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-        ours = inspect.isfunction(function) and function.__module__.startswith("rlforge.")
-        if not ours or function.__code__.co_filename != home.__file__:
-            continue  # dataclass and Protocol add methods
-        shown = inspect.signature(function)
-        assert shown.return_annotation is not shown.empty, function
-        for parameter in list(shown.parameters.values())[inspect.isclass(found) :]:
-            assert parameter.annotation is not parameter.empty, (function, parameter)
+def test_public_names_have_types():
+    for name in rlforge.__all__:
+        found, home = getattr(rlforge, name), NAMES["home"](name)
+        members = list(vars(found).values()) if inspect.isclass(found) else [found]
+        for member in members:
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            ours = inspect.isfunction(function) and function.__module__.startswith("rlforge.")
+            if not ours or function.__code__.co_filename != home.__file__:
+                continue  # dataclass and Protocol add methods
+            shown = inspect.signature(function)
+            assert shown.return_annotation is not shown.empty, function
+            for parameter in list(shown.parameters.values())[inspect.isclass(found) :]:
+                assert parameter.annotation is not parameter.empty, (function, parameter)
 
 
 def test_public_names_are_as_recorded_or_in_the_changelog():
