@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from rlforge.models.made import TINY
 
@@ -15,6 +13,8 @@ MOST_LINES = 25
 
 
 def read() -> Any:
+    import nbformat
+
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
@@ -29,6 +29,8 @@ def kinds(cell: Any) -> list[str]:
 @pytest.mark.release
 @pytest.mark.timeout(600)  # several processes import torch, on a machine with others
 def test_every_cell_runs_and_shows_what_is_committed(small_model, tmp_path, monkeypatch):
+    from nbclient import NotebookClient
+
     # In place of the tiny model, which takes a minute to make.
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / TINY.cache_name).symlink_to(small_model)

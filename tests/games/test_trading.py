@@ -1,10 +1,10 @@
 """Prompts for agents in a market: as long as the context allows, and answers in every form."""
 
+import copy
 import json
 
 import pytest
 from tests.factories import byte_tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
@@ -83,7 +83,7 @@ def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(tokenizer, st
 
 @pytest.mark.parametrize("model", ["qwen2p5_0p5b", "smollm2_135m", "hf"])
 def test_every_language_model_is_asked_about_a_market_in_one_form(tokenizer, state, model):
-    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    chat = copy.deepcopy(tokenizer)
     chat.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     )

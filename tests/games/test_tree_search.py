@@ -1,6 +1,7 @@
 """Searches with OpenSpiel: how well they play, and which games they refuse."""
 
 import dataclasses
+import inspect
 import json
 import random
 import subprocess
@@ -103,18 +104,18 @@ def test_mcts_takes_a_win_from_either_seat_of_a_textarena_game(env):
     assert min(wins.values()) >= 2
 
 
-CHOICES = """
-import json, sys
-from rlforge.games.players import make_player
-from rlforge.games.registry import make_game
-from rlforge.types import EnvSpec
-found = []
-for source, name in json.loads(sys.argv[1]):
-    env = EnvSpec(id=name, source=source)
-    view = make_game(env, 3).view()
-    found.append([make_player("mcts:30", env, seed).act(view) for seed in range(8)])
-print(json.dumps(found))
-"""
+def choices(games):
+    """What eight searches of each game choose, by seed."""
+    from rlforge.games.players import make_player
+    from rlforge.games.registry import make_game
+    from rlforge.types import EnvSpec
+
+    found = []
+    for source, name in games:
+        env = EnvSpec(id=name, source=source)
+        view = make_game(env, 3).view()
+        found.append([make_player("mcts:30", env, seed).act(view) for seed in range(8)])
+    return found
 
 
 def test_choices_follow_from_the_seed_in_every_process():
@@ -124,13 +125,11 @@ def test_choices_follow_from_the_seed_in_every_process():
         ("textarena", "SimpleTak-v0-train"),
         ("textarena", "ConnectFour-v0-train"),
     ]
-    command = [sys.executable, "-c", CHOICES, json.dumps(games)]
-    first, second = (
-        json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-        for _ in range(2)
-    )
-    assert first == second
-    assert all(len(set(choices)) > 1 for choices in first)
+    code = f"{inspect.getsource(choices)}\nimport json\nprint(json.dumps(choices({games})))"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    here = choices(games)
+    assert json.loads(there.stdout) == here
+    assert all(len(set(chosen)) > 1 for chosen in here)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ GAMES = (
 )
 
 
+@pytest.mark.ray
 def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
     added = [
@@ -68,6 +69,7 @@ def test_the_package_has_only_short_pieces():
     assert max(lines.values()) <= 90
 
 
+@pytest.mark.ray
 def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples):
     with_examples.run("train", *GAMES)
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
@@ -90,6 +92,7 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples):
     assert "greedy" in rows("ratings.jsonl")[-1]["ratings"]
 
 
+@pytest.mark.ray
 def test_a_continuous_run_scores_with_it(with_examples, small_market):
     scorer = "ruler.scoring_method=by_rank"
     sink = "tracker.sinks=[{name: 'example_plugins.sinks:CsvSink'}]"
@@ -100,6 +103,7 @@ def test_a_continuous_run_scores_with_it(with_examples, small_market):
     assert (RUN / "metrics.csv").read_text()
 
 
+@pytest.mark.ray
 def test_wrong_settings_end_a_command_before_it_starts(with_examples):
     other = with_examples.packages / "other_nim-2.0.dist-info"
     other.mkdir()
@@ -186,6 +190,7 @@ class Silent:
 """
 
 
+@pytest.mark.ray
 def test_actors_import_a_module_of_the_current_directory_and_record_its_numbers(
     environment, small_model
 ):

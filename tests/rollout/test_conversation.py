@@ -1,12 +1,12 @@
 """A seat's conversation, in the chat templates of real model families."""
 
 import random
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tests.factories import CHATML, byte_tokenizer
 
 from rlforge.config.prompts import PromptConfig
 from rlforge.games.base import View
@@ -16,15 +16,11 @@ from rlforge.rollout.conversation import Conversation
 from rlforge.tracking.observations import new_part
 from rlforge.types import Completion, EnvSpec
 
-PLAIN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-TRIMMING = PLAIN.replace("m.content", "m.content | trim")
+TRIMMING = CHATML.replace("m.content", "m.content | trim")
 #: As Qwen3 and DeepSeek-R1 do: only answers after the last question keep their reasoning.
-FORGETTING = PLAIN.replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')")
+FORGETTING = CHATML.replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')")
 #: Takes reasoning in a field of its own, too, and keeps it.
-REMEMBERING = PLAIN.replace(
+REMEMBERING = CHATML.replace(
     "{{ m.content }}",
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
     "{{ m.content }}",
@@ -32,33 +28,19 @@ REMEMBERING = PLAIN.replace(
 RULES = "You are player 0 in a game of words. Say one that was not said before."
 
 
-def make_tokenizer(chat_template):
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    text = f"{RULES} \\boxed{{go}} Board: x.o\n\nplayer user assistant system"
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=alphabet,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
-        show_progress=False,
-    )
-    made.train_from_iterator([text] * 3, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|im_end|>", chat_template=chat_template
-    )
-
-
-TOKENIZERS = {
-    name: make_tokenizer(template)
-    for name, template in {
-        "plain": PLAIN,
-        "trimming": TRIMMING,
-        "forgetting": FORGETTING,
-        "remembering": REMEMBERING,
-    }.items()
+TEMPLATES = {
+    "plain": CHATML,
+    "trimming": TRIMMING,
+    "forgetting": FORGETTING,
+    "remembering": REMEMBERING,
 }
+
+
+@cache
+def tokenizer_with(template):
+    marks = ["<|im_start|>", "<|im_end|>"]
+    words = f"{RULES} \\boxed{{go}} Board: x.o\n\nplayer user assistant system"
+    return byte_tokenizer(words, marks, eos_token=marks[1], chat_template=TEMPLATES[template])
 
 
 def view(*paragraphs):
@@ -103,7 +85,7 @@ words = st.text(st.characters(codec="ascii", exclude_characters="<>"), max_size=
 
 @given(st.lists(words, min_size=2, max_size=5), st.sampled_from(["plain", "trimming"]))
 def test_each_prompt_begins_with_the_tokens_of_the_last_one_and_its_answer(answers, name):
-    tokenizer = TOKENIZERS[name]
+    tokenizer = tokenizer_with(name)
     questions = play(tokenizer, answers)
     for before, after, text in zip(questions, questions[1:], answers, strict=False):
         assert begins(after, before, tokenizer, text)
@@ -113,7 +95,7 @@ def test_each_prompt_begins_with_the_tokens_of_the_last_one_and_its_answer(answe
 
 @pytest.mark.parametrize("template", ["chat", "qwen3-zs", "default"])
 def test_what_follows_an_answer_is_what_the_template_writes_there(template):
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     first, second = play(tokenizer, [r"\boxed{go}", "x"], template=template)
     opened, closed = first.prompt.text, second.prompt.text
     assert closed.startswith(opened + r"\boxed{go}")
@@ -127,7 +109,7 @@ def test_what_follows_an_answer_is_what_the_template_writes_there(template):
 
 
 def test_an_answer_that_is_cut_off_gets_its_end_of_turn():
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     first, second = play(tokenizer, ["I think", "x"], stop=False)
     said = answered(tokenizer, "I think", stop=False).token_ids
     place = len(first.token_ids) + len(said)
@@ -136,7 +118,7 @@ def test_an_answer_that_is_cut_off_gets_its_end_of_turn():
 
 
 def test_a_template_that_forgets_reasoning_begins_a_new_sequence():
-    tokenizer = TOKENIZERS["forgetting"]
+    tokenizer = tokenizer_with("forgetting")
     answers = ["<think>\nhm\n</think>\n\n[4]", "[5]", "x"]
     first, second, third = play(tokenizer, answers)
     assert not begins(second, first, tokenizer, answers[0])
@@ -147,7 +129,7 @@ def test_a_template_that_forgets_reasoning_begins_a_new_sequence():
 
 
 def test_a_template_that_keeps_reasoning_keeps_the_tokens_of_whole_answers():
-    tokenizer = TOKENIZERS["remembering"]
+    tokenizer = tokenizer_with("remembering")
     answers = ["<think>\nIs it (4)?\n</think>\n\n[4]", "<think>\nNo!\n</think>\n\n[5]", "x"]
     first, second, third = play(tokenizer, answers)
     assert begins(second, first, tokenizer, answers[0])
@@ -155,7 +137,7 @@ def test_a_template_that_keeps_reasoning_keeps_the_tokens_of_whole_answers():
 
 
 def test_the_oldest_turns_are_dropped_where_there_is_no_room():
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     answers = [f"Move number {turn}, then." for turn in range(12)]
     whole = play(tokenizer, answers)
     room = len(whole[7].token_ids)
@@ -251,7 +233,7 @@ rounds = st.lists(
 @given(rounds, st.sampled_from(["\n", "\n\n"]), st.booleans())
 def test_all_of_an_observation_is_in_the_conversation(played, gap, dropped):
     """Of games with a history, a hidden card that changes, and a board; also without old turns."""
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     chat = Conversation(Prompter(tokenizer), "chat", "boxed", room=700 if dropped else None)
     history: list[str] = []
     for events, card, board in played:
@@ -265,7 +247,7 @@ def test_all_of_an_observation_is_in_the_conversation(played, gap, dropped):
 
 
 def test_a_message_that_does_not_fit_with_all_that_is_new_since_the_first_turn_is_as_before():
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     questions = play(tokenizer, ["x"] * 40, room=300)
     assert all(len(one.token_ids) <= 300 for one in questions)
     last = questions[-1]
@@ -274,7 +256,7 @@ def test_a_message_that_does_not_fit_with_all_that_is_new_since_the_first_turn_i
 
 
 def test_an_answer_that_is_kept_follows_its_question():
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     answers = [f"Answer {turn}." for turn in range(12)]
     whole = play(tokenizer, answers)
     questions = play(tokenizer, answers, room=len(whole[6].token_ids))
@@ -288,17 +270,14 @@ def test_an_answer_that_is_kept_follows_its_question():
             assert f"Move {turn}: x to {turn}" in asked["content"]
 
 
-THINKING = Prompter(
-    TOKENIZERS["plain"],
-    {"thinking": PromptConfig(user="{observation}", markup="chatml", assistant="Think: ")},
-)
+THINKING = {"thinking": PromptConfig(user="{observation}", markup="chatml", assistant="Think: ")}
 
 
 @pytest.mark.parametrize("room", [None, 150])
 def test_answers_keep_their_tokens_where_older_turns_are_dropped(room):
     """The token that ends an answer also stands inside: encoded again it would be plain text."""
-    tokenizer = TOKENIZERS["plain"]
-    chat = Conversation(THINKING, "thinking", "boxed", room)
+    tokenizer = tokenizer_with("plain")
+    chat = Conversation(Prompter(tokenizer, THINKING), "thinking", "boxed", room)
     kept = []
     for turn in range(8):
         question = chat.ask(View(player_id=0, observation=f"Board {turn}: x . o"))
@@ -342,7 +321,7 @@ REAL = {
 
 @pytest.mark.parametrize("env", REAL, ids=lambda env: env.id)
 def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
-    tokenizer = TOKENIZERS["plain"]
+    tokenizer = tokenizer_with("plain")
     prompter = Prompter(tokenizer)
     together = alone = 0
     halves = [0, 0]

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -245,6 +244,8 @@ def safetensors_on_full_disk(_directory: Path) -> None:
 
 
 def torch_on_full_disk(_directory: Path) -> None:
+    import torch
+
     with open("/dev/full", "wb") as device:
         torch.save({"a": torch.zeros(1_000_000)}, device)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rlforge.cli import main
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.system import locks
@@ -137,14 +138,6 @@ def test_readers_do_not_keep_a_run_from_starting(tmp_path):
 # ---------------------------------------------------------------- GPUs
 
 THREE = ("0, GPU-5f10, A, 24000, 8.9", "1, GPU-5f22, B, 24000, 8.9", "2, GPU-a331, A, 48000, 8.9")
-COMMAND = """
-import sys
-from pathlib import Path
-from rlforge.cli import main
-from rlforge.system import locks
-locks.GPU_LOCKS = Path(sys.argv.pop(1))
-main()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -262,19 +255,18 @@ def test_gpus_are_named_as_in_cuda_visible_devices(cards, monkeypatch):
         assert claim(stack) == ("MIG-7f", 3)
 
 
-def test_a_run_without_a_free_gpu_ends_with_one_message_and_leaves_nothing(cards, tmp_path):
+def test_a_run_without_a_free_gpu_ends_with_one_message_and_leaves_nothing(
+    cards, monkeypatch, capsys
+):
     cards(THREE[0])
-    rlforge = [sys.executable, "-c", COMMAND, str(tmp_path)]
+    typed = ["rlforge", "train", "+experiment=simpletak_mirror", "hardware=gpu_1"]
+    monkeypatch.setattr(sys, "argv", typed)
     with ExitStack() as stack:
         claim(stack)
-        done = subprocess.run(
-            [*rlforge, "train", "+experiment=simpletak_mirror", "hardware=gpu_1"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert f"GPU 0 (A) is in use by process {os.getpid()}" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+        with pytest.raises(SystemExit) as ending:
+            main()
+    assert ending.value.code == 1
+    said = capsys.readouterr().err
+    assert f"GPU 0 (A) is in use by process {os.getpid()}" in " ".join(said.split())
+    assert "Traceback" not in said
     assert not Path("runs").exists()
