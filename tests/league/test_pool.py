@@ -20,12 +20,15 @@ RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
 BASE = PolicyRef(uid="base", kind="checkpoint")
 
 
-def checkpoint(version: int) -> Checkpoint:
+def checkpoint(version: int, name: str = "step", parent: int | None = -1) -> Checkpoint:
+    """A version of the policy; parent: the version before it, unless one is named or None."""
+    parent = version - 1 if parent == -1 else parent
     return Checkpoint(
-        uid=f"step-{version}",
+        uid=f"{name}-{version}",
         version=version,
-        path=f"checkpoints/step-{version}" if version else None,
-        parent_uid=f"step-{version - 1}" if version else None,
+        path=f"checkpoints/{name}-{version}" if version else None,
+        parent_uid=f"{name}-{parent}" if version and parent is not None else None,
+        name="" if name == "step" else name,
         metrics={"loss": 0.5},
     )
 
@@ -85,15 +88,9 @@ def test_before_the_first_checkpoint_there_is_no_current_one():
     pool = pool_of(0)
     assert pool.active() == []
     assert pool.snapshot()["current"] is None
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        pool.current()
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        pool.opponents(1)
-
-
-def test_unknown_uids_are_refused_with_the_nearest():
-    with pytest.raises(RunError, match="did you mean step-1"):
-        pool_of(2).policy("step-11")
+    for ask in (pool.current, lambda: pool.opponents(1)):
+        with pytest.raises(RunError, match="no checkpoint yet"):
+            ask()
 
 
 def test_registering_again_is_harmless_but_another_under_the_same_uid_is_refused():
@@ -108,6 +105,8 @@ def test_registering_again_is_harmless_but_another_under_the_same_uid_is_refused
         pool.add_fixed(checkpoint(1).policy())
     with pytest.raises(RunError, match=r"'step-41'.*parent first"):
         pool.add_checkpoint(checkpoint(42))
+    with pytest.raises(RunError, match="did you mean step-1"):
+        pool.policy("step-11")
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 3), st.integers(0, 3))
@@ -116,7 +115,7 @@ def test_lagged_opponents_are_active_and_within_the_lag_where_any_is(versions, a
     lag_range = [low, low + width]
     pool = pool_of(0, mode="lagged", max_active_lora=active, lag_range=lag_range, history="newest")
     for place in range(versions):
-        pool.add_checkpoint(dataclasses.replace(checkpoint(10 * place), parent_uid=None))
+        pool.add_checkpoint(checkpoint(10 * place, parent=None))
     lags = {versions - 1 - policy.version // 10 for policy in pool.opponents(20)}
     there = range(min(active, versions))
     wanted = {lag for lag in there if low <= lag <= low + width}
@@ -219,6 +218,8 @@ def test_draws_follow_the_weights():
     draws = Counter(policy.uid for policy in pool.opponents(20_000))
     for uid, weight in weights.items():
         assert draws[uid] / 20_000 == pytest.approx(weight, abs=0.02)
+    first, again, other = (pool_of(3, mode="random", seed=seed).opponents(30) for seed in (1, 1, 2))
+    assert first == again != other  # and the seed
 
 
 def test_match_quality_and_exploration_look_at_what_was_played():
@@ -274,7 +275,7 @@ RATED = {"step-9": 27.0, "step-8": 26.0, "step-7": 23.0, "random_legal": 19.0, "
 def rated_pool(**config) -> ModelPool:
     pool = pool_of(0, max_active_lora=3, **config)
     for version in range(7, 10):
-        pool.add_checkpoint(dataclasses.replace(checkpoint(version), parent_uid=None))
+        pool.add_checkpoint(checkpoint(version, parent=None))
     state = pool.state_dict()
     state["ratings"]["own"] = {uid: [mu, 1.0] for uid, mu in RATED.items()}
     pool.load_state_dict(state)
@@ -329,13 +330,6 @@ def test_games_of_many_count_each_pair_once():
         "minimax": {"step-0": 1, "random_legal": 1},
     }
     assert pool.rating("step-0").mu > pool.rating("random_legal").mu > pool.rating("minimax").mu
-
-
-def test_failed_games_change_nothing():
-    pool = pool_of(1)
-    before = pool.state_dict()
-    pool.push_outcome(record([pool.current().policy(), BASE], [], error="timed out"))
-    assert pool.state_dict() == before
 
 
 def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
@@ -410,6 +404,9 @@ def test_games_with_the_past_are_counted_for_the_newer_version():
     pool.push_outcome(record([new, RANDOM], [1, -1]))
     pool.push_outcome(record([new, new], [1, -1]))
     assert pool.games_with_past() == (3, 1.5)
+    before = pool.state_dict()
+    pool.push_outcome(record([new, BASE], [], error="timed out"))
+    assert pool.state_dict() == before  # a failed game changes nothing
 
 
 @settings(max_examples=30)
@@ -448,45 +445,21 @@ def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, history, keep,
     assert resumed.state_dict() == pool.state_dict()
 
 
-def test_the_seed_decides_the_draws():
-    first, again, other = (pool_of(3, mode="random", seed=seed) for seed in (1, 1, 2))
-    draws = first.opponents(30)
-    assert again.opponents(30) == draws
-    assert other.opponents(30) != draws
-
-
 # ---------------------------------------------------------------- several policies
-
-
-def version_of(name: str, version: int, parent: int | None = None) -> Checkpoint:
-    return Checkpoint(
-        uid=f"{name}-{version}",
-        version=version,
-        path=f"checkpoints/{name}-{version}" if version else None,
-        parent_uid=None if parent is None else f"{name}-{parent}",
-        name=name,
-    )
 
 
 def league(rival_mode: str = "random") -> ModelPool:
     """A main policy in self-play, and one that meets its versions and a fixed opponent."""
-    pool = ModelPool(
-        PoolConfig(),
-        [],
-        7,
-        {
-            "main": Matchmaking(config=PoolConfig(), fixed=(), meets=("main",)),
-            "rival": Matchmaking(
-                config=PoolConfig(mode=rival_mode, max_active_lora=2),
-                fixed=(RANDOM,),
-                meets=("main",),
-            ),
-        },
-    )
+    drawn = PoolConfig(mode=rival_mode, max_active_lora=2)
+    policies = {
+        "main": Matchmaking(config=PoolConfig(), fixed=(), meets=("main",)),
+        "rival": Matchmaking(config=drawn, fixed=(RANDOM,), meets=("main",)),
+    }
+    pool = ModelPool(PoolConfig(), [], 7, policies)
     for name in ("main", "rival"):
-        pool.add_checkpoint(version_of(name, 0))
+        pool.add_checkpoint(checkpoint(0, name))
     for name, version, parent in (("main", 1, 0), ("rival", 2, 0), ("main", 3, 1), ("rival", 4, 2)):
-        pool.add_checkpoint(version_of(name, version, parent))
+        pool.add_checkpoint(checkpoint(version, name, parent))
     return pool
 
 
@@ -512,23 +485,17 @@ def test_policies_share_ratings_and_results():
     assert pool.score("rival", since=4) == (60, 0.5)
     assert pool.score("rival", since=5) == (0, 0.0)
     assert pool.games_with_past() == (0, 0.0)
+    again = league("prioritized")
+    again.load_state_dict(json.loads(json.dumps(pool.state_dict())))
+    assert again.snapshot() == pool.snapshot()
+    assert again.opponents(20, "rival") == pool.opponents(20, "rival")
+    assert json.loads(json.dumps(again.state_dict())) == json.loads(json.dumps(pool.state_dict()))
 
 
 def test_games_under_way_keep_the_versions_of_their_policy():
     pool = league()
-    game = record([version_of("rival", 2).policy(), RANDOM], [1, -1]).spec
+    game = record([checkpoint(2, "rival").policy(), RANDOM], [1, -1]).spec
     for version in range(5, 25, 2):
-        pool.add_checkpoint(version_of("main", version))
+        pool.add_checkpoint(checkpoint(version, "main", None))
     assert {"rival-2", "rival-4"} <= pool.needed([game])
     assert not {"main-1", "main-3", "main-5"} & pool.needed([game])
-
-
-def test_the_state_of_several_goes_on_with_the_same_draws():
-    pool = league()
-    pool.push_outcome(record([pool.current("rival").policy(), RANDOM], [1, -1]))
-    state = json.loads(json.dumps(pool.state_dict()))
-    again = league()
-    again.load_state_dict(state)
-    assert again.snapshot() == pool.snapshot()
-    assert again.opponents(20, "rival") == pool.opponents(20, "rival")
-    assert json.loads(json.dumps(again.state_dict())) == json.loads(json.dumps(pool.state_dict()))

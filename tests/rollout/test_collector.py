@@ -4,9 +4,10 @@ import asyncio
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
+from tests.factories import game_spec, scripted, seat
 
 from rlforge.config.schema import (
     CollectorConfig,
@@ -30,19 +31,24 @@ from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)
 
 
-def game(number: int, *, trained: Sequence[bool] = (True, True)) -> GameSpec:
-    player = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
-    seats = tuple(
-        Seat(
-            player_id=seat,
-            policy=player,
-            trained=trained[seat],
-            prompt_template="default",
-            action_extraction="raw",
-        )
-        for seat in range(2)
-    )
-    return GameSpec(game_id=f"g{number}", env=ENV, seed=number, purpose="train", seats=seats)
+def game(number, *, trained=(True, True), env=ENV):
+    """Game ``number`` between two random players."""
+    form = {"policy": scripted(), "action_extraction": "raw"}
+    seats = [seat(player, trained=trained[player], **form) for player in range(2)]
+    return game_spec(f"g{number}", env, seats, seed=number)
+
+
+def answering(act):
+    """Answers of every game: ``act(spec, view)``, after the other games had their turn."""
+
+    def of_game(spec):
+        async def answer(seat, view, seed):
+            await asyncio.sleep(0)
+            return act(spec, view)
+
+        return answer
+
+    return of_game
 
 
 class ListPorts:
@@ -68,28 +74,27 @@ class ListPorts:
 
 
 class Table:
-    """Random legal play; ``forfeit`` and ``broken`` name games that go wrong at a seat."""
+    """Random legal play; of games by name, ``forfeit`` loses at a seat and ``broken`` raises."""
 
-    def __init__(
-        self, *, broken: Sequence[str] = (), forfeit: dict[str, int] | None = None
-    ) -> None:
-        self.broken, self.forfeit = set(broken), forfeit or {}
+    def __init__(self, broken=None, forfeit=None):
+        self.broken, self.forfeit = broken or {}, forfeit or {}
         self.under_way = self.most_under_way = 0
 
-    def __call__(self, spec: GameSpec) -> Answer:
+    def __call__(self, spec):
         player = make_player("random_legal", spec.env, spec.seed)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
 
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            await asyncio.sleep(0)
+        def act(spec, view):
             if spec.game_id in self.broken:
-                raise EngineError("the engine is out")
-            if self.forfeit.get(spec.game_id) == seat.player_id:
-                return Completion(text="[99]", finish_reason="scripted")
-            return Completion(text=player.act(view), finish_reason="scripted")
+                raise self.broken[spec.game_id]
+            loses = self.forfeit.get(spec.game_id) == view.player_id
+            return Completion(text="[99]" if loses else player.act(view), finish_reason="scripted")
 
-        return answer
+        return answering(act)(spec)
+
+
+OUT = EngineError("the engine is out")
 
 
 async def test_every_game_is_played_once_and_delivered():
@@ -120,7 +125,9 @@ async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots(
 
 async def test_failed_games_are_recorded_and_replaced():
     ports = ListPorts([game(i) for i in range(10)])
-    await Collector(CollectorConfig(num_train_workers=4), ports, Table(broken=["g3", "g7"])).train()
+    await Collector(
+        CollectorConfig(num_train_workers=4), ports, Table({"g3": OUT, "g7": OUT})
+    ).train()
     failed = [record for record in ports.records if record.error is not None]
     assert {record.spec.game_id for record in failed} == {"g3", "g7"}
     assert len(ports.records) - len(failed) == 10
@@ -132,7 +139,7 @@ async def test_failed_games_are_recorded_and_replaced():
 async def test_too_many_failures_in_a_row_end_the_run_with_their_cause():
     class Broken(Table):
         def __call__(self, spec: GameSpec) -> Answer:
-            self.broken.add(spec.game_id)
+            self.broken[spec.game_id] = OUT
             return super().__call__(spec)
 
     ports = ListPorts([game(i) for i in range(4)])
@@ -188,7 +195,7 @@ async def test_evaluation_replays_a_failed_game_once():
     class Once(Table):
         def __call__(self, spec: GameSpec) -> Answer:
             tries.append(spec.game_id)
-            self.broken = {"g1"} if tries.count("g1") == 1 else set()
+            self.broken = {"g1": OUT} if tries.count("g1") == 1 else {}
             return super().__call__(spec)
 
     collector = Collector(CollectorConfig(num_eval_workers=1), ListPorts([]), Once())
@@ -208,28 +215,25 @@ class Models:
     Where ``fails`` says so, the engine fails in the middle of a game, as when its process dies.
     """
 
-    def __init__(
-        self, most: int = 10**6, fails: Callable[[GameSpec, int], bool] | None = None
-    ) -> None:
+    def __init__(self, most=10**6, fails=lambda spec, turn: False):
         self.most, self.fails = most, fails
-        self.longest: dict[str, list[int]] = {}
+        self.longest = {}
 
-    def __call__(self, spec: GameSpec) -> Answer:
+    def __call__(self, spec):
         player = make_player("random_legal", spec.env, spec.seed)
         lengths = self.longest[spec.game_id] = []
 
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            await asyncio.sleep(0)
+        def act(spec, view):
             prompt = view.observation.encode()
             lengths.append(len(prompt))
             check_request(
                 prompt, SamplingParams(), CONTEXT, max_model_len=self.most, vocab_size=10**6
             )
-            if self.fails is not None and self.fails(spec, len(lengths)):
+            if self.fails(spec, len(lengths)):
                 raise EngineError("the engine died")
             return Completion(text=player.act(view), token_ids=(1,), logprobs=(0.0,))
 
-        return answer
+        return answering(act)(spec)
 
 
 class Thinker:
@@ -241,9 +245,7 @@ class Thinker:
         #: Tokens of the prompt, and of prompt and answer, by turn.
         self.needed: list[tuple[int, int]] = []
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
-    ) -> Completion:
+    async def generate(self, prompt_token_ids, params, policy):
         prompt = len(prompt_token_ids)
         length = 200 + derive_seed(self.name, len(self.needed)) % 201
         self.needed.append((prompt, prompt + length))
@@ -283,11 +285,9 @@ class Thinkers:
         return answer
 
 
-async def learned_from(
-    models: Callable[[GameSpec], Answer], first: int, count: int = 120
-) -> list[GameRecord]:
+async def learned_from(models, first, count=120):
     specs = [
-        dataclasses.replace(game(number), env=ROWS, seed=derive_seed("lengths", number))
+        dataclasses.replace(game(number, env=ROWS), seed=derive_seed("lengths", number))
         for number in range(first, first + count)
     ]
     ports = ListPorts(specs)
@@ -338,7 +338,7 @@ async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(
     """The room for an answer shrinks: it is cut many turns before the prompt alone is too long."""
     tokenizer = load_tokenizer(ModelConfig(name=str(small_model)))
     free = Thinkers(tokenizer)
-    whole = await learned_from(free, first=0)
+    whole = await learned_from(free, first=0, count=80)
     most = int(statistics.median(max(n for _, n in turns) for turns in free.needed.values()))
     # An unlimited game, cut after its first answer that would not have fitted.
     expected = [
@@ -348,7 +348,7 @@ async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(
         )
         for turns in (free.needed[record.spec.game_id] for record in whole)
     ]
-    limited = await learned_from(Thinkers(tokenizer, most), first=1000)
+    limited = await learned_from(Thinkers(tokenizer, most), first=1000, count=80)
     assert len(limited) == len(whole)
     assert {record.end_reason for record in limited} == {"finished", "context_limit"}
     cut = [record for record in limited if record.end_reason == "context_limit"]
@@ -390,68 +390,41 @@ async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message():
 # ---------------------------------------------------------------- legal tokens
 
 
-def options_of(
-    seat: Seat, view: View, completion: Completion, accepted: bool
-) -> tuple[tuple[int, ...], ...]:
-    assert view.legal_actions is not None
+def options_of(seat, view, completion, accepted):
     return (tuple(range(len(view.legal_actions))),)
 
 
-def legal_of_seats(record: GameRecord) -> dict[int, set[int]]:
-    """Of each player, how many tokens its turns list."""
-    return {
-        player: {
-            sum(map(len, turn.legal_tokens)) for turn in record.turns if turn.player_id == player
-        }
-        for player in (0, 1)
-    }
+def legal_of_seats(record):
+    """The numbers of tokens that turns list, by player."""
+    numbers = {0: set(), 1: set()}
+    for turn in record.turns:
+        numbers[turn.player_id].add(sum(map(len, turn.legal_tokens)))
+    return numbers
 
 
-async def test_training_games_record_the_legal_tokens_of_trained_seats():
-    ports = ListPorts([game(0, trained=(True, False)), game(1)])
-    await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
+async def test_training_games_alone_record_the_legal_tokens_of_trained_seats():
+    ports, plain = ListPorts([game(0, trained=(True, False)), game(1)]), ListPorts([game(0)])
+    collector = Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of)
+    await collector.train()
     counts = {record.spec.game_id: legal_of_seats(record) for record in ports.records}
     assert counts["g0"][0] >= {9, 7, 5}
     assert counts["g0"][1] == {0}
     assert counts["g1"][1] >= {8, 6}
-
-
-async def test_evaluation_games_and_other_algorithms_record_no_legal_tokens():
-    ports = ListPorts([game(0)])
-    collector = Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of)
     (evaluated,) = await collector.evaluate([game(0)])
-    await Collector(CollectorConfig(), ports, Table()).train()
-    for record in (evaluated, *ports.records):
+    await Collector(CollectorConfig(), plain, Table()).train()  # with another algorithm
+    for record in (evaluated, *plain.records):
         assert legal_of_seats(record) == {0: {0}, 1: {0}}
         assert len(record.turns) >= 5
-
-
-async def test_an_episode_carries_the_legal_tokens_of_its_turns():
-    ports = ListPorts([game(0, trained=(True, False))])
-    await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
-    (record,) = ports.records
+    (record,) = (record for record in ports.records if record.spec.game_id == "g0")
     (episode,) = RewardPipeline(RewardsConfig()).shape(record)
     own = [turn for turn in record.turns if turn.player_id == 0]
     assert [step.legal_tokens for step in episode.steps] == [turn.legal_tokens for turn in own]
-    assert all(step.legal_tokens for step in episode.steps)
 
 
 async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures():
-    specs = [game(i) for i in range(12)]
-    table = Table(broken=["g3"], forfeit={"g5": 1})
-
-    def failing(spec: GameSpec) -> Answer:
-        play = table(spec)
-
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            if spec.game_id in table.broken:
-                raise GameError("the rules have a hole")
-            return await play(seat, view, seed)
-
-        return answer
-
+    table = Table(broken={"g3": GameError("the rules have a hole")}, forfeit={"g5": 1})
     config = CollectorConfig(filter_opponent_invalid=True)
-    played = await Collector(config, None, failing).play(specs)
+    played = await Collector(config, None, table).play([game(i) for i in range(12)])
     ids = [[record.spec.game_id for record in delivery.records] for delivery in played]
     assert ids == [["g3", "g3~1"] if i == 3 else [f"g{i}"] for i in range(12)]
     assert played[3].learned == ((), (0, 1))
@@ -461,31 +434,28 @@ async def test_games_that_are_handed_out_come_back_in_their_order_with_their_fai
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (EngineError("the engine is out"), "did not end by its rules: EngineError: the engine is"),
+        (OUT, "did not end by its rules: EngineError: the engine is"),
         (GameError("the rules have a hole"), "g0~3 failed 3 times"),
     ],
 )
 async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(error, message):
-    def failing(spec: GameSpec) -> Answer:
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            raise error
-
-        return answer
-
+    failing = answering(lambda spec, view: raised(error))
     with pytest.raises(RunError, match=message):
         await Collector(CollectorConfig(max_failures=3), None, failing).play([game(0)])
 
 
-async def test_a_game_that_only_the_clock_ends_ends_a_strict_run():
-    env = dataclasses.replace(ENV, timeout_s=0.05)
+def raised(error):
+    raise error
 
-    def slow(spec: GameSpec) -> Answer:
-        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+
+async def test_a_game_that_only_the_clock_ends_ends_a_strict_run():
+    def slow(spec):
+        async def answer(seat, view, seed):
             await asyncio.sleep(0.04)
-            return Completion(text=(view.legal_actions or ("",))[0], token_ids=(1,))
+            return Completion(text=view.legal_actions[0], token_ids=(1,))
 
         return answer
 
-    spec = dataclasses.replace(game(0), env=env)
+    timed = game(0, env=dataclasses.replace(ENV, timeout_s=0.05))
     with pytest.raises(RunError, match=r"g0 did not end by its rules: .*env.timeout_s"):
-        await Collector(CollectorConfig(), None, slow).play([spec])
+        await Collector(CollectorConfig(), None, slow).play([timed])
