@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import factories
 
 import rlforge
 from rlforge.config.plugins import KINDS, Kind
 from rlforge.config.schema import RewardsConfig
 from rlforge.rewards import RewardPipeline
 from rlforge.tracking.files import RunPaths
-from rlforge.types import GameSpec, Seat
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -26,11 +26,7 @@ OF_KIND = {kind.name: kind for kind in KINDS}
 
 
 def step(reward: float) -> rlforge.Step:
-    ids = {"prompt_token_ids": (), "token_ids": (), "logprobs": ()}
-    game = {"game_id": "g", "env_id": "e", "player_id": 0, "group_id": None}
-    turn = {"turn_index": 0, "last_turn": True, "observation": "", "action": ""}
-    policy = {"policy_uid": "step-0", "policy_version": 0}
-    return rlforge.Step(raw_reward=reward, reward=reward, **ids, **game, **turn, **policy)
+    return factories.step(raw_reward=reward, reward=reward)
 
 
 def write_metrics(sink_class: Any) -> None:
@@ -43,11 +39,7 @@ def write_metrics(sink_class: Any) -> None:
 
 
 def score_a_window(scorer_class: Any) -> None:
-    made = {"agent_id": "a", "window_id": "w", "state": {}, "action": {}, "timestamp": 0.0}
-    given = [
-        rlforge.Decision(id=str(i), metadata=None, reward=reward, **made)  # type: ignore[arg-type]
-        for i, reward in enumerate((0.5, -0.5, None))
-    ]
+    given = [factories.decision(i, reward=reward) for i, reward in enumerate((0.5, -0.5, None))]
     scorer = scorer_class(None, 0, None)
     assert asyncio.run(scorer.score(given)).values == (1.0, 0.0, None)
     assert scorer.learn([]) == {}
@@ -173,24 +165,9 @@ def test_the_curiosity_of_the_page_is_noted_and_paid():
     (source,) = re.findall(r"```python\n(from collections import Counter\n.*?)```", PAGE, re.DOTALL)
     Path("my_notes.py").write_text(source)
     pipeline = RewardPipeline(RewardsConfig(step=[{"name": "my_notes:Curiosity", "weight": 0.5}]))
-    player = rlforge.PolicyRef(uid="step-0", kind="checkpoint")
-    style = {"prompt_template": "chat", "action_extraction": "raw"}
-    spec = GameSpec(
-        game_id="g",
-        env=rlforge.EnvSpec(id="e"),
-        seed=0,
-        purpose="train",
-        seats=(Seat(player_id=0, policy=player, trained=True, **style),),
-    )
-    answer = rlforge.Completion(text="")
-    turns = tuple(
-        rlforge.Turn(
-            player_id=0, observation="", completion=answer, action=a, well_formed=True, legal=True
-        )
-        for a in "aaaab"
-    )
-    game = rlforge.GameRecord(spec=spec, turns=turns, rewards={0: 1.0}, end_reason="finished")
-    (episode,) = pipeline.shape(game)
+    spec = factories.game_spec(env=rlforge.EnvSpec(id="e", num_players=1))
+    turns = [factories.turn(0, action) for action in "aaaab"]
+    (episode,) = pipeline.shape(factories.game_record(spec, turns, {0: 1.0}))
     noted = [step.info["curiosity"] for step in episode.steps]
     assert noted == [1.0, 2**-0.5, 3**-0.5, 0.5, 1.0]
     assert [step.reward for step in episode.steps] == [1.0 + 0.5 * number for number in noted]

@@ -93,19 +93,17 @@ async def test_format_feedback_is_news_in_a_game_that_shows_nothing_else():
     assert r"had no \boxed{...}" in seen[1].news
 
 
-async def test_an_illegal_action_is_told_apart_from_a_bad_format():
-    record = await play_game(spec(), saying(r"\boxed{99}", r"\boxed{1}"))
-    first, second = record.turns[:2]
-    assert (first.well_formed, first.legal) == (True, False)
-    assert "Invalid cell number 99" in second.observation
-
-
 async def test_whoever_ends_a_game_by_an_invalid_move_is_named():
-    record = await play_game(spec(), saying(r"\boxed{0}", "?", "?"))
+    record = await play_game(spec(), saying(r"\boxed{0}", r"\boxed{99}", "?"))
     assert record.end_reason == "invalid_move"
     assert record.invalid_by == 1
     assert record.rewards == {0: 1.0, 1: -1.0}
     assert record.error is None
+    # An illegal action is told apart from a bad format.
+    _, illegal, unread = record.turns
+    assert (illegal.well_formed, illegal.legal) == (True, False)
+    assert (unread.well_formed, unread.legal) == (False, False)
+    assert "Invalid cell number 99" in unread.observation
 
 
 async def test_interleaved_games_of_chance_equal_the_same_games_alone():

@@ -138,24 +138,20 @@ def test_outcomes_are_those_of_the_evaluated_policy():
     }
 
 
-def test_among_many_players_only_a_strictly_highest_reward_wins():
-    specs = plan([THREE], games=3)
-    rewards = [(1.0, 0.0), (1.0, 1.0), (0.5, 1.0)]
-    [result] = summarise(
-        [played(s, own, others) for s, (own, others) in zip(specs, rewards, strict=True)], step=4
-    )
-    assert (result.wins, result.draws, result.losses) == (1, 1, 1)
-
-
-def test_alone_only_a_full_reward_wins():
-    specs = plan([ALONE], [RANDOM, BASE], games=3)
-    assert len(specs) == 3
-    [result] = summarise(
-        [played(s, own) for s, own in zip(specs, [1.0, 0.9, 0.0], strict=True)], step=4
-    )
-    assert result.opponent == NO_OPPONENT
-    assert (result.wins, result.draws, result.losses) == (1, 0, 2)
-    assert result.mean_reward == pytest.approx(1.9 / 3)
+@pytest.mark.parametrize(
+    ("env", "rewards", "opponent", "counts"),
+    [
+        (THREE, [(1.0, 0.0), (1.0, 1.0), (0.5, 1.0)], "random_legal", (1, 1, 1)),  # the highest
+        (ALONE, [(1.0, 0.0), (0.9, 0.0), (0.0, 0.0)], NO_OPPONENT, (1, 0, 2)),  # a full reward
+    ],
+)
+def test_who_wins_among_many_players_and_alone(env, rewards, opponent, counts):
+    specs = plan([env], games=3)
+    records = [played(spec, *reward) for spec, reward in zip(specs, rewards, strict=True)]
+    [result] = summarise(records, step=4)
+    assert (result.wins, result.draws, result.losses) == counts
+    assert result.opponent == opponent
+    assert result.mean_reward == pytest.approx(sum(own for own, _ in rewards) / 3)
 
 
 def test_environments_opponents_and_policies_are_summarised_apart_in_order():
@@ -192,6 +188,9 @@ def test_failed_games_alone_say_nothing():
     assert (result.games, result.failed, result.win_rate) == (0, 2, 0.0)
     assert (result.mean_reward, result.invalid_rate) == (0.0, 0.0)
     assert result.ci95 == (0.0, 1.0)
+    evaluation = opened()
+    evaluation.close()
+    assert (evaluation.over, evaluation.next_game(), evaluation.results()) == (True, None, [])
 
 
 def test_training_games_cannot_be_summarised():
@@ -269,11 +268,3 @@ def test_an_open_evaluation_ends_at_its_cap_in_each_environment():
         ("Two-v0", "base"),
         ("Alone-v0", NO_OPPONENT),
     ]
-
-
-def test_a_version_without_a_game_has_no_results():
-    evaluation = opened()
-    evaluation.close()
-    assert evaluation.over
-    assert evaluation.next_game() is None
-    assert evaluation.results() == []

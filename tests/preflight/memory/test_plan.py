@@ -59,12 +59,6 @@ def test_every_profile_of_a_card_fits_its_card(profile):
     assert made.sequences < 2 * made.wanted
 
 
-def test_one_gpu_is_shared_and_its_memory_is_that_of_the_machine():
-    config = quick_start("hardware=gpu_1")
-    hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
-    assert (hardware.learner_gpus, hardware.engine_gpus, hardware.memory_gb) == (0.5, 0.5, None)
-
-
 @pytest.mark.parametrize("profile", ["multi_gpu", "cluster"])
 def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
     config = quick_start(f"hardware={profile}")
@@ -75,27 +69,22 @@ def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
 
 
 @pytest.mark.parametrize(
-    ("hardware", "engines", "cards"),
+    ("hardware", "learners", "engines", "cards"),
     [
-        (HardwareConfig(device="cpu"), 3, [(1, 3, 1)]),
-        (cuda(0.5, 0.5), 1, [(1, 1, 1)]),
-        (cuda(0.4, 0.3), 2, [(1, 2, 1)]),
-        (cuda(0.5, 0.5), 4, [(1, 1, 1), (0, 2, 2)]),
-        (cuda(1, 1), 2, [(1, 0, 1), (0, 1, 2)]),
-        (cuda(1, 0.5), 3, [(1, 0, 1), (0, 2, 2)]),
-        (cuda(1 / 3, 1 / 3), 2, [(1, 2, 1)]),
+        (HardwareConfig(device="cpu"), 1, 3, [(1, 3, 1)]),
+        (HardwareConfig(device="cpu"), 3, 2, [(3, 2, 1)]),
+        (cuda(0.5, 0.5), 1, 1, [(1, 1, 1)]),
+        (cuda(0.4, 0.3), 1, 2, [(1, 2, 1)]),
+        (cuda(0.5, 0.5), 1, 4, [(1, 1, 1), (0, 2, 2)]),
+        (cuda(1, 1), 1, 2, [(1, 0, 1), (0, 1, 2)]),
+        (cuda(1, 0.5), 1, 3, [(1, 0, 1), (0, 2, 2)]),
+        (cuda(1, 0.5), 3, 2, [(1, 0, 3), (0, 2, 1)]),
+        (cuda(1 / 3, 1 / 3), 1, 2, [(1, 2, 1)]),
     ],
 )
-def test_cards_are_filled_as_ray_packs_them(hardware, engines, cards):
-    made = place(hardware, 1, engines, GIB)
+def test_cards_are_filled_as_ray_packs_them(hardware, learners, engines, cards):
+    made = place(hardware, learners, engines, GIB)
     assert [(card.learners, card.engines, card.count) for card in made] == cards
-
-
-def test_ranks_have_a_card_each_and_share_the_memory_of_a_cpu():
-    on_cards = place(cuda(1, 0.5), 3, 2, GIB)
-    on_cpu = place(HardwareConfig(device="cpu"), 3, 2, GIB)
-    assert [(c.learners, c.engines, c.count) for c in on_cards] == [(1, 0, 3), (0, 2, 1)]
-    assert [(c.learners, c.engines, c.count) for c in on_cpu] == [(3, 2, 1)]
 
 
 def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
@@ -110,6 +99,9 @@ def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
     assert needs[0] < whole.learner.total
     assert needs[0] > needs[1] > needs[2]
     assert needs[3] > needs[4] > needs[5]
+    adapter, full = plan().learner, plan("learner.train=full").learner
+    assert part(full, "AdamW states") == 8 * KNOWN[0].parameters
+    assert full.total > adapter.total
 
 
 def test_the_verdict_is_of_the_fullest_card():
@@ -140,13 +132,6 @@ def test_a_step_longer_than_a_pass_has_a_pass_of_its_own():
     long = plan("engine.max_model_len=8192", "learner.micro_batch_tokens=4096")
     cut = plan("engine.max_model_len=8192", "learner.max_train_len=4096")
     assert long.learner.total > cut.learner.total >= short.learner.total
-
-
-def test_training_all_weights_costs_more_than_an_adapter():
-    adapter, whole = plan(), plan("learner.train=full")
-    states = {part.name: part.bytes for part in whole.learner.parts}
-    assert states["AdamW states"] == 8 * KNOWN[0].parameters
-    assert whole.learner.total > adapter.learner.total
 
 
 def test_earlier_adapters_that_the_learner_keeps_take_memory_of_the_host():
@@ -211,6 +196,10 @@ def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
     assert made.engine.total == pytest.approx(VLLM_SHARE * 48 * GIB, rel=1e-6)
     assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
     assert made.verdict == "fits"
+    in_turns = plan(*VLLM, TURNS, gb=24)  # the whole card
+    assert in_turns.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
+    assert in_turns.verdict == "fits"
+    assert in_turns.sequences > plan(*VLLM, gb=24).sequences
 
 
 def test_a_cache_of_given_size_limits_the_sequences():
@@ -292,13 +281,6 @@ def test_host_memory_is_that_of_the_larger_waiting_side():
     assert made.on_host == max(engine, learner)
     assert plan(TURNS, "hardware.offload_learner=false").on_host == engine
     assert plan().on_host == 0
-
-
-def test_vllm_takes_the_whole_card_in_its_turn():
-    made = plan(*VLLM, TURNS, gb=24)
-    assert made.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
-    assert made.verdict == "fits"
-    assert made.sequences > plan(*VLLM, gb=24).sequences
 
 
 def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
