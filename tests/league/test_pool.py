@@ -335,13 +335,13 @@ def test_games_of_many_count_each_pair_once():
 def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
     pool = pool_of(1, mode="random")
     current = pool.current().policy()
+    with pytest.raises(RunError, match="'base', which the pool does not know"):
+        pool.push_outcome(record([current, BASE], [1, -1]))
     pool.push_outcome(record([current, BASE], [1, -1], purpose="eval"))
     base = entries(pool)["base"]
     assert (base["role"], base["active"], base["games"]) == ("guest", False, 1)
     assert base["mu"] < 25
     assert "base" not in pool.weights()
-    with pytest.raises(RunError, match="'base', which the pool does not know"):
-        pool.push_outcome(record([current, BASE], [1, -1]))
     rated = pool.rating("base")
     pool.add_fixed(BASE)
     assert pool.rating("base") == rated
