@@ -83,6 +83,8 @@ def test_own_experiments_come_from_the_config_dir(tmp_path):
 def test_a_missing_config_dir_is_said(tmp_path):
     with pytest.raises(ConfigError, match="no such directory"):
         compose([], tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="is this a run directory"):
+        from_yaml(tmp_path / "config.yaml")
 
 
 def test_origin_names_command_line_file_or_default():
@@ -92,11 +94,6 @@ def test_origin_names_command_line_file_or_default():
     assert result.origin("learner.batch_size") == "conf/learner/tiny_ppo.yaml"
     assert result.origin("env.train.0.max_turns") == "conf/env/simpletak.yaml"
     assert result.origin("tracker.window") == "default"
-
-
-def test_a_run_directory_without_config_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="is this a run directory"):
-        from_yaml(tmp_path / "config.yaml")
 
 
 def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path):

@@ -24,11 +24,6 @@ def test_transforms_keep_the_order_and_the_parameters_of_the_entries():
     assert stack == [Scale(2), Clamp(-0.5, 0.5), RoleAdvantage(0.5, "update_then_subtract")]
 
 
-def test_flags_are_read():
-    stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_REWARDS, "p")
-    assert stack == [Normalize(z_score=True)]
-
-
 @pytest.mark.parametrize("kind", [FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS])
 def test_every_transform_can_be_built_from_its_name_alone(kind):
     stack = build_stack([{"name": name} for name in kind.names()], kind, "p")
@@ -67,17 +62,16 @@ def test_an_error_names_the_key_and_the_mend(entry, message):
         build_final({"name": "scale"}, entry)
 
 
-def test_a_flag_must_be_a_flag():
+def test_a_flag_must_be_a_flag_and_a_discount_at_most_one():
     with pytest.raises(ConfigError, match=r"p\[0\]\.z_score: 1 is not true or false"):
         build_stack([{"name": "normalize", "z_score": 1}], SAMPLING_REWARDS, "p")
+    stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_REWARDS, "p")
+    assert stack == [Normalize(z_score=True)]
+    with pytest.raises(ConfigError, match=r"p\[0\]\.gamma: 1.1 is outside"):
+        build_stack([{"name": "discount", "gamma": 1.1}], STEP_REWARDS, "p")
 
 
 @pytest.mark.parametrize("kind", [STEP_REWARDS, SAMPLING_REWARDS])
 def test_clamps_refuse_an_empty_interval(kind):
     with pytest.raises(ConfigError, match=r"p\[0\]\.min_r: 1 is above max_r 0"):
         build_stack([{"name": "clamp", "min_r": 1, "max_r": 0}], kind, "p")
-
-
-def test_discount_refuses_a_gamma_above_one():
-    with pytest.raises(ConfigError, match=r"p\[0\]\.gamma: 1.1 is outside"):
-        build_stack([{"name": "discount", "gamma": 1.1}], STEP_REWARDS, "p")

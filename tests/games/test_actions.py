@@ -69,6 +69,8 @@ def test_brackets_are_added_unless_the_game_writes_actions_without():
     assert extract("boxed", r"\boxed{north}").action == "[north]"
     assert extract("boxed", r"\boxed{north}", ("north", "south")).action == "north"
     assert extract("last_line", "north", ("north", "south")).action == "north"
+    plain = Extractor(read=str.strip, request="Answer.", feedback="Your last answer was empty.")
+    assert plain.write("[4]") == "[4]"
 
 
 @pytest.mark.parametrize("name", [name for name in EXTRACTIONS.names() if name != "number"])
@@ -118,11 +120,6 @@ def boxes(text):
                     content = content[len(r"\text{") : -1].strip()
                 yield content
                 break
-
-
-def test_an_extractor_of_a_user_writes_the_action_itself_unless_it_says_how():
-    plain = Extractor(read=str.strip, request="Answer.", feedback="Your last answer was empty.")
-    assert plain.write("[4]") == "[4]"
 
 
 def test_a_long_answer_of_open_boxes_is_read_at_once():

@@ -38,6 +38,9 @@ def test_a_hand_is_written_in_slots_that_do_not_move():
     assert hand_board(leduc, ["[fold]", "[call]", "[raise]"]) == (
         "leduc Q call call none none K raise none none [call] [raise] [fold] go"
     )
+    assert state_board("liars_dice", "3 1-2 2-1 ", ["[2-2]", "[Liar]"]) == (
+        "liars_dice 3 1-2 2-1 [2-2] [Liar] go"
+    )
 
 
 @pytest.mark.parametrize("env", GAMES, ids=lambda env: env.id)
@@ -116,9 +119,3 @@ def test_a_board_in_openspiels_words_tells_a_player_all_it_knows_and_no_more(nam
             assert states.setdefault(board, known) == known
             legal = state.legal_actions()
             state.apply_action(legal[action % len(legal)])
-
-
-def test_openspiels_words_stand_on_the_board_with_the_legal_actions():
-    assert state_board("liars_dice", "3 1-2 2-1 ", ["[2-2]", "[Liar]"]) == (
-        "liars_dice 3 1-2 2-1 [2-2] [Liar] go"
-    )

@@ -51,12 +51,9 @@ def test_solved_boards_have_the_best_actions_of_a_plain_search(game, fewest, see
     assert best_actions(grid) == [action for action, value in values.items() if value == best]
 
 
-def test_every_opening_of_four_by_four_simpletak_draws():
+def test_openings_and_a_double_threat_are_known():
     grid = Grid(game="simpletak", rows=4, cols=4, me=0, op=0)
     assert best_actions(grid) == list(placements(grid))
-
-
-def test_connect_four_finds_a_double_threat_and_starts_in_the_middle():
     assert best_actions(Grid(game="connectfour", rows=6, cols=7, me=0, op=0)) == ["[col 3]"]
     # Two stones in the bottom row, both ends free: a third makes two threats.
     me, op = 1 << 37 | 1 << 38, 1 << 31 | 1 << 30

@@ -64,12 +64,9 @@ def test_a_connecting_cell_is_found_by_search_on_larger_boards(stones):
             assert bool(winning >> cell & 1) == connected(stones | 1 << cell)
 
 
-def test_stones_go_to_free_cells():
+def test_stones_go_to_free_cells_and_those_of_connect_four_fall_to_the_lowest():
     grid = Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10)
     assert placements(grid) == {f"[{i}]": i for i in range(2, 9)}
-
-
-def test_connect_four_stones_fall_to_the_lowest_free_cell():
     bottom_left, above = 1 << 35, 1 << 28
     column_6 = sum(1 << (r * 7 + 6) for r in range(6))
     grid = Grid(game="connectfour", rows=6, cols=7, me=bottom_left | column_6, op=above)

@@ -119,9 +119,6 @@ def test_a_game_that_is_cut_scores_what_everybody_has():
     assert result.end_reason == "turn_limit"
     assert result.rewards[0] != 0.0
     assert result.rewards[1] == 0.0
-
-
-def test_a_running_game_has_no_result():
     with pytest.raises(ValueError, match="not over"):
         make_game(SMALL, 0).result()
 

@@ -78,10 +78,13 @@ def test_a_chat_template_writes_what_it_would_write_alone(speaking, chat):
     assert contents(prompt) == shown
 
 
-def test_a_chat_template_that_trims_has_trimmed_contents(speaking):
+def test_contents_are_as_the_template_trims_them_and_the_opening_of_answers_is_markup(speaking):
     prompt = by_chat_template([{"role": "user", "content": " a \n"}], "<think>", speaking("trims"))
     assert prompt.text == "<user>a</user><assistant><think>"
     assert contents(prompt) == [(0, "a")]
+    prompt = by_chat_template(SAID, "<think>\n", speaking("chatml"))
+    assert prompt.text.count("<think>\n") == 2
+    assert contents(prompt)[2] == (2, SAID[2]["content"])
 
 
 @given(st.lists(st.text(max_size=12), min_size=4, max_size=4), st.sampled_from(sorted(CHATS)))
@@ -100,12 +103,6 @@ def test_a_content_that_a_template_compares_changes_no_markup(speaking):
     for text in ("stop", "<tool_response>"):
         prompt = by_chat_template([{"role": "user", "content": text}], "", tokenizer)
         assert prompt.text == f"<user>{text}<assistant>"
-
-
-def test_the_opening_of_earlier_answers_is_markup(speaking):
-    prompt = by_chat_template(SAID, "<think>\n", speaking("chatml"))
-    assert prompt.text.count("<think>\n") == 2
-    assert contents(prompt)[2] == (2, SAID[2]["content"])
 
 
 def test_a_template_that_refuses_a_role_is_named_with_the_mend(speaking):

@@ -104,24 +104,18 @@ def test_invalid_answers_beyond_the_allowance_lose_the_most_there_is(allowance):
     assert result.rewards == {0: 13.0, 1: -13.0}
 
 
-def test_an_accepted_action_restores_the_allowance():
-    game = OpenSpielGame(KUHN, 0)
-    for action in ("bad", "[check]", "bad", "[check]"):
-        game.step(action)
-    assert game.result().end_reason == "finished"
-
-
-def test_the_turn_limit_is_a_draw():
+def test_the_turn_limit_is_a_draw_and_an_accepted_action_restores_the_allowance():
     game = OpenSpielGame(EnvSpec(id="leduc_poker", max_turns=2), 0)
     game.step("[call]")
     game.step("[call]")
     assert game.result().end_reason == "turn_limit"
     assert game.result().rewards == {0: 0.0, 1: 0.0}
-
-
-def test_a_result_is_not_asked_for_early():
     with pytest.raises(ValueError, match="kuhn_poker is not over"):
         OpenSpielGame(KUHN, 0).result()
+    game = OpenSpielGame(KUHN, 0)
+    for action in ("bad", "[check]", "bad", "[check]"):
+        game.step(action)
+    assert game.result().end_reason == "finished"
 
 
 def test_simultaneous_moves_are_asked_in_turn_and_stay_hidden():

@@ -146,16 +146,13 @@ def test_messages_are_an_instruction_and_the_observation(view):
     assert Prompter(None).messages("board", view) == [{"role": "user", "content": view.board}]
 
 
-def test_legal_actions_are_listed_where_the_game_lists_them():
+def test_placeholders_are_filled_and_other_braces_stay():
     asked = Template(user="{observation}\n\nYour actions: {legal_actions}.\n\n{request}")
     view = View(player_id=0, observation="Your move.\n", legal_actions=("[a]", "[b]"))
     [user] = asked.messages(view, "Answer.")
     assert user["content"] == "Your move.\n\nYour actions: [a], [b].\n\nAnswer."
     [user] = asked.messages(dataclasses.replace(view, legal_actions=None), "Answer.")
     assert user["content"] == "Your move.\n\nAnswer."
-
-
-def test_braces_that_are_no_placeholder_stay():
     asked = Template(user=r'{{observation}} {"a": 1} \boxed{} {observation}')
     [user] = asked.messages(View(player_id=0, observation="{request} {board}"), "Answer.")
     assert user["content"] == r'{observation} {"a": 1} \boxed{} {request} {board}'

@@ -109,6 +109,7 @@ def test_a_view_may_be_asked_for_twice():
     game = TextArenaGame(TAK, 0)
     assert game.view() is game.view()
     assert game.view().player_id == 0
+    assert TextArenaGame(EnvSpec(id="KuhnPoker-v0-short-train"), 0).view().player_id == 1
 
 
 @pytest.mark.parametrize("loser", [0, 1])
@@ -154,9 +155,6 @@ def test_a_retry_is_told_apart_from_the_first_try_and_says_why():
     game.step("[3]")
     assert not game.view().retry
     assert "not accepted" not in game.view().observation
-
-
-def test_a_retry_message_of_the_game_is_not_repeated():
     game = TextArenaGame(EnvSpec(id="SimpleTak-v0"), 0)
     game.step("[77]")
     assert game.view().observation.count("Invalid cell number 77") == 1
@@ -195,10 +193,6 @@ def test_a_player_who_is_thrown_out_does_not_end_a_game_of_four():
     assert result.rewards[0] == -1.0
 
 
-def test_the_first_player_need_not_be_player_0():
-    assert TextArenaGame(EnvSpec(id="KuhnPoker-v0-short-train"), 0).view().player_id == 1
-
-
 def test_raw_ids_show_nothing_but_news():
     game = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0)
     assert game.view().observation.startswith("[GAME] You are Player 0 in Tic Tac Toe.")
@@ -217,6 +211,8 @@ def test_the_turn_limit_counts_every_answer_and_is_a_draw():
         game.step(action)
     assert game.result().end_reason == "turn_limit"
     assert game.result().rewards == {0: 0.0, 1: 0.0}
+    with pytest.raises(ValueError, match="SimpleTak-v0-train is not over after 0 turns"):
+        TextArenaGame(TAK, 0).result()
 
 
 def test_garbage_ends_a_game_that_would_go_on_for_ever():
@@ -226,11 +222,6 @@ def test_garbage_ends_a_game_that_would_go_on_for_ever():
         game.step("garbage")
         turns += 1
     assert turns <= 300
-
-
-def test_a_result_is_not_asked_for_early():
-    with pytest.raises(ValueError, match="SimpleTak-v0-train is not over after 0 turns"):
-        TextArenaGame(TAK, 0).result()
 
 
 def test_a_raising_step_names_env_turn_and_cause(scripted_env):

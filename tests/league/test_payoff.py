@@ -32,6 +32,11 @@ def test_a_pair_has_the_same_games_from_both_sides():
     assert table.between("b", "a") == Results(wins=1, draws=1, losses=2)
     assert table.between("a", "c") == Results()
     assert table.rows() == {"a": {"b": [2, 1, 1]}, "b": {"a": [1, 1, 2]}}
+    table, again = ResultTable(), ResultTable()
+    table.record([("a", 1), ("b", -1)])
+    again.load_rows(table.rows())
+    again.record([("a", 1), ("b", -1)])
+    assert (again.between("a", "b").wins, table.between("a", "b").wins) == (2, 1)
 
 
 def test_the_probability_to_win_has_a_prior_of_one_win_and_one_loss():
@@ -73,14 +78,6 @@ def test_payoff_vectors_are_over_all_opponents_of_any_of_them():
         [0, 0, 0],
     ]
     assert ResultTable().payoff_vectors(["a", "b"]).shape == (2, 0)
-
-
-def test_loaded_results_go_on():
-    table, again = ResultTable(), ResultTable()
-    table.record([("a", 1), ("b", -1)])
-    again.load_rows(table.rows())
-    again.record([("a", 1), ("b", -1)])
-    assert (again.between("a", "b").wins, table.between("a", "b").wins) == (2, 1)
 
 
 # ---------------------------------------------------------------- Nash equilibria

@@ -130,10 +130,6 @@ def test_games_of_its_own_part_a_version_from_a_parent_that_has_played_much(monk
     assert moved(2.0) > 2 * moved(1.0) > 0
 
 
-def test_newcomers_start_at_the_rating_of_trueskill():
-    assert table("a").rating("a") == Rating(mu=25.0, sigma=25 / 3)
-
-
 @given(st.floats(-5, 5), st.integers(0, 5))
 def test_quality_is_that_of_the_library(reward, wins):
     ratings = table("a", "b")
@@ -179,3 +175,4 @@ def test_registering_twice_or_under_an_unknown_parent_is_refused():
         ratings.add("a")
     with pytest.raises(KeyError):
         ratings.add("b", parent="unknown")
+    assert table("a").rating("a") == Rating(mu=25.0, sigma=25 / 3)

@@ -170,9 +170,6 @@ def test_messages_alone_need_no_tokenizer():
     messages = chat.say(view("Move 0", "Move 1")).messages
     assert [one["role"] for one in messages] == ["system", "user", "assistant", "user"]
     assert messages[3]["content"] == "Move 1"
-
-
-def test_an_unchanged_observation_is_shown_again():
     chat = Conversation(Prompter(None), "chat", "boxed")
     chat.add(chat.say(view("Move 0")), Completion(text="go"))
     assert "Move 0" in chat.say(view("Move 0")).messages[-1]["content"]

@@ -163,9 +163,6 @@ def test_a_failed_game_is_played_again_and_then_replaced():
     third = retry(other)
     assert len({each.game_id for each in (spec, again, other, third)}) == 4
     assert len({each.seed for each in (spec, other, third)}) == 3
-
-
-def test_the_replacement_within_a_group_starts_like_its_group():
     [spec] = make_scheduler(group_size=3).next_games(1)
     again, other = retry(spec), retry(retry(spec))
     assert len({each.game_id for each in (spec, again, other)}) == 3
@@ -340,13 +337,10 @@ def test_policies_take_their_seats_alone(seed, mode):
             assert {spec.seats[player].policy.name for player in spec.trained} == {name}
 
 
-def test_a_policy_plays_the_games_that_have_a_seat_for_it():
+def test_a_policy_plays_the_games_that_have_a_seat_for_it_in_a_form_of_its_own():
     pool = league(third=meets("any", seats=(2,)), any=meets("any"))
     specs = GameScheduler([TWO, THREE], pool, group_size=1, seed=0, name="third").next_games(9)
     assert {spec.env_id for spec in specs} == {THREE.id}
-
-
-def test_a_policy_with_a_form_of_its_own_is_asked_in_it():
     env = dataclasses.replace(
         TWO, forms=(Form(name="rival", prompt_template="chat", action_extraction="boxed"),)
     )

@@ -98,8 +98,5 @@ def test_a_full_disk_is_found_behind_other_errors():
     assert all(map(says_full_disk, (full, quoted, behind, OSError(errno.EDQUOT, "quota"))))
     assert not says_full_disk(OSError(errno.EACCES, "denied"))
     assert not says_full_disk(None)
-
-
-def test_sizes_have_binary_units():
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     assert [readable_size(1024**n) for n in range(5)] == [f"1.0 {unit}" for unit in units]
