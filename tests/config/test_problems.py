@@ -141,6 +141,7 @@ def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
 @pytest.mark.parametrize("command", ROOTS)
 def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command):
     unclear, judged = [], 0
+    games = {key for _, key, _ in keys_of("train")}
     assert set(FREE) <= {key for _, key, _ in keys_of(command)}
     for algorithm, key, hint in keys_of(command):
         kind, _ = parts(hint)
@@ -150,6 +151,8 @@ def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command):
             continue
         values = list(bad_values(hint))
         assert values, key
+        if command != "train" and key in games:
+            values = values[:1]  # that ``train`` refuses all of them holds for their class
         for value in values:
             judged += 1
             said = refusal(command, algorithm, key, value) or "accepted"
