@@ -19,35 +19,40 @@ def experiment(folder: Path, prompts: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "overrides", "message"),
+    ("prompts", "message"),
     [
         (
             'mine: {user: "{observation} {legal_action}"}',
-            [],
             r"prompts\.mine\.user=.*\(.*mine\.yaml\): no placeholder \{legal_action\}; did you "
             r"mean legal_actions.*write \{\{legal_action\}\} for the text itself",
         ),
         (
             'mine: {user: "{request}"}',
-            [],
             r"prompts\.mine\.user=.*add \{observation\}, \{board\} or \{grid\}",
         ),
-        ('mine: {later: "go on"}', [], r"prompts\.mine\.later=.*shows nothing of the game"),
-        ("mine: {markup: qwen}", [], r"prompts\.mine\.markup=qwen .*there are chat, chatml, gemma"),
-        ("mine: {usr: a}", [], r"prompts\.mine\.usr .*no such key"),
-        ('mine: {roles: {user: "{content}"}}', [], r"prompts\.mine\.roles=.*has no assistant"),
+        ('mine: {later: "go on"}', r"prompts\.mine\.later=.*shows nothing of the game"),
+        ("mine: {markup: qwen}", r"prompts\.mine\.markup=qwen .*there are chat, chatml, gemma"),
+        ("mine: {usr: a}", r"prompts\.mine\.usr .*no such key"),
+        ('mine: {roles: {user: "{content}"}}', r"prompts\.mine\.roles=.*has no assistant"),
         (
             'mine: {roles: {user: a, assistant: "{content}"}}',
-            [],
             r"prompts\.mine\.roles\.user=a .*must have \{content\} once",
         ),
         (
             'mine: {roles: {usr: "", user: "{content}", assistant: "{content}"}}',
-            [],
             r"prompts\.mine\.roles\.usr=.*no such role; did you mean user",
         ),
-        ("chat: {}", [], r"prompts\.chat.*rlforge has a template chat; choose another name"),
-        ('"a b": {}', [], r"prompts\.a b.*must consist of letters"),
+        ("chat: {}", r"prompts\.chat.*rlforge has a template chat; choose another name"),
+        ('"a b": {}', r"prompts\.a b.*must consist of letters"),
+    ],
+)
+def test_a_wrong_template_is_refused_with_key_and_mend(tmp_path, prompts, message):
+    refused(message, tmp_path, prompts)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "overrides", "message"),
+    [
         (
             "mine: {}",
             ["model.prompt_template=mien"],
@@ -67,10 +72,13 @@ def experiment(folder: Path, prompts: str) -> list[str]:
         ("mine: {}", ["pool.api.action_extraction=x"], r"pool\.api\.action_extraction=x .*boxed"),
     ],
 )
-def test_a_wrong_template_is_refused_with_key_and_mend(tmp_path, prompts, overrides, message):
-    own = experiment(tmp_path, prompts)
+def test_a_template_that_cannot_be_used_is_refused(tmp_path, prompts, overrides, message):
+    refused(message, tmp_path, prompts, *overrides)
+
+
+def refused(message, folder, prompts, *overrides):
     with pytest.raises(ConfigError, match=message):
-        validate(compose([*own, *overrides], tmp_path), keys=False)
+        validate(compose([*experiment(folder, prompts), *overrides], folder), keys=False)
 
 
 def test_a_template_is_chosen_by_its_name_for_the_model_or_a_game(tmp_path):
