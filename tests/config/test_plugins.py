@@ -46,9 +46,6 @@ def test_a_thing_of_a_module_in_the_current_directory_is_found(here):
     write(here, "modes_of_mine", "def first(view):\n    return {view.current: 1.0}\n")
     assert MODES.problem("modes_of_mine:first") is None
     assert MODES.find("modes_of_mine:first").__name__ == "first"
-
-
-def test_an_attribute_of_a_thing_is_found(here):
     write(here, "nested_modes", "class Modes:\n    @staticmethod\n    def one(view): return {}\n")
     assert callable(MODES.find("nested_modes:Modes.one"))
 

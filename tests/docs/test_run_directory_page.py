@@ -28,11 +28,8 @@ def test_every_file_of_the_run_is_listed():
         assert getattr(RunPaths(root=Path("run")), name).name in listed
 
 
-def test_every_column_of_games_and_batches_is_listed():
+def test_every_column_of_games_batches_and_evaluations_is_listed():
     assert set(get_type_hints(GameRecord)) <= words(section("games/*.parquet"))
     assert set(SCHEMA.names) <= words(section("batches/*.parquet, batches/*.csv"))
     assert {field.name for field in dataclasses.fields(Step)} == set(SCHEMA.names)
-
-
-def test_every_key_of_an_evaluation_is_listed():
     assert {field.name for field in dataclasses.fields(EvalResult)} <= words(section("evals.jsonl"))

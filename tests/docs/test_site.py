@@ -85,9 +85,6 @@ def test_sentences_about_arguments_become_a_list(to_markdown):
     items = "- `x`, `y`: numbers.\n- `scale`: of\n    the sum.\n\nRaises ValueError: never."
     assert to_markdown(text, ["x", "y", "scale"]) == f"Adds.\n\n{items}"
     assert to_markdown(text, ["other"]) == text
-
-
-def test_shapes_of_arguments_stay_with_their_names(to_markdown):
     text = "mask [B, T]: 1 for answers. entropy [B, T] | None: in nats."
     listed = "- `mask` [B, T]: 1 for answers.\n- `entropy` [B, T] | None: in nats."
     assert to_markdown(text, ["mask", "entropy"]) == listed

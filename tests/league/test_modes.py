@@ -56,12 +56,11 @@ def test_every_mode_gives_a_distribution_over_known_uids(name, temperature, low,
     assert set(weights) <= set(MUS)
 
 
-def test_fixed_is_uniform_over_fixed_opponents():
+def test_fixed_mirror_and_fictitious_by_hand():
     assert MODES.find("fixed")(view(fixed=("a", "b"))) == {"a": 0.5, "b": 0.5}
-
-
-def test_mirror_is_the_current_version():
     assert MODES.find("mirror")(view()) == {"step-9": 1.0}
+    weights = MODES.find("fictitious")(view(past=("step-5", "step-0")))
+    assert weights == dict.fromkeys(("step-9", "step-5", "step-0"), 1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +144,6 @@ def test_prioritized_is_a_distribution_that_does_not_depend_on_the_order(chances
     assert MODES.find("prioritized")(turned) == pytest.approx(weights)
     if weighting == "hard":
         assert weights[max(CHANCES, key=chance)] == min(weights.values())
-
-
-def test_fictitious_is_uniform_over_all_versions_with_the_current_one():
-    weights = MODES.find("fictitious")(view(past=("step-5", "step-0")))
-    assert weights == dict.fromkeys(("step-9", "step-5", "step-0"), 1 / 3)
 
 
 def circle(first: str, second: str) -> float:

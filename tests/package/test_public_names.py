@@ -74,12 +74,9 @@ train(*overrides: str) -> Run
 """
 
 
-def test_changes_of_public_names_are_found():
+def test_changes_of_public_names_are_found_and_must_be_named_in_the_unreleased_section():
     assert NAMES["changed"](RECORD, NOW) == ["Grpo", "New", "Old"]
     assert NAMES["changed"](NOW, NOW) == []
-
-
-def test_a_change_must_be_named_in_the_unreleased_section():
     log = "# Changelog\n\n## [Unreleased]\n\n- `Grpo` and `New`.\n\n## [0.1.0]\n\n- `Old`.\n"
     assert NAMES["unnamed"](RECORD, NOW, log) == ["Old"]
 

@@ -187,8 +187,9 @@ def test_episodes_need_a_function_and_simulated_time(override, message):
     refused(message, *given, override)
 
 
-def test_a_run_from_requests_takes_models_that_know_nothing_of_markets():
+def test_a_run_from_requests_needs_no_market_and_options_of_whole_groups_may_bring_other_keys():
     assert not checked("+experiment=served_answers", "model=tiny").has_market
+    checked("learner=tiny_ppo")
 
 
 @pytest.mark.parametrize(("key", "value"), [("push", "me/data"), ("keep_windows", "9")])
@@ -200,13 +201,11 @@ def test_a_store_that_is_read_is_not_written_to(tmp_path, key, value):
     refused(message, *given, f"store.{key}={value}")
 
 
-def test_a_store_that_is_not_there_is_refused():
+def test_a_store_that_is_not_there_and_a_template_of_squares_are_refused():
     message = r"store\.path=nowhere .*no trajectory store"
     refused(message, "continuous.source=store", "store.path=nowhere")
-
-
-def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here():
-    checked("learner=tiny_ppo")
+    message = "squares shows a grid of squares; markets have none"
+    refused(message, "prompts.squares.user='{grid}'", "model.prompt_template=squares")
 
 
 def test_experiments_of_the_other_kind_name_the_command_that_runs_them():
@@ -248,11 +247,6 @@ def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
     assert graph.num_gpus == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
     assert build_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
-
-
-def test_a_template_that_shows_squares_is_refused():
-    message = "squares shows a grid of squares; markets have none"
-    refused(message, "prompts.squares.user='{grid}'", "model.prompt_template=squares")
 
 
 @pytest.mark.parametrize("name", ["play", "PLAYER"])

@@ -12,12 +12,9 @@ def check(*overrides: str) -> None:
     check_service(compose(["+experiment=simpletak_mirror", *overrides], root=ServingConfig))
 
 
-def test_the_defaults_pass():
+def test_the_defaults_pass_and_a_trial_needs_room_for_three_versions():
     check()
     check("deployment=ab_test")
-
-
-def test_a_trial_needs_room_for_three_versions():
     check("engine.max_loras=2")
     with pytest.raises(ConfigError, match=r"engine\.max_loras=2 .*at least 3 for .*=ab_test"):
         check("engine.max_loras=2", "deployment=ab_test")

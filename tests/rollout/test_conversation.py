@@ -117,7 +117,7 @@ def test_an_answer_that_is_cut_off_gets_its_end_of_turn():
     assert second.token_ids[place] == tokenizer.eos_token_id
 
 
-def test_a_template_that_forgets_reasoning_begins_a_new_sequence():
+def test_a_template_that_forgets_reasoning_begins_a_new_sequence_and_one_that_keeps_it_does_not():
     tokenizer = tokenizer_with("forgetting")
     answers = ["<think>\nhm\n</think>\n\n[4]", "[5]", "x"]
     first, second, third = play(tokenizer, answers)
@@ -126,9 +126,6 @@ def test_a_template_that_forgets_reasoning_begins_a_new_sequence():
     assert "hm" not in second.prompt.text
     assert "[4]" in second.prompt.text
     assert begins(third, second, tokenizer, answers[1])
-
-
-def test_a_template_that_keeps_reasoning_keeps_the_tokens_of_whole_answers():
     tokenizer = tokenizer_with("remembering")
     answers = ["<think>\nIs it (4)?\n</think>\n\n[4]", "<think>\nNo!\n</think>\n\n[5]", "x"]
     first, second, third = play(tokenizer, answers)

@@ -73,9 +73,6 @@ def test_an_answer_may_begin_with_a_space(legal, tokenizer):
         {"]"},
         {END},
     ]
-
-
-def test_an_action_that_begins_another_ends_where_the_other_goes_on(legal, tokenizer):
     assert branches(legal, tokenizer, f"bet{END}", "bet", "bet 2")[3] == {" ", END}
 
 
