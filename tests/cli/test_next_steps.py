@@ -32,11 +32,11 @@ def words_of(command):
 
 
 @pytest.fixture
-def made_run(strict_run, small_model, monkeypatch, tmp_path):
+def made_run(golden_run, small_model, monkeypatch, tmp_path):
     """A finished run of a model that is made on this machine."""
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path / "models"))
     shutil.copytree(small_model, MADE.folder)
-    shutil.copytree(strict_run, RUN)
+    shutil.copytree(golden_run, RUN)
     config = RUN / "config.yaml"
     text = config.read_text().replace(f"name: {small_model}", "name: null")
     config.write_text(text.replace("kind: hf", f"kind: {__name__}:MADE"))

