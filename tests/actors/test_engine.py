@@ -17,7 +17,8 @@ from rlforge.actors.engine import EngineActor, EngineReport
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import turn_file
-from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, ModelConfig, RunConfig
+from rlforge.engines import transformers
 from rlforge.engines.base import EngineStats
 from rlforge.engines.batching import BatchGenerator
 from rlforge.errors import EngineError
@@ -36,6 +37,7 @@ class StuckOnce(EngineActor):
     """The real actor around the real engine, whose first process hangs in a step."""
 
     def __init__(self, *arguments: Any) -> None:
+        transformers.STUCK_AFTER_S = 2.0
         super().__init__(*arguments)
         marker = arguments[3].path / "stuck-once"
         if marker.exists():
@@ -53,9 +55,7 @@ def _actor(config: RunConfig, run_dir: Path, max_restarts: int) -> Any:
 
 
 def _config(small_model: Path) -> RunConfig:
-    return RunConfig(
-        model=ModelConfig(kind="hf", name=str(small_model)), engine=EngineConfig(stuck_after_s=2.0)
-    )
+    return RunConfig(model=ModelConfig(kind="hf", name=str(small_model)))
 
 
 @pytest.mark.ray

@@ -185,7 +185,7 @@ MARKET = "+experiment=market_continuous"
 TYPED = [
     ("train", QUICK, "algorithm.gamma=2", "algorithm.gamma=2.0"),
     ("train", QUICK, "learner.betas=[0.9]", "learner.betas=[0.9]"),
-    ("continuous", MARKET, "market.tip_chance=2", "market.tip_chance=2.0"),
+    ("continuous", MARKET, "market.news_rate=2", "market.news_rate=2.0"),
     ("serve", QUICK, "serve.port=70000", "serve.port=70000"),
     ("serve", QUICK, "deployment.ab.shares=[2]", "deployment.ab.shares.0=2.0"),
     ("config", QUICK, "learner.schedule=cosin", "learner.schedule=cosin"),

@@ -24,14 +24,12 @@ def test_shipped_options_fit_their_class_and_pass(group):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (StoreConfig(open_mb=0), "open_mb=0: must be above 0"),
         (StoreConfig(push="market"), "push=market: names a dataset of the hub: ORG/NAME"),
         (StoreConfig(push_hour=24), "push_hour=24: must lie in [0, 23]"),
         (StoreConfig(keep_windows=0), "keep_windows=0: must be 1 or more"),
         (WindowConfig(mode="roll"), "mode=roll: no such choice; did you mean rolling"),
         (WindowConfig(clock="sundial"), "there are wall, simulated"),
         (WindowConfig(minutes=0.51), "minutes=0.51"),
-        (DecisionRewardConfig(low=1), "low=1: must be below decision_reward.high=1"),
     ],
 )
 def test_values_that_cannot_be_are_named(config, message):

@@ -267,12 +267,12 @@ def probes_of(setup: ServiceSetup) -> tuple[Sequence[Probe], list[str]]:
 
 
 def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole):
-    setup = compose_service([str(whole), "deployment.probes=5"])
+    setup = compose_service([str(whole)])
     assert (setup.source, setup.state_dir) == (whole, whole / "deployments")
     own = read_run(whole, ContinuousConfig)
     assert setup.continuous.market == own.market
     probes, texts = probes_of(setup)
-    assert len(probes) == 5
+    assert len(probes) == 8
     assert all(text.startswith("market ") for text in texts)
     prompter = AgentPrompter(own, own.market, load_tokenizer(own.model))
     params = SamplingParams(max_tokens=4, stop_token_ids=probes[0].params.stop_token_ids)
@@ -296,8 +296,8 @@ def test_a_service_of_a_run_without_a_market_asks_nothing_about_one(
     given = [*source, "model=hf", f"model.name={market_model}", "window.clock=wall"]
     config = compose_run(given, None, ContinuousConfig).config
     (run_dir / "config.yaml").write_text(to_yaml(config))
-    probes, _ = probes_of(compose_service([str(run_dir), "deployment.probes=2"]))
+    probes, _ = probes_of(compose_service([str(run_dir)]))
     tokenizer = load_tokenizer(config.model)
-    words = [tokenizer.encode(f"Count to {n}.", add_special_tokens=False) for n in (1, 2)]
+    words = [tokenizer.encode(f"Count to {n}.", add_special_tokens=False) for n in range(1, 9)]
     assert [list(probe.prompt_token_ids) for probe in probes] == words
     assert {probe.extraction for probe in probes} == {"raw"}

@@ -157,7 +157,6 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config, begun):
     config = make_config(
         "deployment=ab_test",
         "deployment.ab.shares=[0.99]",
-        "deployment.ab.min_outcomes=1000",
         "deployment.ab.max_outcomes=12",
         "deployment.ab.undecided=promote",
     )

@@ -133,11 +133,11 @@ def no_keys(monkeypatch):
 
 
 def _config(server: ChatServer, **changes: Any) -> ApiConfig:
-    return ApiConfig(**{"openai_base_url": server.url, "max_retries": 2, **changes})
+    return ApiConfig(**{"openai_base_url": server.url, **changes})
 
 
-async def _chat(config: ApiConfig, name: str = "openai:m") -> Any:
-    player = ApiPlayer(config)
+async def _chat(config: ApiConfig, name: str = "openai:m", retries: int = 2) -> Any:
+    player = ApiPlayer(config, retries)
     try:
         policy = PolicyRef(uid=name, kind="api", path_or_name=name)
         return await player.chat(MESSAGES, policy)
@@ -221,7 +221,7 @@ async def test_a_conversation_that_does_not_fit_is_told_apart(server, mood):
     _, error = TOO_LONG[mood]
     said = error if isinstance(error, str) else error["message"]
     with pytest.raises(PromptTooLongError, match=re.escape(said[:20])):
-        await _chat(_config(server, max_retries=0))
+        await _chat(_config(server), retries=0)
     assert len(server.requests) == 1
 
 
@@ -229,29 +229,29 @@ async def test_a_conversation_that_does_not_fit_is_told_apart(server, mood):
 async def test_other_refusals_are_not_taken_for_it(server, mood):
     server.mood = mood
     with pytest.raises(EngineError) as caught:
-        await _chat(_config(server, max_retries=0))
+        await _chat(_config(server), retries=0)
     assert not isinstance(caught.value, PromptTooLongError)
 
 
 async def test_a_slow_server_is_given_up_after_the_retries(server):
     server.mood = "slow"
     with pytest.raises(EngineError, match=r"no answer within 1 s in 2 tries.*timeout_s"):
-        await _chat(_config(server, timeout_s=1, max_retries=1))
+        await _chat(_config(server, timeout_s=1), retries=1)
     assert len(server.requests) == 2
 
 
 async def test_a_server_that_sends_single_bytes_is_given_up(server):
     server.mood = "byte by byte"
     with pytest.raises(EngineError, match=r"no answer within 0\.3 s in 1 try"):
-        await _chat(_config(server, timeout_s=0.3, max_retries=0))
+        await _chat(_config(server, timeout_s=0.3), retries=0)
 
 
 async def test_an_address_without_a_server_is_named(server):
-    config = _config(server, openai_base_url="http://127.0.0.1:9/v1", max_retries=0)
+    config = _config(server, openai_base_url="http://127.0.0.1:9/v1")
     with pytest.raises(
         EngineError, match=r"openai:m at http://127.0.0.1:9/v1 cannot be reached in 1 try;"
     ):
-        await _chat(config)
+        await _chat(config, retries=0)
 
 
 async def test_a_model_that_takes_no_temperature_keeps_its_own(server):
@@ -308,7 +308,7 @@ async def test_a_key_is_not_part_of_an_error(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-3")
     server.mood = "broken"
     with pytest.raises(EngineError) as caught:
-        await _chat(_config(server, max_retries=0))
+        await _chat(_config(server), retries=0)
     assert server.requests[0]["key"] == "Bearer secret-3"
     assert "secret-3" not in str(caught.value)
 
@@ -319,7 +319,7 @@ async def test_a_key_is_not_part_of_an_error(server, monkeypatch):
 @pytest.fixture
 def litellm_config(server):
     pytest.importorskip("litellm")
-    return ApiConfig(litellm_base_url=server.url, max_retries=1, timeout_s=1)
+    return ApiConfig(litellm_base_url=server.url, timeout_s=1)
 
 
 async def test_litellm_asks_providers_in_their_own_way(server, litellm_config):
@@ -353,7 +353,7 @@ async def test_failures_by_litellm_read_as_those_of_other_endpoints(
 ):
     server.mood = mood
     with pytest.raises(EngineError, match=message):
-        await _chat(litellm_config, "litellm:openai/m")
+        await _chat(litellm_config, "litellm:openai/m", retries=1)
     assert len(server.requests) == tries
 
 

@@ -37,7 +37,6 @@ SMALL_MARKET = (
     "continuous.start=2024-11-13-10:00",
     "deployment.holdout_games=0",
     "deployment.min_format=0",
-    "deployment.probes=2",
     "hardware=cpu",
     "tracker.progress=plain",
     "name=test",

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.config.schema import ExplorationConfig
 from rlforge.league.exploration import (
     OPTIMISTIC_COVERAGE,
     Coverage,
@@ -41,8 +40,7 @@ def test_incremental_counts_equal_a_recount_of_the_window(games, n, size):
 
 @given(games, games, st.integers(1, 4), st.integers(1, 6))
 def test_a_restored_tracker_counts_on_as_if_never_stopped(before, after, n, size):
-    config = ExplorationConfig(ngram=n, window=size)
-    tracker, restored = ExplorationTracker(config), ExplorationTracker(config)
+    tracker, restored = ExplorationTracker(n, size), ExplorationTracker(n, size)
     for game in before:
         tracker.add(["a", "b"], "env", game)
     restored.load_state_dict(json.loads(json.dumps(tracker.state_dict())))
@@ -53,7 +51,7 @@ def test_a_restored_tracker_counts_on_as_if_never_stopped(before, after, n, size
 
 
 def test_coverage_is_unique_over_all_ngrams_of_the_window():
-    tracker = ExplorationTracker(ExplorationConfig(ngram=2, window=2))
+    tracker = ExplorationTracker(ngram=2, window=2)
     tracker.add(["a"], "env", list("xyxy"))  # xy yx xy
     assert tracker.coverage("env", "a").coverage == pytest.approx(2 / 3)
     tracker.add(["a"], "env", list("xyz"))  # xy yz
@@ -65,7 +63,7 @@ def test_coverage_is_unique_over_all_ngrams_of_the_window():
 
 
 def test_environments_are_counted_over_all_opponents_and_each_by_itself():
-    tracker = ExplorationTracker(ExplorationConfig(ngram=1, window=8))
+    tracker = ExplorationTracker(ngram=1, window=8)
     tracker.add(["a"], "env", ["x", "y"])
     tracker.add(["b", "b"], "env", ["x"])
     tracker.add([], "other", ["x"])
@@ -76,7 +74,7 @@ def test_environments_are_counted_over_all_opponents_and_each_by_itself():
 
 
 def test_diversity_averages_environments_and_hopes_for_the_unmet():
-    tracker = ExplorationTracker(ExplorationConfig(ngram=1, window=8))
+    tracker = ExplorationTracker(ngram=1, window=8)
     tracker.add(["a"], "env", [])  # no action says nothing
     assert tracker.diversity("a") == OPTIMISTIC_COVERAGE
     tracker.add(["a"], "env", ["x", "x", "x", "x"])
@@ -88,7 +86,7 @@ def test_diversity_averages_environments_and_hopes_for_the_unmet():
 
 
 def test_forgotten_opponents_leave_the_environment_counts():
-    tracker = ExplorationTracker(ExplorationConfig(ngram=1))
+    tracker = ExplorationTracker(ngram=1)
     tracker.add(["a"], "env", ["x", "x"])
     tracker.forget("a")
     tracker.forget("never met")

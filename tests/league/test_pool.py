@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 from collections import Counter
 
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from tests.factories import game_record, game_spec, scripted, seat, turn
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import ExplorationConfig, PoolConfig
+from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError
+from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
@@ -348,8 +350,10 @@ def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
     assert "base" in pool.weights()
 
 
-def test_exploration_counts_training_games_by_opponent():
-    pool = pool_of(2, exploration=ExplorationConfig(ngram=1, window=4))
+def test_exploration_counts_training_games_by_opponent(monkeypatch):
+    single = functools.partial(ExplorationTracker, ngram=1)
+    monkeypatch.setattr("rlforge.league.pool.ExplorationTracker", single)
+    pool = pool_of(2)
     current = pool.current().policy()
     pool.push_outcome(record([current, RANDOM], [1, -1], actions="aab"))
     pool.push_outcome(record([current, current], [1, -1], actions="ab"))

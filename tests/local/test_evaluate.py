@@ -71,7 +71,6 @@ def config(random_model):
             "eval.games=8",
             "eval.final_games=4",
             "pool.api.openai_base_url=http://127.0.0.1:9/v1",
-            "pool.api.max_retries=0",
         ]
     ).config
 

@@ -203,7 +203,7 @@ def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_confi
 
 
 def test_only_insiders_get_the_truth_as_a_tip():
-    world = World(MarketConfig(tip_chance=1.0, traders={}), 1)
+    world = World(MarketConfig(traders={}), 1, tip_chance=1.0)
     world.join("ivy", "insider")
     world.join("ann")
     for _ in range(30):

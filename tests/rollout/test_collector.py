@@ -145,7 +145,7 @@ async def test_too_many_failures_in_a_row_end_the_run_with_their_cause():
     ports = ListPorts([game(i) for i in range(4)])
     with pytest.raises(RunError, match=r"5 games failed in a row.*the engine is out"):
         await Collector(
-            CollectorConfig(num_train_workers=2, max_failures=5), ports, Broken()
+            CollectorConfig(num_train_workers=2), ports, Broken(), max_failures=5
         ).train()
     assert len(ports.records) >= 5
 
@@ -291,8 +291,8 @@ async def learned_from(models, first, count=120):
         for number in range(first, first + count)
     ]
     ports = ListPorts(specs)
-    config = CollectorConfig(num_train_workers=64, max_failures=10**6)
-    await Collector(config, ports, models).train()
+    config = CollectorConfig(num_train_workers=64)
+    await Collector(config, ports, models, max_failures=10**6).train()
     return [record for record in ports.records if record.error is None]
 
 
@@ -384,7 +384,7 @@ async def test_failures_of_the_engine_do_not_bias_the_lengths_of_games(unlimited
 async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message():
     ports = ListPorts([game(i) for i in range(4)])
     with pytest.raises(RunError, match=r"3 games failed in a row.*too long: engine.max_model_len"):
-        await Collector(CollectorConfig(max_failures=3), ports, Models(most=5)).train()
+        await Collector(CollectorConfig(), ports, Models(most=5), max_failures=3).train()
 
 
 # ---------------------------------------------------------------- legal tokens
@@ -441,7 +441,7 @@ async def test_games_that_are_handed_out_come_back_in_their_order_with_their_fai
 async def test_games_that_are_handed_out_end_by_their_rules_or_end_the_run(error, message):
     failing = answering(lambda spec, view: raised(error))
     with pytest.raises(RunError, match=message):
-        await Collector(CollectorConfig(max_failures=3), None, failing).play([game(0)])
+        await Collector(CollectorConfig(), None, failing, max_failures=3).play([game(0)])
 
 
 def raised(error):

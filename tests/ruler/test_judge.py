@@ -223,7 +223,7 @@ async def test_one_failed_group_leaves_the_others_scored(server, judged, window)
 async def test_calls_without_an_answer_leave_the_group_unscored_and_cost_no_tokens(
     judged, few, mood, calls, timeout_s
 ):
-    scores = await judged(few, mood, timeout_s=timeout_s, structured="text")
+    scores = await judged(few, mood, timeout_s=timeout_s)
     assert set(scores.values) == {None}
     assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, 0)
 
@@ -281,12 +281,6 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
     assert scores.metrics["judge_calls"] == len(forms)
-
-
-async def test_the_form_can_be_fixed(server, judged, few):
-    scores = await judged(few, "objects", structured="json_schema", retries=0)
-    assert set(scores.values) == {None}
-    assert len(server.requests) == 1
 
 
 async def test_models_that_refuse_a_temperature_judge_by_default(server, judged, few, make_window):

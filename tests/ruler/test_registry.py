@@ -62,7 +62,6 @@ def test_defaults_are_the_documented_ones():
         ),
         (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by: no such choice"),
         (RulerConfig(judge=JudgeConfig(rubric="  ")), r"ruler\.judge\.rubric: must not be empty"),
-        (RulerConfig(judge=JudgeConfig(structured="xml")), r"judge\.structured: no such choice"),
     ],
 )
 def test_an_invalid_setting_is_named(config, message):

@@ -25,7 +25,7 @@ from rlforge.types import Checkpoint
 LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
 #: Random adapters of a barely warmed model: their answers need not be readable.
-SETTINGS = {"probes": 2, "min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
+SETTINGS = {"min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
 
 
 def small_config(small_model: Path) -> ServingConfig:
@@ -41,9 +41,9 @@ def small_config(small_model: Path) -> ServingConfig:
             lora=LORA,
         ),
         env=EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)]),
-        engine=EngineConfig(max_tokens=16, max_model_len=128, max_loras=4, stuck_after_s=60),
+        engine=EngineConfig(max_tokens=16, max_model_len=128, max_loras=4),
         deployment=DeploymentConfig(**SETTINGS),
-        serve=ServeConfig(port=0, default_max_tokens=8),
+        serve=ServeConfig(port=0),
     )
 
 
@@ -60,7 +60,6 @@ def tokenizer(config):
 @pytest.fixture
 def probes(config, tokenizer):
     stops = stop_token_ids(config.model, tokenizer)
-    config.deployment.probe_tokens = 8
     return game_probes(config, tokenizer, stops)
 
 

@@ -163,7 +163,7 @@ def serving(config, base, tmp_path):
     async def start(
         engine: Engine = base, host: str = "127.0.0.1", **settings: Any
     ) -> AsyncIterator[Served]:
-        config.serve = dataclasses.replace(ServeConfig(port=0, default_max_tokens=8), **settings)
+        config.serve = dataclasses.replace(ServeConfig(port=0), **settings)
         async with running(config, tmp_path / "state", engine, host) as served:
             yield served
 
@@ -377,15 +377,16 @@ async def test_a_body_that_is_too_large_is_refused_also_without_a_length(serving
             yield b"x" * 1024
             await asyncio.sleep(0)
 
-    async with serving(max_body_bytes=4096) as served:
-        assert (await served.send(b"x" * 5000)).status_code == 413
+    async with serving() as served:
+        assert (await served.send(b"x" * (2**20 + 1))).status_code == 413
         with contextlib.suppress(httpx.TransportError):  # it may still be writing
             assert (await served.send(for_ever())).status_code == 413
         assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving):
-    async with serving(body_timeout_s=0.2) as served:
+async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving, monkeypatch):
+    monkeypatch.setattr("rlforge.serving.guard.BODY_TIMEOUT_S", 0.2)
+    async with serving() as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
@@ -522,8 +523,9 @@ async def test_requests_that_outlast_drain_s_are_cancelled(serving, slow):
         await asyncio.gather(under_way, return_exceptions=True)
 
 
-async def test_model_name_and_default_max_tokens_are_configured(serving):
-    async with serving(model_name="mine", default_max_tokens=1) as served:
+async def test_a_service_names_its_model_and_limits_answers_by_default(serving, monkeypatch):
+    monkeypatch.setattr("rlforge.serving.server.DEFAULT_MAX_TOKENS", 1)
+    async with serving(model_name="mine") as served:
         assert (await served.openai.models.list()).data[0].id == "mine"
         answer = await served.openai.completions.create(model="mine", prompt="go")
         assert answer.usage.completion_tokens == 1
@@ -588,8 +590,9 @@ async def test_the_admin_deploys_rolls_back_and_lists(deploying, make_adapter):
         assert [d["phase"] for d in listed["deployments"]] == ["live", "rolled_back", "rejected"]
 
 
-async def test_outcomes_of_answers_decide_a_trial(deploying, make_adapter):
-    trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=100)
+async def test_outcomes_of_answers_decide_a_trial(deploying, make_adapter, monkeypatch):
+    monkeypatch.setattr("rlforge.serving.router.MIN_OUTCOMES", 5)
+    trial = AbTestConfig(shares=[0.5], max_outcomes=100)
     async with deploying(strategy="ab_test", ab=trial) as served:
         assert (await served.service.deploy(make_adapter(1))).phase == "trial"
         looked = await served.http.get("/admin/deployments", headers=bearer())
@@ -616,9 +619,12 @@ async def test_outcomes_of_answers_decide_a_trial(deploying, make_adapter):
         assert nan.status_code == 400
 
 
-async def test_one_client_cannot_decide_a_trial_with_made_up_users(deploying, make_adapter):
+async def test_one_client_cannot_decide_a_trial_with_made_up_users(
+    deploying, make_adapter, monkeypatch
+):
     """Without the administrators' token all that comes from one address counts as one user."""
-    trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=30)
+    monkeypatch.setattr("rlforge.serving.router.MIN_OUTCOMES", 5)
+    trial = AbTestConfig(shares=[0.5], max_outcomes=30)
     async with deploying(strategy="ab_test", ab=trial) as served:
         await served.service.deploy(make_adapter(1))
         for number in range(30):

@@ -47,7 +47,7 @@ async def test_failed_games_are_an_error_with_their_cause(config, engine, tokeni
 
 def test_probes_are_positions_that_games_can_read(config, tokenizer):
     config.env.train.append(EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20))
-    config.deployment.probes, config.deployment.probe_tokens = 8, 5
+    config.engine.max_tokens = 5
     probes = game_probes(config, tokenizer, (3,))
     texts = [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
     assert len(set(texts)) > 2

@@ -36,7 +36,7 @@ def test_places_in_two_trials_are_independent():
 
 @given(user=st.text(min_size=1))
 def test_a_user_changes_to_the_new_version_once_and_never_back(user):
-    trial = _trial(shares=[0.2, 0.5, 0.9], step_outcomes=10, min_outcomes=1000)
+    trial = _trial(shares=[0.2, 0.5, 0.9], step_outcomes=10)
     arms = []
     for _ in range(40):
         arms.append(trial.arm(user))
@@ -48,7 +48,7 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user):
 
 @pytest.mark.parametrize("arm", ["current", "new"])
 def test_the_share_grows_with_outcomes_of_either_version(arm):
-    trial = _trial(shares=[0.1, 0.5], step_outcomes=5, min_outcomes=1000)
+    trial = _trial(shares=[0.1, 0.5], step_outcomes=5)
     for _ in range(4):
         trial.add(arm, 0.0)
     assert trial.share == 0.1
@@ -75,7 +75,7 @@ def test_a_trial_goes_on_where_no_agent_is_among_the_first_share():
 
 @given(number=st.integers(0, 10**6), agents=st.integers(1, 40))
 def test_every_trial_ends_whatever_the_places_of_its_agents(number, agents):
-    config = AbTestConfig(step_outcomes=20, min_outcomes=20, max_outcomes=100)
+    config = AbTestConfig(step_outcomes=20, max_outcomes=100)
     trial, shares = Trial(dataclasses.replace(NEW, number=number), config), set()
     outcomes = 0
     while trial.ending is None:
@@ -95,7 +95,7 @@ def test_requests_without_a_user_are_divided_by_the_share():
 
 def test_an_undecided_trial_ends_as_configured():
     for undecided, ending in (("keep", "roll_back"), ("promote", "promote")):
-        trial = _trial(max_outcomes=4, min_outcomes=1000, undecided=undecided)
+        trial = _trial(max_outcomes=4, undecided=undecided)
         for index in range(4):
             assert trial.ending is None
             trial.add("new", index % 2)

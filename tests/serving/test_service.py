@@ -165,7 +165,7 @@ async def test_a_version_whose_answers_cannot_be_read_is_rejected(opened, adapte
     async with opened(asked=boxed, min_format=1.0) as service:
         refused = await service.deploy(adapter)
         assert refused.phase == "rejected"
-        assert "format: 0 of 2 answers can be read; 100% must be; one that" in refused.reason
+        assert "format: 0 of 8 answers can be read; 100% must be; one that" in refused.reason
 
 
 async def test_a_version_that_is_worse_on_held_out_items_is_not_served(opened, adapter):
@@ -437,7 +437,7 @@ def _ab(config: ServingConfig, **settings: Any) -> dict[str, Any]:
 
 
 async def test_a_trial_splits_users_and_promotes_the_better_version(opened, config, adapter):
-    settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=500)
+    settings = _ab(config, shares=[0.5], max_outcomes=500)
     async with opened(**settings) as service:
         tried = await service.deploy(adapter)
         assert tried.phase == "trial"
@@ -460,7 +460,7 @@ async def test_a_trial_splits_users_and_promotes_the_better_version(opened, conf
 
 
 async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, config, adapter):
-    async with opened(**_ab(config, shares=[0.5], min_outcomes=10)) as service:
+    async with opened(**_ab(config, shares=[0.5])) as service:
         await service.deploy(adapter)
         for number in range(200):
             if service.trial is None:
@@ -473,7 +473,7 @@ async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, co
 
 
 async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, config, adapter):
-    settings = _ab(config, shares=[0.2, 0.8], step_outcomes=20, min_outcomes=1000)
+    settings = _ab(config, shares=[0.2, 0.8], step_outcomes=20)
     async with opened(**settings) as service:
         await service.deploy(adapter)
         for number in range(30):
@@ -514,7 +514,7 @@ async def test_outcomes_on_record_outside_of_the_bounds_are_left_out_of_a_trial(
     opened, config, adapter, caplog
 ):
     """As an earlier release took them: their squares are no numbers any more."""
-    settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=30)
+    settings = _ab(config, shares=[0.5], max_outcomes=30)
     async with opened(rewards=(-1e300, 1e300), **settings) as service:
         await service.deploy(adapter)
         for reward in (0.5, 1e200, -1e200, 0.25):

@@ -11,7 +11,7 @@ import pytest
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
-from rlforge.config.serving import ServeConfig, ServingConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.training.graph import build_graph, to_json, to_mermaid
@@ -66,10 +66,9 @@ def test_actors_of_the_graph_are_classes_that_can_be_imported(kind: str) -> None
 
 
 def test_a_service_starts_its_engines_with_its_own_limit_of_restarts() -> None:
-    config = ServingConfig(serve=ServeConfig(max_engine_restarts=7))
-    graph = build_graph(config, LAPTOP)
+    graph = build_graph(ServingConfig(), LAPTOP)
     assert graph.actor_names == ("engine-0",)
-    assert graph.node("engine").restarts == 7
+    assert graph.node("engine").restarts == 100
     assert graph.node("service").actor is None
 
 

@@ -65,17 +65,14 @@ def test_every_term_is_configurable():
         speed_weight=3,
         consistency_weight=5,
         fast_minutes=10,
-        fast_reward=7,
         slow_reward=11,
-        low=-50,
-        high=40,
     )
     reward = DecisionReward(config)
-    assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 7 + 5 * 0.6)
+    assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 1 + 5 * 0.6)
     slow = reward(result(pnl=1000, hold=10))
     assert slow.total == pytest.approx(2 * 100 + 3 * 11 + 5 * 0.6)
-    assert slow.reward == 40
-    assert reward(result(pnl=-10000)).reward == -50
+    assert slow.reward == 1
+    assert reward(result(pnl=-10000)).reward == -1
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ from rlforge.trajectories.windows import activity_of
 from .conftest import Make
 
 #: So small that only the window written last stays open.
-TINY = StoreConfig(open_mb=1e-6)
+TINY = 1e-6
 
 
-def room_for(states: float, make: Any) -> StoreConfig:
+def room_for(states: float, make: Any) -> float:
     """Windows with so many states may stay open."""
     size = len(json.dumps(make(0).state, separators=(",", ":")))
-    return StoreConfig(open_mb=states * size / 2**20)
+    return states * size / 2**20
 
 
 def closed(root: Path) -> list[str]:
@@ -69,7 +69,7 @@ def test_another_reader_sees_decisions_at_once(tmp_path, make):
 def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path, make):
     decisions = [make(number) for number in range(3)]
     outcomes = [make.outcome(decision, reward=0.1) for decision in decisions]
-    with TrajectoryStore(tmp_path, StoreConfig()) as store:
+    with TrajectoryStore(tmp_path) as store:
         store.append(decisions[:1])
         store.compact()
         store.append(decisions[1:])
@@ -182,7 +182,7 @@ def test_queries_by_window_and_agent(tmp_path, make):
         make.whole(0, d.agent_id, id=f"{i}", timestamp=d.timestamp, window_id=d.window_id)
         for i, d in enumerate(decisions)
     ]
-    with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.002)) as store:
+    with TrajectoryStore(tmp_path, 0.002) as store:
         for decision in decisions:
             store.append([decision])
         ids = ["2024-11-13-10:00", "2024-11-13-11:00", "2024-11-13-12:00"]
@@ -253,8 +253,7 @@ actions = st.lists(
 @given(actions, st.sampled_from([1e-6, 0.001, 32.0]))
 def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(tmp_path_factory, history, open_mb):
     root, make = tmp_path_factory.mktemp("store"), Make()
-    config = StoreConfig(open_mb=open_mb)
-    store = TrajectoryStore(root, config)
+    store = TrajectoryStore(root, open_mb)
     expected = {}
     for step, (what, numbers) in enumerate(history):
         if what == "append":
@@ -268,14 +267,14 @@ def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(tmp_path_factory,
             store.compact()
         else:
             store.close()
-            store = TrajectoryStore(root, config)
+            store = TrajectoryStore(root, open_mb)
     rewards = {d.id: d.reward for d in StoreReader(root).decisions()}
     store.close()
     assert rewards == {make(n * 9, f"a{n % 2}").id: reward for n, reward in expected.items()}
 
 
 def test_many_threads_append_and_complete_concurrently(tmp_path, make):
-    with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.01)) as store:
+    with TrajectoryStore(tmp_path, 0.01) as store:
 
         def live(agent):
             for number in range(10):
@@ -294,12 +293,11 @@ def test_many_threads_append_and_complete_concurrently(tmp_path, make):
 
 WRITE = """
 import sys
-from rlforge.config.continuous import StoreConfig
 from rlforge.trajectories.store import TrajectoryStore
 from tests.trajectories.conftest import Make
 make = Make()
 first = int(sys.argv[2])
-store = TrajectoryStore(sys.argv[1], StoreConfig(open_mb=0.005))
+store = TrajectoryStore(sys.argv[1], 0.005)
 print("open", flush=True)
 for number in range(first, first + 100000):
     decision = make(number * 5)

@@ -34,9 +34,6 @@ class StoreConfig(Group):
 
     #: Folder of the store; null: ``store`` in the run directory.
     path: Text | None = None
-    #: MiB of windows that are being written; beyond it the least recently written one is closed:
-    #: its decisions move from the database into a parquet file.
-    open_mb: Positive = 32.0
     #: Windows that are kept after they were worked on; older ones are deleted with their scores.
     #: Null: all.
     keep_windows: Count | None = None
@@ -123,25 +120,15 @@ class DecisionRewardConfig(Group):
     consistency_weight: float = 0.3
     #: Minutes of holding below which a decision counts as fast.
     fast_minutes: NotNegative = 60.0
-    #: Speed term of a fast decision.
-    fast_reward: float = 1.0
     #: Speed term of any other decision.
     slow_reward: float = 0.5
     #: Profit-and-loss term of a decision that invested nothing.
     uninvested_reward: float = 0.0
-    #: Rewards below this are raised to it.
-    low: float = -1.0
-    #: Rewards above this are lowered to it.
-    high: float = 1.0
     #: Rewards of one window before training: ``none``; ``center`` (less their mean); ``zscore``
-    #: (and divided by their deviation); ``minmax`` (stretched to ``low`` … ``high``).
+    #: (and divided by their deviation); ``minmax`` (stretched to -1 … 1).
     normalize: Literal["none", "center", "zscore", "minmax"] = "none"
     #: Discount of an agent's later rewards in its return.
     gamma: Share = 0.99
-
-    def clashes(self) -> Iterator[Problem]:
-        if not self.low < self.high:
-            yield "low", f"must be below decision_reward.high={self.high:g}"
 
 
 @dataclass

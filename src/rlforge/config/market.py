@@ -81,8 +81,6 @@ class MarketConfig(Group):
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
     #: and in a continuous run as much as fits the model's context.
     prompt_chars: Annotated[int, Range(200)] | None = None
-    #: Chance that an insider learns how a market ends or which way a ticker trends.
-    tip_chance: Share = 0.8
     #: Number of scripted traders of each kind.
     traders: dict[TraderKind, Whole] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}

@@ -20,16 +20,6 @@ from rlforge.config.rules import (
 
 
 @dataclass
-class ExplorationConfig(Group):
-    """N-gram coverage of actions, for pool mode ``exploration`` and the dashboard."""
-
-    #: Length of the action n-grams.
-    ngram: Count = 3
-    #: Recent games per opponent and environment that count.
-    window: Count = 256
-
-
-@dataclass
 class ApiConfig(Group):
     """Opponents behind an HTTP API: ``openai:MODEL``, ``openrouter:MODEL`` or, of any provider that
     LiteLLM reaches (``rlforge[litellm]``), ``litellm:PROVIDER/MODEL``.
@@ -43,8 +33,6 @@ class ApiConfig(Group):
     litellm_base_url: Url | None = None
     #: Seconds until a request counts as failed.
     timeout_s: Positive = 60.0
-    #: Tries after the first.
-    max_retries: Whole = 2
     #: Requests under way at once.
     max_concurrency: Count = 32
     #: Most tokens in one answer.
@@ -91,8 +79,6 @@ class PoolConfig(Group):
     weighting: Literal["hard", "even"] = "hard"
     #: The exponent of ``hard``: the larger, the more it prefers opponents that beat the learner.
     power: Positive = 2.0
-    #: Coverage tracker.
-    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     #: Endpoints of API opponents, in pool and evaluation.
     api: ApiConfig = field(default_factory=ApiConfig)
 

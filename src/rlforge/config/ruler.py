@@ -56,9 +56,6 @@ class JudgeConfig(Group):
     #: Sampling temperature of the judge; null leaves the endpoint's own, and a model that takes no
     #: other, as reasoning models, keeps it (``engine`` is greedy then).
     sampling_temperature: NotNegative | None = None
-    #: Form of the answer: ``json_schema``, ``json_object``, ``text``, or ``auto``: the first of
-    #: them that the endpoint accepts.
-    structured: Literal["auto", "json_schema", "json_object", "text"] = "auto"
     #: Most tokens in one answer, thoughts of reasoning models included.
     max_answer_tokens: Count = 2048
     #: Characters kept of a decision's text, and of the prefix that all texts of a group share.

@@ -15,7 +15,6 @@ from rlforge.config.policies import Policies, policy_clashes
 from rlforge.config.policies import PolicyEntry as PolicyEntry
 from rlforge.config.policies import ResetConfig as ResetConfig
 from rlforge.config.pool import ApiConfig as ApiConfig
-from rlforge.config.pool import ExplorationConfig as ExplorationConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
 from rlforge.config.prompts import PromptConfig as PromptConfig
 from rlforge.config.prompts import Prompts
@@ -238,8 +237,6 @@ class EngineConfig(Group):
     batch_invariant: bool = False
     #: Seconds after which a request without answer counts as failed.
     request_timeout_s: Positive = 600.0
-    #: Seconds without a new token, while requests run, after which the engine counts as dead.
-    stuck_after_s: Positive = 300.0
     #: How often a dead engine is restarted before the run ends; the loss of its node counts too.
     max_restarts: Whole = 3
     #: Settings of vLLM.
@@ -381,8 +378,6 @@ class CollectorConfig(Group):
     #: Of a game that a player ended by an invalid move, learn from that player's turns only: in
     #: self-play the other seats' are dropped, and the whole game where an opponent forfeited.
     filter_opponent_invalid: bool = False
-    #: Failed games in a row that end the run.
-    max_failures: Count = 32
     #: How often a dead collector is restarted before the run ends; the loss of its node counts too.
     max_restarts: Whole = 3
     #: Write finished games as parquet under the run directory.

@@ -35,10 +35,6 @@ class AbTestConfig(Group):
     step_outcomes: Count = 500
     #: Probability of a verdict where there is no difference, over all looks at the data.
     alpha: Probability = 0.05
-    #: Difference of mean rewards for which the test is most powerful (sd of the normal mixture).
-    effect: Positive = 0.03
-    #: Outcomes of each version before the test may give a verdict.
-    min_outcomes: Count = 50
     #: Outcomes of both versions after which an undecided test ends.
     max_outcomes: Count = 40000
     #: After an undecided test ``keep`` the current version or ``promote`` the new one.
@@ -55,12 +51,8 @@ class DeploymentConfig(Group):
 
     #: ``replace`` for all users at once, or ``ab_test`` with a share of the users first.
     strategy: Literal["replace", "ab_test"] = "replace"
-    #: Prompts that a new version must answer, at least 1.
-    probes: Count = 8
     #: Share of the probes whose answer must have the format of ``model.action_extraction``.
     min_format: Share = 0.9
-    #: Most tokens in the answer to a probe.
-    probe_tokens: Count = 256
     #: Games, or episodes in a market, played with the new and with the current version; 0: versions
     #: are not compared. Nor are they without games or a market (``continuous.source``).
     holdout_games: Whole = 200
@@ -105,24 +97,16 @@ class ServeConfig(Group):
     state_dir: Text | None = None
     #: Name of the model in requests; null: ``name`` of the experiment.
     model_name: Text | None = None
-    #: Most bytes of a request's body.
-    max_body_bytes: Count = 1048576
-    #: Seconds within which a body must have arrived.
-    body_timeout_s: Positive = 10.0
     #: Seconds within which a request must be answered.
     request_timeout_s: Positive = 120.0
     #: Requests answered at once; further ones get status 429.
     max_concurrent: Count = 64
-    #: Most tokens of an answer whose request names no limit.
-    default_max_tokens: Count = 256
     #: Least reward that a client may report (``POST /v1/outcomes``).
     outcome_low: float = -1.0
     #: Largest reward that a client may report.
     outcome_high: float = 1.0
     #: Seconds for running requests to finish when the service stops.
     drain_s: Positive = 30.0
-    #: How often dead engines are restarted before the service ends.
-    max_engine_restarts: Whole = 100
 
     def clashes(self) -> Iterator[Problem]:
         if not self.outcome_low < self.outcome_high:

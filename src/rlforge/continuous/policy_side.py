@@ -22,7 +22,7 @@ from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.records import CONTROL
-from rlforge.trajectories.reward import DecisionReward, result_of
+from rlforge.trajectories.reward import HIGH, LOW, DecisionReward, result_of
 from rlforge.types import Checkpoint, PolicyRef, SamplingParams, value
 
 DEPLOYMENTS = "deployments"
@@ -234,9 +234,8 @@ def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:
 
 def reward_bounds(config: ContinuousConfig) -> tuple[float, float]:
     """The least and the largest outcome of an answer: of the market, or reported by a client."""
-    own, serve = config.decision_reward, config.serve
-    invalid = config.continuous.invalid_reward
-    bounds = [own.low, own.high, serve.outcome_low, serve.outcome_high]
+    serve, invalid = config.serve, config.continuous.invalid_reward
+    bounds = [LOW, HIGH, serve.outcome_low, serve.outcome_high]
     if invalid is not None:
         bounds.append(invalid)
     return min(bounds), max(bounds)

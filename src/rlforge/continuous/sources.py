@@ -68,7 +68,7 @@ async def source_of(
         with contextlib.closing(StoreReader(store_folder(config.store, context.run_dir))) as reader:
             yield _recorded_source(config, policy, reader, stop)
         return
-    store = TrajectoryStore(store_folder(config.store, context.run_dir), config.store)
+    store = TrajectoryStore(store_folder(config.store, context.run_dir))
     with contextlib.closing(store):
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
         run = _Recording(

@@ -18,7 +18,7 @@ from rlforge.engines.base import Generator
 from rlforge.engines.grammars import grammar_of
 from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
-from rlforge.serving.records import PairedOutcomes, Probe
+from rlforge.serving.records import PROBE_TOKENS, PROBES, PairedOutcomes, Probe
 from rlforge.trajectories.records import Decision
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -145,7 +145,7 @@ def _settled(ticks: Sequence[Tick]) -> list[Decision]:
 def market_probes(
     config: ContinuousConfig, prompter: AgentPrompter, params: SamplingParams
 ) -> tuple[Probe, ...]:
-    """The ``deployment.probes`` prompts that every new version must answer, greedily.
+    """The ``PROBES`` prompts that every new version must answer, greedily.
 
     Their states are those of a market that scripted traders have moved for a few ticks.
     """
@@ -154,7 +154,7 @@ def market_probes(
     state = SimulationState(config.market, 1, config.seed + _PROBES)
     (agent,) = state.agents
     probes = []
-    for _ in range(config.deployment.probes):
+    for _ in range(PROBES):
         for _ in range(draw.randrange(1, 6)):
             list(state.crowd.act())
             state.world.tick()
@@ -176,7 +176,7 @@ def answer_probes(
     """The prompts of a run without a market; any text will do as an answer."""
     greedy = _greedy(config, params)
     probes = []
-    for number in range(1, config.deployment.probes + 1):
+    for number in range(1, PROBES + 1):
         text = f"Count to {number}."
         if tokenizer.chat_template:
             asked = [{"role": "user", "content": text}]
@@ -187,5 +187,5 @@ def answer_probes(
 
 
 def _greedy(config: ContinuousConfig, params: SamplingParams) -> SamplingParams:
-    tokens = min(config.deployment.probe_tokens, params.max_tokens)
+    tokens = min(PROBE_TOKENS, params.max_tokens)
     return dataclasses.replace(params, temperature=0.0, max_tokens=tokens)

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Where ``openrouter:MODEL`` answers.
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
+#: Tries of an opponent's request after the first.
+RETRIES = 2
 _KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
 #: Sent to servers on this machine, which need no key.
 _NO_KEY = "none"
@@ -357,11 +359,9 @@ class ApiPlayer:
     One player serves all models and games of one event loop.
     """
 
-    def __init__(self, config: ApiConfig) -> None:
+    def __init__(self, config: ApiConfig, retries: int = RETRIES) -> None:
         self._config = config
-        self._client = ChatClient(
-            "pool.api", timeout_s=config.timeout_s, retries=config.max_retries
-        )
+        self._client = ChatClient("pool.api", timeout_s=config.timeout_s, retries=retries)
         self._places = asyncio.Semaphore(config.max_concurrency)
 
     async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:

@@ -23,6 +23,9 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
+#: Seconds without a new token, while requests run, after which an engine counts as dead.
+STUCK_AFTER_S = 300.0
+
 _Future = asyncio.Future[Completion | None]
 #: The submission that the worker makes, which returns the request's id; and its caller.
 _Call = tuple[Callable[[], int], Caller]
@@ -315,7 +318,7 @@ class ThreadedEngine(LocalEngine):
             self._stop(
                 EngineDeadError(
                     f"the engine is stuck: {len(self._pending)} requests under way, and no token "
-                    f"for engine.stuck_after_s={self._stuck_after_s:g} s"
+                    f"for {self._stuck_after_s:g} s"
                 )
             )
             log.error("%s; the engine thread is at\n%s", self._end, where)

@@ -11,7 +11,7 @@ from rlforge.engines.base import decoder
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
-from rlforge.engines.threaded import ThreadedEngine
+from rlforge.engines.threaded import STUCK_AFTER_S, ThreadedEngine
 from rlforge.errors import ConfigError
 from rlforge.models.load import positions
 from rlforge.system.limits import PROMPT_TOKENS
@@ -84,7 +84,7 @@ class TransformersEngine(ThreadedEngine):
             seed=seed,
             grammars=Grammars(tokenizer, vocab_size),
         )
-        super().__init__(core, stuck_after_s=config.stuck_after_s)
+        super().__init__(core, stuck_after_s=STUCK_AFTER_S)
 
 
 def _check_layers(model: Any) -> None:

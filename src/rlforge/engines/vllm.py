@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import Answer, decoder
 from rlforge.engines.core import EngineRequest, StepGenerator
-from rlforge.engines.threaded import ThreadedEngine
+from rlforge.engines.threaded import STUCK_AFTER_S, ThreadedEngine
 from rlforge.engines.versions import Adapter, AdapterTable, PolicyKey
 from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
@@ -280,7 +280,7 @@ class VllmEngine(ThreadedEngine):
             decode=decoder(load_tokenizer(config.model)),
             seed=config.seed,
         )
-        super().__init__(core, stuck_after_s=config.engine.stuck_after_s)
+        super().__init__(core, stuck_after_s=STUCK_AFTER_S)
 
 
 def _check_heads(described: Any) -> None:

@@ -6,11 +6,14 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlforge.config.schema import ExplorationConfig
 from rlforge.types import value
 
 #: Coverage of an empty window: the maximum, so that opponents not met yet are tried.
 OPTIMISTIC_COVERAGE = 1.0
+#: Length of the action n-grams.
+NGRAM = 3
+#: Recent games per opponent and environment that count.
+WINDOW = 256
 
 
 @value
@@ -121,14 +124,14 @@ class ExplorationTracker:
     recent games means that an opponent leads to many different states.
 
     Example:
-        >>> tracker = ExplorationTracker(ExplorationConfig(ngram=1, window=8))
+        >>> tracker = ExplorationTracker(ngram=1, window=8)
         >>> tracker.add(["random_legal"], "Nim-v0", ["[0 1]", "[1 2]", "[0 1]", "[0 2]"])
         >>> tracker.diversity("random_legal")
         0.75
     """
 
-    def __init__(self, config: ExplorationConfig) -> None:
-        self._config = config
+    def __init__(self, ngram: int = NGRAM, window: int = WINDOW) -> None:
+        self._ngram, self._size = ngram, window
         self._opponents: dict[str, dict[str, NgramWindow]] = {}
         self._envs: dict[str, NgramWindow] = {}
 
@@ -193,7 +196,7 @@ class ExplorationTracker:
         }
 
     def _window(self) -> NgramWindow:
-        return NgramWindow(self._config.ngram, self._config.window)
+        return NgramWindow(self._ngram, self._size)
 
     def _load_windows(self, states: dict[str, Any]) -> dict[str, NgramWindow]:
         windows = {env_id: self._window() for env_id in states}

@@ -56,7 +56,7 @@ class ModelPool:
         name, for which ``cfg`` and ``fixed`` count.
         """
         self._ratings = RatingTable()
-        self._exploration = ExplorationTracker(cfg.exploration)
+        self._exploration = ExplorationTracker()
         self._policies: dict[str, PolicyRef] = {}
         self._roles: dict[str, Role] = {}
         self._games: dict[str, int] = {}

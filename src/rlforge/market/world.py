@@ -20,6 +20,8 @@ from rlforge.market.positions import PerpDesk
 from rlforge.market.predictions import OTHER, PredictionMarket, YesNo, invented_question
 from rlforge.market.shares import ShareDesk
 
+#: Chance that an insider learns how a market ends or which way a ticker trends.
+TIP_CHANCE = 0.8
 #: Ticks between two funding payments.
 FUNDING_INTERVAL = 4
 #: Notes that an agent sees: on its settled trades, and those that its actions made.
@@ -43,8 +45,8 @@ class World:
         [True]
     """
 
-    def __init__(self, config: MarketConfig, seed: int = 0) -> None:
-        self.config = config
+    def __init__(self, config: MarketConfig, seed: int = 0, tip_chance: float = TIP_CHANCE) -> None:
+        self.config, self._tip_chance = config, tip_chance
         self.books = Books(config)
         self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
         self._seed = seed
@@ -286,11 +288,11 @@ class World:
             self._tip(agent, about, stance)
 
     def _tip(self, agent: Agent, about: str, stance: str) -> None:
-        """Give an insider the truth as a tip, with probability ``market.tip_chance``."""
+        """Give an insider the truth as a tip, with probability ``tip_chance``."""
         if agent.kind != "insider":
             return
         agent.tips.pop(about, None)
-        if agent.rng.random() < self.config.tip_chance:
+        if agent.rng.random() < self._tip_chance:
             agent.tips[about] = {
                 "kind": "tip",
                 "text": f"I was told that {about} is {stance}",

@@ -4,7 +4,7 @@
     evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, at the same time)
 
 A failed game is recorded, counted and played again, then replaced (``rlforge.rollout.schedule``);
-``collector.max_failures`` failures in a row end the run with the last one's cause.
+``MAX_FAILURES`` failures in a row end the run with the last one's cause.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class Ports(Protocol):
         ...
 
 
+#: Failed games in a row that end the run.
+MAX_FAILURES = 32
+
+
 class Collector:
     """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games in progress.
 
@@ -70,12 +74,13 @@ class Collector:
         make_answer: MakeAnswer,
         time_limit: TimeLimit = asyncio.timeout,
         legal_tokens: Legal | None = None,
+        max_failures: int = MAX_FAILURES,
     ) -> None:
         """ports: None for a collector that only evaluates. time_limit: clock of ``env.timeout_s``,
         after which a game fails. legal_tokens: of the turns of training games; None leaves them
-        out.
+        out. max_failures: games that fail in a row, or tries of one, that end the run.
         """
-        self._config = config
+        self._config, self._max_failures = config, max_failures
         self._time_limit = time_limit
         self._legal_tokens = legal_tokens
         self._ports = ports
@@ -89,7 +94,7 @@ class Collector:
     async def train(self) -> None:
         """Play training games until ``next_games`` returns None; then finish those in progress.
 
-        Raises RunError when ``collector.max_failures`` games in a row failed, and any exception of
+        Raises RunError when ``max_failures`` games in a row failed, and any exception of
         the ports; games finished by then are delivered first.
         """
         ports = self._ports
@@ -115,7 +120,7 @@ class Collector:
         """Play ``specs`` at the same time; what came of each, in their order.
 
         A game that fails is played again, then replaced. Raises RunError when one failed
-        ``collector.max_failures`` times, and where the clock ended one: the games of a run with
+        ``max_failures`` times, and where the clock ended one: the games of a run with
         ``determinism=strict`` end by their rules or not at all.
         """
         return await asyncio.gather(*map(self._play_by_rules, specs))
@@ -131,10 +136,10 @@ class Collector:
                     "engine.request_timeout_s, and go on with --resume"
                 )
             records.append(record)
-            if len(records) > self._config.max_failures:
+            if len(records) > self._max_failures:
                 raise RunError(
-                    f"{spec.env_id} {spec.game_id} failed {self._config.max_failures} times "
-                    f"(collector.max_failures): {record.error}"
+                    f"{spec.env_id} {spec.game_id} failed {self._max_failures} times: "
+                    f"{record.error}"
                 )
             spec = retry(spec)
         return self._delivery(records)
@@ -174,10 +179,10 @@ class Collector:
                 self._slot_freed.set()
                 return
             self._failures_in_a_row += 1
-            if self._failures_in_a_row >= self._config.max_failures:
+            if self._failures_in_a_row >= self._max_failures:
                 raise RunError(
-                    f"{self._failures_in_a_row} games failed in a row "
-                    f"(collector.max_failures); the last one, {spec.env_id} {spec.game_id}: "
+                    f"{self._failures_in_a_row} games failed in a row; "
+                    f"the last one, {spec.env_id} {spec.game_id}: "
                     f"{record.error}"
                 )
             spec = retry(spec)

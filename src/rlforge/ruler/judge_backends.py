@@ -138,7 +138,6 @@ class ApiJudge:
         self._client = ChatClient(
             "ruler.judge", timeout_s=config.timeout_s, retries=0, limit="max_answer_tokens"
         )
-        self._forms = FORMS if config.structured == "auto" else (config.structured,)
         self._form = self._accepted = 0
 
     @property
@@ -155,12 +154,12 @@ class ApiJudge:
                 messages,
                 max_tokens=config.max_answer_tokens,
                 temperature=config.sampling_temperature,
-                **_form_options(self._forms[form], schema),
+                **_form_options(FORMS[form], schema),
             )
         except ChatError as error:
             if error.kind != "rejected" or isinstance(error, ChatTooLongError):
                 raise
-            if form + 1 < len(self._forms):
+            if form + 1 < len(FORMS):
                 self._form = max(self._form, form + 1)
                 raise ChatError(str(error), "form") from error
             self._form = self._accepted  # the form was not the reason

@@ -18,7 +18,7 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import Pairing, plan_evaluation
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
-from rlforge.serving.records import PairedOutcomes, Probe
+from rlforge.serving.records import PROBE_TOKENS, PROBES, PairedOutcomes, Probe
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams
 
 #: Added to the run's seed, so that held-out games differ from those of its evaluations.
@@ -88,16 +88,16 @@ def _focus(record: GameRecord) -> int:
 def game_probes(
     config: ServingConfig, tokenizer: Any, stop_token_ids: Sequence[int]
 ) -> tuple[Probe, ...]:
-    """``deployment.probes`` positions of random play in the environments of evaluation."""
+    """``PROBES`` positions of random play in the environments of evaluation."""
     prompter, draw = Prompter(tokenizer, config.prompts), random.Random(config.seed)
     params = SamplingParams(
         temperature=0.0,
-        max_tokens=min(config.deployment.probe_tokens, config.engine.max_tokens),
+        max_tokens=min(PROBE_TOKENS, config.engine.max_tokens),
         stop_token_ids=tuple(stop_token_ids),
     )
     envs = eval_envs(config)
     probes = []
-    for index in range(config.deployment.probes):
+    for index in range(PROBES):
         env = envs[index % len(envs)]
         view = _position(env, draw)
         _, ids = prompter.encode(env.prompt_template, view, env.action_extraction)

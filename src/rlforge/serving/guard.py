@@ -53,14 +53,20 @@ def network(host: str) -> str:
     return str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
+#: Most bytes of a request's body.
+MAX_BODY_BYTES = 2**20
+#: Seconds within which a body must have arrived.
+BODY_TIMEOUT_S = 10.0
+
+
 class Guard:
     """The outermost layer of the service: refuses unauthorised requests, and reads bodies.
 
     Admin calls always need the administrators' token; all paths but health and readiness need a
     token where the service listens beyond loopback, or ``serve.require_token`` is set. On loopback
     the ``Host`` header must name this machine, so that no web page can reach the service through a
-    host name of its own (DNS rebinding). Bodies are limited by ``serve.max_body_bytes`` and
-    ``serve.body_timeout_s``. count: called with path, status and seconds of every request,
+    host name of its own (DNS rebinding). Bodies are limited by ``MAX_BODY_BYTES`` and
+    ``BODY_TIMEOUT_S``. count: called with path, status and seconds of every request,
     including refused ones.
     """
 
@@ -132,27 +138,25 @@ class Guard:
         if kind != "application/json":  # browsers do not send it across sites unasked
             return 415, "unsupported_media_type", "the body must be application/json"
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._config.max_body_bytes:
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
             return self._too_large()
         return None
 
     def _too_large(self) -> tuple[int, str, str]:
-        most = self._config.max_body_bytes
-        return 413, "request_too_large", f"the body is larger than {most} bytes"
+        return 413, "request_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes"
 
     async def _read(self, request: Request) -> bytes | tuple[int, str, str]:
         body = bytearray()
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for part in request.stream():
                     body += part
-                    if len(body) > self._config.max_body_bytes:
+                    if len(body) > MAX_BODY_BYTES:
                         return self._too_large()
         except ClientDisconnect:
             return 400, "incomplete_body", "the connection ended before the body"
         except TimeoutError:
-            limit = self._config.body_timeout_s
-            return 408, "body_timeout", f"the body did not arrive within {limit:g} s"
+            return 408, "body_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
         return bytes(body)
 
 

@@ -107,6 +107,10 @@ class Deployment:
         return {"uid": self.uid, "version": values.pop("updates"), **values}
 
 
+#: Prompts that a new version must answer, and most tokens in the answer to one.
+PROBES, PROBE_TOKENS = 8, 256
+
+
 @value
 class Probe:
     """A prompt that a new version must answer, and how an action is read from the answer."""

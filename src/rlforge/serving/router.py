@@ -16,6 +16,11 @@ from rlforge.serving.records import Arm, Deployment
 from rlforge.serving.statistics import MixtureSprt
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
+#: Difference of mean rewards for which a trial is most powerful (sd of the normal mixture).
+EFFECT = 0.03
+#: Outcomes of each version before a trial may give a verdict.
+MIN_OUTCOMES = 50
+
 
 def place(user: str, salt: str) -> float:
     """The place of ``user`` in [0, 1): uniform over users, fixed for each ``salt``."""
@@ -45,9 +50,7 @@ class Trial:
     def __init__(self, deployment: Deployment, config: AbTestConfig) -> None:
         self.deployment = deployment
         self._config = config
-        self.test = MixtureSprt(
-            alpha=config.alpha, effect=config.effect, min_outcomes=config.min_outcomes
-        )
+        self.test = MixtureSprt(alpha=config.alpha, effect=EFFECT, min_outcomes=MIN_OUTCOMES)
 
     @property
     def share(self) -> float:
@@ -65,10 +68,10 @@ class Trial:
     ) -> None:
         """Include an outcome; see ``MixtureSprt``.
 
-        stage: None takes stretches of ``min_outcomes`` outcomes.
+        stage: None takes stretches of ``MIN_OUTCOMES`` outcomes.
         """
         if stage is None:
-            stage = str(self.test.outcomes // self._config.min_outcomes)
+            stage = str(self.test.outcomes // MIN_OUTCOMES)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
         if self.test.outcomes >= self._config.max_outcomes:
             self.test.look()

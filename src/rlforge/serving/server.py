@@ -38,7 +38,7 @@ from rlforge.serving.tokens import Tokens, make_tokens
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
-from rlforge.training.graph import build_graph
+from rlforge.training.graph import SERVICE_RESTARTS, build_graph
 from rlforge.types import value
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+#: Most tokens of an answer whose request names no limit.
+DEFAULT_MAX_TOKENS = 256
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
 #: Groups that configure the service and not its run: the command line may choose their options.
@@ -230,8 +232,7 @@ async def _serve(
         await actors.come_home()
     if not signalled:
         raise ray_processes.ended() or RunError(
-            f"an engine died more than serve.max_engine_restarts="
-            f"{config.serve.max_engine_restarts} times; see {state_dir}/logs"
+            f"an engine died more than {SERVICE_RESTARTS} times; see {state_dir}/logs"
         )
     say("stopped")
 
@@ -312,7 +313,7 @@ def http_over(
         vocab_size=described.vocab_size,
         defaults=dataclasses.replace(
             config.engine.sampling(stops),
-            max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
+            max_tokens=min(DEFAULT_MAX_TOKENS, config.engine.max_tokens),
         ),
     )
     answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)

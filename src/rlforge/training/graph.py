@@ -16,6 +16,9 @@ from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.system.hardware import Machine, resolve_hardware
 
+#: How often dead engines of a service are restarted before it ends.
+SERVICE_RESTARTS = 100
+
 
 def build_graph(config: PolicyConfig, machine: Machine) -> RunGraph:
     """The graph of ``config`` on ``machine``; ConfigError when its GPUs do not fit.
@@ -161,8 +164,7 @@ def _serving_graph(config: ServingConfig, hardware: HardwareConfig) -> RunGraph:
         ),
     )
     engine = _engine(config, hardware, ("service", "Completion"))
-    restarts = config.serve.max_engine_restarts
-    return RunGraph(nodes=(dataclasses.replace(engine, restarts=restarts), service))
+    return RunGraph(nodes=(dataclasses.replace(engine, restarts=SERVICE_RESTARTS), service))
 
 
 def _tracker(config: PolicyConfig) -> ActorSpec:

@@ -14,14 +14,19 @@ from rlforge.market.books import Settled
 from rlforge.trajectories.records import Decision, Result
 from rlforge.types import value
 
+#: Speed term of a fast decision.
+FAST_REWARD = 1.0
+#: Bounds of rewards.
+LOW, HIGH = -1.0, 1.0
+
 
 @value
 class RewardParts:
     """A reward and its parts.
 
-    pnl: profit and loss as a share of the investment. speed: ``fast_reward`` or ``slow_reward``.
+    pnl: profit and loss as a share of the investment. speed: ``FAST_REWARD`` or ``slow_reward``.
     consistency: the win rate. These three are before weighting. total: their weighted sum.
-    reward: the total, clipped to ``low`` … ``high``.
+    reward: the total, clipped to ``LOW`` … ``HIGH``.
     """
 
     pnl: float
@@ -57,7 +62,7 @@ class DecisionReward:
         invested = result.investment > 0
         pnl = result.pnl / result.investment if invested else config.uninvested_reward
         fast = result.hold_time_minutes < config.fast_minutes
-        speed = config.fast_reward if fast else config.slow_reward
+        speed = FAST_REWARD if fast else config.slow_reward
         total = (
             config.pnl_weight * pnl
             + config.speed_weight * speed
@@ -68,7 +73,7 @@ class DecisionReward:
             speed=speed,
             consistency=result.win_rate,
             total=total,
-            reward=min(max(total, config.low), config.high),
+            reward=min(max(total, LOW), HIGH),
         )
 
     def normalize(self, rewards: Sequence[float]) -> list[float]:
@@ -85,9 +90,9 @@ class DecisionReward:
         equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
         if config.normalize == "minmax":
             if equal:
-                return [(config.low + config.high) / 2] * len(rewards)
-            scale = (config.high - config.low) / (most - least)
-            return [config.low + (reward - least) * scale for reward in rewards]
+                return [(LOW + HIGH) / 2] * len(rewards)
+            scale = (HIGH - LOW) / (most - least)
+            return [LOW + (reward - least) * scale for reward in rewards]
         if equal:
             return [0.0] * len(rewards)
         mean = math.fsum(rewards) / len(rewards)

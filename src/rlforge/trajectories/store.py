@@ -36,6 +36,10 @@ from rlforge.trajectories.records import Decision, DecisionOutcome
 
 log = logging.getLogger(__name__)
 
+#: MiB of windows that are being written; beyond it the least recently written one is closed: its
+#: decisions move from the database into a parquet file.
+OPEN_MB = 32.0
+
 _FIND = "SELECT windowId, id, complete FROM decisions WHERE id IN (SELECT unnest($ids))"
 
 
@@ -70,8 +74,8 @@ class TrajectoryStore(StoreReader):
         ((1, 0), True)
     """
 
-    def __init__(self, root: Path | str, config: StoreConfig | None = None) -> None:
-        self._config = config or StoreConfig()
+    def __init__(self, root: Path | str, open_mb: float = OPEN_MB) -> None:
+        self._most_open = open_mb * 2**20
         self._closed = False
         self._lock = threading.RLock()
         root = Path(root)
@@ -194,7 +198,7 @@ class TrajectoryStore(StoreReader):
     def _close_some(self) -> None:
         """Close the windows written least recently while the open ones are too large."""
         sizes = self._open.sizes
-        while len(sizes) > 1 and sum(sizes.values()) > self._config.open_mb * 2**20:
+        while len(sizes) > 1 and sum(sizes.values()) > self._most_open:
             try:
                 self._close_window(next(iter(sizes)))
             except OSError as error:

@@ -100,7 +100,7 @@ def _episode(
     game: WarmupMarket, discount: float, rng: random.Random, words: list[str]
 ) -> list[State]:
     config = _config(game.accounts, rng, noise=game.players // 2)
-    world = World(config, seed=rng.randrange(2**32))
+    world = World(config, seed=rng.randrange(2**32), tip_chance=1.0)
     players = [f"player-{number}" for number in range(game.players)]
     for player in players:
         world.join(player)
@@ -137,6 +137,5 @@ def _config(accounts: int, rng: random.Random, noise: int) -> MarketConfig:
         liquidity=rng.choice(_LIQUIDITY),
         news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[:accounts]},
         feed_length=60,
-        tip_chance=1.0,
         traders={"noise": noise},
     )
