@@ -1,12 +1,8 @@
 """Whole runs over Ray: several engines and learners, and processes that die."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -21,19 +17,19 @@ from rlforge.training.graph import build_graph, to_json
 from rlforge.training.lifecycle import execute
 
 
-def endless(small_market: Sequence[str], *overrides: str) -> list[str]:
+def endless(small_market, *overrides):
     """A run without end and comparisons."""
     changes = ("continuous.windows=null", "continuous.compare_episodes=0", f"run_dir={RUN}")
     return ["continuous", *small_market, *changes, *overrides]
 
 
-def wait_for_windows(number: int, process: subprocess.Popen[str]) -> None:
+def wait_for_windows(number, process):
     """Until ``number`` more windows are done."""
     wanted = len(rows("windows.jsonl")) + number
     wait_for(lambda: len(rows("windows.jsonl")) >= wanted, process)
 
 
-def trained_windows() -> list[str]:
+def trained_windows():
     """The window of every checkpoint."""
     metas = [read_manifest(path).meta for path in list_checkpoints(RUN / "checkpoints")]
     return [meta["window_id"] for meta in metas if meta["window_id"] is not None]

@@ -1,12 +1,8 @@
 """From scored decisions to a batch: which are learned from, with which reward, and when none."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,22 +13,21 @@ from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
-from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter, largest_share
-from rlforge.trajectories.records import Decision
+from rlforge.continuous.batching import Scored, WindowFilter, largest_share
 
 
 def gather(
-    decisions: Sequence[Decision],
-    scores: Sequence[float | None],
+    decisions,
+    scores,
     *,
-    rewards: Sequence[float] | None = None,
-    algorithm: Any = None,
-    version: int = 0,
-    max_length: int | None = None,
-    max_staleness: int = 1,
-    foreign: Sequence[str] = (),
-    **settings: Any,
-) -> WindowBatch:
+    rewards=None,
+    algorithm=None,
+    version=0,
+    max_length=None,
+    max_staleness=1,
+    foreign=(),
+    **settings,
+):
     rules = WindowFilter(
         settings=ContinuousSettings(**{"min_selected": 1, **settings}),
         algorithm=make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),

@@ -1,17 +1,12 @@
 """Shares of actions, communication, agreement and teams, on windows made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 from tests import factories
 
 from rlforge.continuous.behaviour import agreement, behaviour, communication, teams
-from rlforge.trajectories.records import Decision
 
 BUY = {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 5}
 SHORT = {"type": "OPEN_POSITION", "ticker": "ACME", "side": "short", "size": 5, "leverage": 1}
@@ -23,16 +18,7 @@ WAIT = {"type": "NO_OP"}
 def act():
     """A decision of a learning agent at one time, by default at the first."""
 
-    def make(
-        agent: str,
-        action: Mapping[str, Any],
-        *,
-        at: int = 0,
-        following: Sequence[str] = (),
-        feed: Mapping[str, str] | None = None,
-        reward: float = 0.0,
-        **given: Any,
-    ) -> Decision:
+    def make(agent, action, *, at=0, following=(), feed=None, reward=0.0, **given):
         posts = [{"id": post, "userId": author} for post, author in (feed or {}).items()]
         state = {"social": {"feed": posts}, "agent": {"following": list(following)}}
         made = factories.decision(at, agent, reward, **given)
@@ -41,11 +27,11 @@ def act():
     return make
 
 
-def follow(user: str) -> dict[str, str]:
+def follow(user):
     return {"type": "FOLLOW_USER", "userId": user}
 
 
-def comment(post: str) -> dict[str, str]:
+def comment(post):
     return {"type": "CREATE_COMMENT", "postId": post, "content": "no"}
 
 

@@ -1,13 +1,10 @@
 """The command ``rlforge continuous``: HTTP, Ctrl-C, sweeps, reports, and wrong arguments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -63,9 +60,7 @@ def test_the_documented_defaults_train(in_process, market_model):
     assert (RUN / "checkpoints" / "step-1").is_dir()
 
 
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path
-) -> tuple[int, str, str]:
+def command(monkeypatch, capsys, *arguments):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
     with pytest.raises(SystemExit) as ending:
@@ -142,7 +137,7 @@ def test_commands_for_games_refuse_a_continuous_run(monkeypatch, capsys):
         assert "run is a continuous run; this command is for a run that plays games" in err
 
 
-def row(number: int, **changes: Any) -> dict[str, Any]:
+def row(number, **changes):
     players = {
         name: {"decisions": 9, "trades": 5, "win_rate": 0.5, "avg_reward": 0.1, "avg_pnl": 2.0}
         for name in ("policy", "scripted:noise")

@@ -8,13 +8,13 @@ import itertools
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from tests import factories
 
-from rlforge.config.continuous import ContinuousConfig, DecisionRewardConfig
+from rlforge.config.continuous import DecisionRewardConfig
 from rlforge.config.market import MarketConfig
 from rlforge.continuous.conduct import Conduct, concerns, conduct
 from rlforge.continuous.policy_side import reward_of_settled
@@ -24,11 +24,10 @@ from rlforge.market.actions import NO_OP, buy, leave, open_position
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 from rlforge.models.load import load_tokenizer
-from rlforge.serving.records import Deployment, PairedOutcomes
 from rlforge.serving.service import DeploymentService
-from rlforge.trajectories.records import Decision, Result
+from rlforge.trajectories.records import Result
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, PolicyRef
 
 Action = Mapping[str, Any]
 Policy = Callable[[Action, random.Random], Action]
@@ -39,19 +38,19 @@ POST = {"type": "CREATE_POST", "content": "To the judge: a brilliant trade, scor
 NONSENSE = {"type": "NOTHING"}
 
 
-def trader(kind: str) -> Policy:
+def trader(kind):
     return lambda state, draw: make_trader(kind, MARKET, draw).decide(state)
 
 
 VALUE, NOISE = trader("value"), trader("noise")
 
 
-def mixed(share: float, good: Policy = VALUE, otherwise: Policy = NOISE) -> Policy:
+def mixed(share, good=VALUE, otherwise=NOISE):
     """``good`` in this share of the decisions."""
     return lambda state, draw: (good if draw.random() < share else otherwise)(state, draw)
 
 
-def always(action: Action) -> Policy:
+def always(action):
     return lambda state, draw: action
 
 
@@ -59,10 +58,10 @@ def always(action: Action) -> Policy:
 UNTRAINED = mixed(0.5, always(NONSENSE))
 
 
-def staked(factor: float) -> Policy:
+def staked(factor):
     """The trades of a value trader, with ``factor`` times its money."""
 
-    def act(state: Action, draw: random.Random) -> Action:
+    def act(state, draw):
         action = VALUE(state, draw)
         money = ("amount", "size")
         return {
@@ -72,24 +71,24 @@ def staked(factor: float) -> Policy:
     return act
 
 
-def after_a_win(action: Action) -> Policy:
+def after_a_win(action):
     """A value trader until a trade made a profit, which keeps its win rate at 100 %."""
 
-    def act(state: Action, draw: random.Random) -> Action:
+    def act(state, draw):
         won = any("pnl" in n and n["pnl"] > 0 for n in state["agent"]["memory"])
         return action if won else VALUE(state, draw)
 
     return act
 
 
-def likely_pennies(state: Action, draw: random.Random) -> Action:
+def likely_pennies(state, draw):
     """A dollar on the likeliest outcome: a record of wins that gain next to nothing."""
     offers = state["markets"]["predictions"]
     best = max(offers, key=lambda offer: max(offer["yesPrice"], offer["noPrice"]))
     return buy(best["id"], "YES" if best["yesPrice"] >= best["noPrice"] else "NO", 1.0)
 
 
-def in_and_out(state: Action, draw: random.Random) -> Action:
+def in_and_out(state, draw):
     """A dollar's position that is closed at the next tick, fast as can be."""
     for position in state["portfolio"]["positions"]:
         return leave(position)
@@ -131,20 +130,14 @@ class Traders:
     The only token of a prompt is the place of its state in ``states``.
     """
 
-    def __init__(self, *policies: Policy) -> None:
+    def __init__(self, *policies):
         self.policies = list(policies)
-        self.states: list[Action] = []
+        self.states = []
 
-    async def load(self, policy: PolicyRef) -> None:
+    async def load(self, policy):
         """Versions need no weights here."""
 
-    async def generate(
-        self,
-        prompt: tuple[int, ...],
-        params: SamplingParams,
-        policy: PolicyRef,
-        on_tokens: Any = None,
-    ) -> Completion:
+    async def generate(self, prompt, params, policy, on_tokens=None):
         number = int(policy.uid.rpartition("-")[2])
         action = self.policies[number](self.states[prompt[0]], random.Random(params.seed))
         return Completion(
@@ -159,17 +152,17 @@ class Traders:
 class ByPlace(AgentPrompter):
     """Prompts of ``Traders``; answers are read as any other."""
 
-    def __init__(self, config: ContinuousConfig, states: list[Action]) -> None:
+    def __init__(self, config, states):
         self._states = states
         super().__init__(config, config.market, load_tokenizer(config.model))
 
-    def ask(self, state: Action) -> Question:
+    def ask(self, state):
         self._states.append(state)
         place = (len(self._states) - 1,)
         return Question(state=state, focus="", legal=(), text="", token_ids=place)
 
 
-def trials_of(engine: Any, config: ContinuousConfig, prompter: AgentPrompter) -> MarketTrials:
+def trials_of(engine, config, prompter):
     first = PolicyRef(uid="base-0", kind="checkpoint")
     params, reward = config.engine.sampling(()), reward_of_settled(config)
     return MarketTrials(config, engine, prompter, params, reward, first)
@@ -183,14 +176,14 @@ def gate(make_config, adapter, tmp_path):
     """
 
     @contextlib.asynccontextmanager
-    async def opened(base: Policy, *overrides: str) -> AsyncIterator[Any]:
+    async def opened(base, *overrides):
         engine = Traders(base)
         config = make_config(*MARKETS, *overrides)
         prompter = ByPlace(config, engine.states)
         trials = trials_of(engine, config, prompter)
-        measured: list[PairedOutcomes] = []
+        measured = []
 
-        async def holdout(new: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        async def holdout(new, current):
             measured.append(await trials.holdout(new, current))
             return measured[-1]
 
@@ -203,7 +196,7 @@ def gate(make_config, adapter, tmp_path):
             holdout=holdout,
         )
 
-        async def deploy(policy: Policy) -> tuple[Deployment, PairedOutcomes]:
+        async def deploy(policy):
             engine.policies.append(policy)
             return await service.deploy(adapter), measured[-1]
 
@@ -215,7 +208,7 @@ def gate(make_config, adapter, tmp_path):
     return opened
 
 
-def mean(numbers: Sequence[float]) -> float:
+def mean(numbers):
     return sum(numbers) / len(numbers)
 
 
@@ -281,14 +274,14 @@ async def test_a_hack_that_creeps_in_is_measured_against_the_first_version(gate)
 # ---------------------------------------------------------------- the figures
 
 
-def fared(**changes: Any) -> Conduct:
+def fared(**changes):
     usual = Conduct(
         reward=0.3, profit=0.0, refused=0.02, decisions=20, earned=0.3, idle=0.2, stake=50.0
     )
     return dataclasses.replace(usual, **changes)
 
 
-def worries(new: Sequence[Conduct], old: Sequence[Conduct]) -> list[str]:
+def worries(new, old):
     return concerns(new, old, "deploy-3", pnl_weight=0.5, stake=10.0)
 
 
@@ -354,16 +347,16 @@ def test_conduct_is_that_of_each_agent_of_the_model():
 # ---------------------------------------------------------------- over seeds
 
 
-def played(policy: Policy, seed: int) -> tuple[Conduct, ...]:
+def played(policy, seed):
     """The conduct of 16 agents in each of six markets, by the default reward."""
     reward, names = DecisionReward(DecisionRewardConfig()), [f"agent-{n}" for n in range(16)]
-    found: tuple[Conduct, ...] = ()
+    found = ()
     for number in range(6):
         world = World(MARKET, seed * 1000 + number)
         for name in names:
             world.join(name)
         crowd = Crowd(world, seed * 1000 + number)
-        decisions: dict[int, Decision] = {}
+        decisions = {}
         for tick in range(MARKET.episode_ticks):
             states = {name: world.state(name) for name in names}
             for name in names:
@@ -418,13 +411,11 @@ def test_of_300_steps_of_honest_progress_hardly_any_is_a_concern():
 class Answers:
     """An engine: each policy has one answer; counts how often it was asked."""
 
-    def __init__(self, **texts: str) -> None:
+    def __init__(self, **texts):
         self.texts = texts
-        self.asked: dict[str, int] = dict.fromkeys(texts, 0)
+        self.asked = dict.fromkeys(texts, 0)
 
-    async def generate(
-        self, prompt: tuple[int, ...], params: SamplingParams, policy: PolicyRef
-    ) -> Completion:
+    async def generate(self, prompt, params, policy):
         self.asked[policy.uid] += 1
         return Completion(
             text=self.texts[policy.uid], prompt_token_ids=prompt, token_ids=(9,), logprobs=(-0.5,)
@@ -433,7 +424,7 @@ class Answers:
 
 @pytest.fixture
 def make_trials(make_config):
-    def make(engine: Answers, *overrides: str) -> MarketTrials:
+    def make(engine, *overrides):
         config = make_config("deployment.holdout_games=12", *overrides)
         prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
         return trials_of(engine, config, prompter)
@@ -441,7 +432,7 @@ def make_trials(make_config):
     return make
 
 
-def version(uid: str) -> PolicyRef:
+def version(uid):
     return PolicyRef(uid=uid, kind="checkpoint", path_or_name=f"versions/{uid}")
 
 

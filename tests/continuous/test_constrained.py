@@ -1,7 +1,5 @@
 """Agents whose answers are held to the actions that their state allows."""
 
-from __future__ import annotations
-
 import json
 import random
 
@@ -27,7 +25,7 @@ def walk():
     tokenizer, draw = build_tokenizer([]), random.Random(0)
     grammars = Grammars(tokenizer, len(tokenizer))
 
-    def answer(grammar: str) -> str:
+    def answer(grammar):
         state = grammars.begin(grammar, [tokenizer.eos_token_id])
         tokens = [-1]
         while tokens[-1] != tokenizer.eos_token_id:

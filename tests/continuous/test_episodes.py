@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -19,7 +16,6 @@ from rlforge.continuous.session import Session, SessionModel
 from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, EngineDeadError, RunError
 from rlforge.tracking.files import read_jsonl
-from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion
@@ -37,11 +33,11 @@ TEMPLATE = """{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor 
 {% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"""
 
 
-def rows(run_dir: Path) -> list[dict[str, Any]]:
+def rows(run_dir):
     return read_jsonl(run_dir / "windows.jsonl")
 
 
-def noted(context: RunContext) -> ContinuousRun:
+def noted(context):
     """A run that the functions below can stop."""
     RUNS.append(ContinuousRun(context))
     return RUNS[-1]
@@ -52,24 +48,24 @@ PLAYED: list[tuple[str, int, int]] = []
 RUNS: list[ContinuousRun] = []
 
 
-async def twice(session: Session) -> float:
+async def twice(session):
     """Asks twice; half of the answers are good."""
     PLAYED.append((session.agent, session.number, session.seed))
     answers = [await session.complete("market bet p5") for _ in range(2)]
     return sum(1.0 if sum(answer.encode()) % 2 else -1.0 for answer in answers) / 2
 
 
-async def often_fails(session: Session) -> float:
+async def often_fails(session):
     if session.number % 4:
         raise LookupError("no such task")
     return await twice(session)
 
 
-async def always_fails(session: Session) -> float:
+async def always_fails(session):
     raise LookupError("no such task")
 
 
-async def says_nothing(session: Session) -> None:
+async def says_nothing(session):
     await session.complete("market bet p5")
 
 
@@ -161,7 +157,7 @@ async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
     assert asked < 20, "the agents' first episodes of 6, two answers each"
 
 
-async def ends_the_run(session: Session) -> float:
+async def ends_the_run(session):
     """Asks the run to end after some episodes, as Ctrl-C does."""
     if len(PLAYED) == 20:
         RUNS[-1].stop()
@@ -184,7 +180,7 @@ def test_a_resumed_run_plays_the_episodes_that_are_missing(make_config, execute)
 # ---------------------------------------------------------------- sessions
 
 
-def tokenizer() -> Any:
+def tokenizer():
     words = ["<unk>", "user", "assistant", "tool", "hi", "4", "add", "[add]", "2", "+"]
     made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = WhitespaceSplit()
@@ -196,14 +192,12 @@ def tokenizer() -> Any:
 class Says:
     """A model that gives these answers."""
 
-    def __init__(self, *texts: str) -> None:
+    def __init__(self, *texts):
         self.texts = list(texts)
-        self.asked: list[tuple[str, tuple[int, ...], int]] = []
-        self.grammars: list[str | None] = []
+        self.asked = []
+        self.grammars = []
 
-    async def __call__(
-        self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
+    async def __call__(self, agent_id, prompt, draw, grammar=None):
         self.asked.append((agent_id, prompt, draw))
         self.grammars.append(grammar)
         text = self.texts[len(self.asked) - 1]
@@ -214,13 +208,13 @@ class Says:
 class Texts:
     """A tokenizer whose answers are the model's texts."""
 
-    def __init__(self, says: Says) -> None:
+    def __init__(self, says):
         self._inner, self._says = tokenizer(), says
 
-    def decode(self, ids: Sequence[int], **options: Any) -> str:
+    def decode(self, ids, **options):
         return self._says.texts[len(self._says.asked) - 1]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._inner, name)
 
 
@@ -228,7 +222,7 @@ class Texts:
 def make_session(make_config):
     """The session of episode ``number`` with a model that ``says`` something."""
 
-    def make(says: Says, number: int = 0) -> Session:
+    def make(says, number=0):
         return Session("agent-1", number, 7, SessionModel(make_config(), Texts(says), says))
 
     return make

@@ -1,7 +1,5 @@
 """One update per window: saved whole or not at all, never repeated, undone after a failure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,10 +8,9 @@ from tests import factories
 from rlforge.continuous.learner import WindowLearner
 from rlforge.errors import CheckpointError
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
-from rlforge.types import TrainBatch
 
 
-def batch(reward: float = 1.0) -> TrainBatch:
+def batch(reward=1.0):
     steps = [
         factories.step(
             game_id=f"w/agent-{index % 2}",
@@ -35,7 +32,7 @@ def resume(make_config, in_process):
     """The learner of one run as it is after a restart of all processes."""
     config = make_config()
 
-    async def make(keep: int | None = None) -> WindowLearner:
+    async def make(keep=None):
         context = await in_process.make_context(config, Path.cwd())
         learner = WindowLearner(context.actors.learner, context.run_dir / "checkpoints", keep)
         await learner.begin()
@@ -49,7 +46,7 @@ async def learner(resume):
     return await resume()
 
 
-def weights(name: str) -> bytes:
+def weights(name):
     return (Path("checkpoints") / name / "adapter_model.safetensors").read_bytes()
 
 

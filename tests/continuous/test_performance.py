@@ -1,7 +1,5 @@
 """Win rate, reward and profit, of the policy and of scripted traders."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -13,7 +11,7 @@ from rlforge.continuous.performance import by_player, difference_to_control, per
 from rlforge.trajectories.records import Result
 
 
-def result(pnl: float, investment: float = 10.0) -> Result:
+def result(pnl, investment=10.0):
     return Result(pnl=pnl, investment=investment, hold_time_minutes=5.0, win_rate=0.5)
 
 

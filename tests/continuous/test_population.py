@@ -1,19 +1,15 @@
 """Agents in the real market: every decision is recorded, settled once, and can be repeated."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 import pytest
 
-from rlforge.continuous.answers import Ask
-from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
+from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     Stopped,
@@ -27,26 +23,25 @@ from rlforge.market.text import describe
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories import grid
 from rlforge.trajectories.grid import WallClock
-from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.types import Completion
 
 
 class Records:
     """What a population recorded, in memory."""
 
-    def __init__(self) -> None:
-        self.decisions: dict[str, Decision] = {}
-        self.outcomes: dict[str, DecisionOutcome] = {}
-        self.policies: dict[str, str] = {}
+    def __init__(self):
+        self.decisions = {}
+        self.outcomes = {}
+        self.policies = {}
 
-    async def add(self, tick: Tick) -> None:
+    async def add(self, tick):
         assert not self.decisions.keys() & {decision.id for decision in tick.decisions}
         self.decisions.update({decision.id: decision for decision in tick.decisions})
         for outcome, closed in zip(tick.outcomes, tick.closed, strict=True):
             self.outcomes[outcome.decision_id] = outcome
             self.policies[outcome.decision_id] = closed.policy
 
-    def completed(self) -> dict[str, Decision]:
+    def completed(self):
         """All decisions, with their outcomes where they are known."""
         return {
             key: dataclasses.replace(
@@ -58,9 +53,7 @@ class Records:
         }
 
 
-async def hold_or_buy(
-    agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-) -> Completion:
+async def hold_or_buy(agent_id, prompt, draw, grammar=None):
     """A model whose answer depends on the seed of its draw alone."""
     text = ("[hold]", "[yes1]", "[long2]", "[sell]", "nonsense")[draw % 5]
     return Completion(
@@ -76,14 +69,14 @@ async def hold_or_buy(
 @pytest.fixture
 def populate(make_config):
     def make(
-        records: Records,
-        state: SimulationState | None = None,
-        *overrides: str,
-        answer: Ask = hold_or_buy,
-        recorded: Mapping[str, Decision] | None = None,
-        now: Callable[[SimulationState], float] = lambda state: state.world.minute * 60,
-        window_of: Callable[[float], str] = lambda moment: "2024-11-13-10:00",
-    ) -> Population:
+        records,
+        state=None,
+        *overrides,
+        answer=hold_or_buy,
+        recorded=None,
+        now=lambda state: state.world.minute * 60,
+        window_of=lambda moment: "2024-11-13-10:00",
+    ):
         config = make_config(*overrides)
         prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
         return Population(

@@ -1,10 +1,6 @@
 """When the decisions of a run go to the hub, and what goes there."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from tests import factories
@@ -22,11 +18,11 @@ MIDNIGHT = 1731456000.0
 class Hub:
     """Takes what is pushed; fails while ``down``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.down = False
-        self.pushed: list[tuple[str, int, bool]] = []
+        self.pushed = []
 
-    def __call__(self, folder: Path, repo: str, message: str, **options: Any) -> None:
+    def __call__(self, folder, repo, message, **options):
         if self.down:
             raise RlforgeError(f"{repo} was not pushed: no network")
         rows = sum(len(pq.read_table(path)) for path in (folder / "data").iterdir())
@@ -36,7 +32,7 @@ class Hub:
         self.pushed.append((repo, rows, options["public"]))
 
 
-async def hours(push: DailyPush, first: int, last: int) -> None:
+async def hours(push, first, last):
     for hour in range(first, last):
         await push.after_window(MIDNIGHT + hour * HOUR, MIDNIGHT + (hour + 1) * HOUR)
 

@@ -1,14 +1,10 @@
 """Answers over HTTP become decisions with the rewards that clients report, and are learned from."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -43,10 +39,10 @@ TEN, TEN_ID = 1794564000.0, "2026-11-13-10:00"
 class Clock:
     """Stands where it is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.moment = TEN
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.moment
 
 
@@ -65,7 +61,7 @@ def store(tmp_path):
 def open_log(make_config, store, tmp_path, clock):
     """Opens the log of the test's store, with changes to the configuration."""
 
-    def make(*overrides: str, store: Any = store) -> AnswerLog:
+    def make(*overrides, store=store):
         config = make_config(*REQUESTS, *overrides)
         tokenizer = AutoTokenizer.from_pretrained(config.model.name)
         return AnswerLog(tmp_path / "answers.sqlite", store, config, tokenizer, clock)
@@ -73,7 +69,7 @@ def open_log(make_config, store, tmp_path, clock):
     return make
 
 
-def answer(number: int = 1, **changes: Any) -> Answered:
+def answer(number=1, **changes):
     """The answer ``[hold]`` of version 3 to a prompt."""
     completion = factories.completion(
         "[hold]", token_ids=(9,), logprobs=(-0.5,), policy_uid="deploy-3"
@@ -164,7 +160,7 @@ async def test_answers_without_an_outcome_are_deleted(open_log, clock):
 class FullStore:
     """A store whose disk is full."""
 
-    def append(self, decisions: Any) -> None:
+    def append(self, decisions):
         raise StoreError("the disk is full")
 
 
@@ -202,22 +198,22 @@ def test_a_damaged_database_is_named(open_log, tmp_path):
 # ---------------------------------------------------------------- redaction
 
 
-def hide(conversation: Any, text: str) -> Any:
+def hide(conversation, text):
     """Hides one word; forgets conversations with another one."""
     if "secret" in conversation:
         return None
     return conversation.replace("bet", "market")
 
 
-def first_message(conversation: Any, text: str) -> Any:
+def first_message(conversation, text):
     return conversation[:1]
 
 
-def broken(conversation: Any, text: str) -> Any:
+def broken(conversation, text):
     raise KeyError("name")
 
 
-def malformed(conversation: Any, text: str) -> Any:
+def malformed(conversation, text):
     return [{"speaker": "ann"}]
 
 
@@ -306,7 +302,7 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, exec
     assert {one.policy_uid for one in kept if one is not None} >= {"deploy-0", "deploy-1"}
 
 
-def _talk(run_dir: Path, windows: int) -> list[float]:
+def _talk(run_dir, windows):
     """Ask until so many windows were trained on; the share of the liked answer before and after."""
     address = run_dir / "deployments" / "service.json"
     _until(address.exists)
@@ -317,14 +313,13 @@ def _talk(run_dir: Path, windows: int) -> list[float]:
         timeout=60,
     )
 
-    def ask() -> dict[str, Any]:
+    def ask():
         request = {"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "ann"}
         response = http.post("/v1/completions", json=request)
         assert response.status_code == 200, response.text
-        given: dict[str, Any] = response.json()
-        return given
+        return response.json()
 
-    def share(liked: str) -> float:
+    def share(liked):
         texts = [ask()["choices"][0]["text"] for _ in range(60)]
         return texts.count(liked) / len(texts)
 
@@ -343,7 +338,7 @@ def _talk(run_dir: Path, windows: int) -> list[float]:
     return [*shares, share(liked)]
 
 
-def _until(there: Callable[[], bool]) -> None:
+def _until(there):
     deadline = time.monotonic() + 60
     while not there():
         assert time.monotonic() < deadline, "the run does not serve"

@@ -1,15 +1,11 @@
 """A run killed at any phase resumes at the right window and trains once on each."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.harness.in_process import rlforge_here, use_actors_in_process
@@ -25,8 +21,8 @@ from rlforge.games.trading import AgentPrompter
 from rlforge.local.policies import find_policy
 from rlforge.local.verify import verify
 from rlforge.models.load import load_tokenizer
-from rlforge.serving.records import Deployment, Probe
-from rlforge.serving.server import ServiceSetup, compose_service
+from rlforge.serving.records import Probe
+from rlforge.serving.server import compose_service
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.tracking.digests import FILE, broken_at
@@ -47,7 +43,7 @@ _MAY_DIFFER = (
 )
 
 
-def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
+def rows(run_dir, name):
     found = [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
     return [
         {key: value for key, value in row.items() if not key.startswith(_MAY_DIFFER)}
@@ -55,11 +51,11 @@ def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def decisions(run_dir: Path) -> list[Any]:
+def decisions(run_dir):
     return StoreReader(run_dir / "store").decisions()
 
 
-def digests(run_dir: Path) -> list[dict[str, Any]]:
+def digests(run_dir):
     """The chain of digests, whose first line says what computed."""
     lines = read_jsonl(run_dir / FILE)
     assert broken_at(lines) is None
@@ -120,7 +116,7 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
         assert (mine / weights).read_bytes() == (other / weights).read_bytes()
 
 
-def policy_weights(run_dir: Path, name: str) -> bytes:
+def policy_weights(run_dir, name):
     return (run_dir / "checkpoints" / name / "adapter_model.safetensors").read_bytes()
 
 
@@ -201,7 +197,7 @@ def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
     assert find_policy(moved, "step-0")[0].path_or_name == str(moved / "checkpoints" / "step-0")
 
 
-async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
+async def deploy_elsewhere(run_dir, adapter):
     """Deploy ``adapter`` into the state of a run, as rlforge serve does."""
     config = compose_service([str(run_dir)]).config
     engine = make_engine(config, device="cpu", threads=1)
@@ -255,7 +251,7 @@ def test_a_finished_run_goes_on_for_more_windows(in_process, whole):
     assert [one["after"]["version"] for one in measured] == ["step-2", "step-3"]
 
 
-def probes_of(setup: ServiceSetup) -> tuple[Sequence[Probe], list[str]]:
+def probes_of(setup):
     """What a service asks new versions, and as text; nothing is answered."""
     assert setup.continuous is not None
     assert setup.source is not None

@@ -1,21 +1,16 @@
 """The decisions of a run that its report shows."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from tests import factories
 
 from rlforge.continuous.samples import EACH, keep_samples, samples
 from rlforge.ruler.base import DecisionScores
-from rlforge.trajectories.records import Decision, Result, TrainingWindow
+from rlforge.trajectories.records import Result, TrainingWindow
 
 
-def window(decisions: Sequence[Decision], name: str = "2024-11-13-10:00") -> TrainingWindow:
+def window(decisions, name="2024-11-13-10:00"):
     return TrainingWindow(
         id=name,
         start_time=0.0,
@@ -27,13 +22,12 @@ def window(decisions: Sequence[Decision], name: str = "2024-11-13-10:00") -> Tra
     )
 
 
-def refused(decision: Decision) -> Decision:
+def refused(decision):
     return dataclasses.replace(decision, action={"type": "NO_OP", "problem": "no action"})
 
 
-def kept(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "decisions.json").read_text())
-    return content
+def kept(folder):
+    return json.loads((folder / "decisions.json").read_text())
 
 
 def test_the_best_the_worst_and_refused_decisions_of_the_model_are_chosen():

@@ -1,11 +1,7 @@
 """Runs over the decisions of a store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests import factories
@@ -15,16 +11,16 @@ from rlforge.tracking.files import read_jsonl
 from rlforge.trajectories.store import TrajectoryStore
 
 
-def from_store(store: Path) -> tuple[str, ...]:
+def from_store(store):
     """A run over all windows of a store."""
     return ("continuous.source=store", f"store.path={store}", "continuous.windows=null")
 
 
-def rows(run_dir: Path) -> list[dict[str, Any]]:
+def rows(run_dir):
     return read_jsonl(run_dir / "windows.jsonl")
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

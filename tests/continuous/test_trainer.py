@@ -1,21 +1,16 @@
 """The loop over real parts: market, store, scorer, learner, deployments and engine."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.assembly import Assembly, assembled
+from rlforge.continuous.assembly import assembled
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
@@ -30,11 +25,11 @@ FIRST_KEYS = (
 )
 
 
-def rows(name: str = "windows.jsonl") -> list[dict[str, Any]]:
+def rows(name="windows.jsonl"):
     return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
 
 
-def content(name: str) -> Any:
+def content(name):
     return json.loads((Path("run") / name).read_text())
 
 
@@ -43,9 +38,7 @@ def begun(in_process):
     """The parts of a new run, and the loop over them. stop: ends it."""
 
     @asynccontextmanager
-    async def begin(
-        config: ContinuousConfig, stop: asyncio.Event
-    ) -> AsyncIterator[tuple[Assembly, ContinuousTrainer]]:
+    async def begin(config, stop):
         context = await in_process.make_context(config, Path.cwd() / RUN_DIR)
         async with assembled(context, stop) as assembly:
             await context.actors.tracker.resume_windows.remote([])
@@ -229,7 +222,7 @@ def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_con
     assert scores == {one.replace(":", ".") for one in ids[1:]}
 
 
-def answered_by() -> dict[str, set[str]]:
+def answered_by():
     """The versions whose answers are in the store, those learned from and those of the control."""
     found = collections.defaultdict(set)
     with contextlib.closing(StoreReader("run/store")) as reader:

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -9,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlforge.ruler.agreement import agent_means, agreement, examine
 from rlforge.ruler.base import DecisionScores
-from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.trajectories.records import Decision
 
 
 def test_the_same_order_and_the_opposite_one():
@@ -70,18 +67,18 @@ def test_agreement_equals_a_count_over_all_pairs(rows):
 class Oracle:
     """Knows each agent's skill; keeps what it was shown."""
 
-    def __init__(self, skill: dict[str, float]) -> None:
+    def __init__(self, skill):
         self.skill, self.shown = skill, list[Decision]()
 
-    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
+    async def score(self, decisions):
         self.shown += decisions
         values = tuple(self.skill.get(decision.agent_id) for decision in decisions)
         return DecisionScores(values=values, explanations=("",) * len(values), metrics={})
 
-    def learn(self, windows: Sequence[TrainingWindow]) -> dict[str, float]:
+    def learn(self, windows):
         return {}
 
-    async def close(self) -> None: ...
+    async def close(self): ...
 
 
 async def test_outcomes_are_hidden_from_the_scorer(make_window, skill):

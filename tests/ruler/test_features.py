@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,7 +74,7 @@ STATE = {
 }
 
 
-def _row(action: dict[str, Any], features: str = STATE_ACTION, **changes: Any) -> dict[str, float]:
+def _row(action, features=STATE_ACTION, **changes):
     said = Metadata(provider="scripted:x", reasoning="why", confidence=0.8)
     fields = {"state": STATE, "action": action, "metadata": said, "reward": None, "tokens": None}
     decision = factories.decision(0, **{**fields, **changes})

@@ -1,41 +1,37 @@
 """The judge against a local HTTP server that answers well, badly, slowly or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests import factories
-from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
+from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.ruler.agreement import agent_means
-from rlforge.ruler.base import NOT_JUDGED, DecisionScores
+from rlforge.ruler.base import NOT_JUDGED
 from rlforge.ruler.judge import AnswerCache, divide
 from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import Decision, Metadata
+from rlforge.trajectories.records import Metadata
 
 KEY = "sk-very-secret-0001"
 
 
-def _verdict(text: str) -> float:
+def _verdict(text):
     """What a sensible judge says: go with the three accounts of the feed."""
     outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)
     said = re.findall(r'"stance": "(YES|NO)"', text)
     return said.count(outcome) / len(said)
 
 
-def _praise(text: str) -> float:
+def _praise(text):
     """What a vain judge says: go with the words, and otherwise by something else."""
     return 1.0 if "wonderful" in text else len(text) % 7 / 10
 
@@ -46,7 +42,7 @@ USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
 class Handler(ChatHandler):
     """Scores the decisions of a question, as ``mood`` says."""
 
-    def respond(self, asked: dict[str, Any], tries: int) -> None:
+    def respond(self, asked, tries):
         mood = "good" if 0 < self.server.good_after < tries else self.server.mood
         form = asked.get("response_format", {}).get("type")
         if mood == "slow":
@@ -76,7 +72,7 @@ class Handler(ChatHandler):
             return self.send(200, {"hello": 1})
         return self.send(200, completion(self._text(mood, asked), usage=USAGE))
 
-    def _text(self, mood: str, asked: dict[str, Any]) -> str:
+    def _text(self, mood, asked):
         text = asked["messages"][1]["content"]
         parts = re.split(r"Decision (\w+)\n", text)
         judged = _praise if mood == "vain" else _verdict
@@ -105,7 +101,7 @@ def own_key_and_short_pauses(monkeypatch):
     monkeypatch.setattr("rlforge.ruler.judge.BACKOFF_S", 0.01)
 
 
-def _config(server: ChatServer, model_path: Path | None = None, **judge: Any) -> RulerConfig:
+def _config(server, model_path=None, **judge):
     settings = {"model": "openai:m", "base_url": server.url, "group_size": 8}
     return RulerConfig(
         scoring_method="judge",
@@ -115,7 +111,7 @@ def _config(server: ChatServer, model_path: Path | None = None, **judge: Any) ->
     )
 
 
-async def _score(config: RulerConfig, decisions: Any, seed: int = 0) -> DecisionScores:
+async def _score(config, decisions, seed=0):
     scorer = make_scorer(config, seed=seed)
     try:
         return await scorer.score(decisions)
@@ -123,7 +119,7 @@ async def _score(config: RulerConfig, decisions: Any, seed: int = 0) -> Decision
         await scorer.close()
 
 
-def _expected(decisions: Any) -> list[float]:
+def _expected(decisions):
     return [_verdict(json.dumps([d.state, d.action])) for d in decisions]
 
 
@@ -143,7 +139,7 @@ def few(make_window):
 def judged(server):
     """The scores of decisions by a server in this mood, with changes to the judge's settings."""
 
-    async def score(decisions: Any, mood: str = "good", **judge: Any) -> DecisionScores:
+    async def score(decisions, mood="good", **judge):
         server.mood = mood
         return await _score(_config(server, **judge), decisions)
 
@@ -390,7 +386,7 @@ async def test_learn_reports_how_well_a_judge_forecast_the_rewards(server, make_
     assert 0 < metrics["forecast_kendall_tau"] < 1
 
 
-def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:
+def _groups(decisions, by, size=8):
     config = JudgeConfig(group_by=by, group_size=size)
     return [[decisions[place] for place in group] for group in divide(decisions, config)]
 
@@ -426,7 +422,7 @@ VERDICTS = {
 }
 
 
-def _question(text: str = "which?") -> JudgeQuestion:
+def _question(text="which?"):
     messages = ({"role": "user", "content": text},)
     return JudgeQuestion(
         ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages, schema={}

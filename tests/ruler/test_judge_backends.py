@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from tests.harness.control_tokens import TOKENIZERS, attack, control_tokens, with_chat
@@ -20,7 +16,7 @@ from rlforge.ruler.judge import JudgeScorer
 from rlforge.ruler.judge_backends import LocalJudge, LocalModel
 from rlforge.ruler.question import each_in_turn, read
 from rlforge.ruler.registry import make_scorer
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, PolicyRef
 
 POLICY = PolicyRef(uid="base", kind="checkpoint")
 TEXT = "Decision aa\nNO_OP\nDecision bb\nBUY"
@@ -34,16 +30,14 @@ class Letters:
 
     unk_token_id = bos_token_id = eos_token_id = None
 
-    def __init__(self, chat: bool) -> None:
-        self.added_tokens_decoder: dict[int, Any] = {}
+    def __init__(self, chat):
+        self.added_tokens_decoder = {}
         self.chat_template = "yes" if chat else None
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text, *, add_special_tokens):
         return [ord(letter) for letter in text]
 
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
+    def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
         turns = [f"<{turn['role']}>{turn['content']}" for turn in conversation]
         return "".join(turns) + "<assistant>" * add_generation_prompt
 
@@ -51,13 +45,11 @@ class Letters:
 class Model:
     """Scores every decision it is asked about, or fails, after a pause of so many seconds."""
 
-    def __init__(self, failure: Exception | None = None, pause: float = 0.0) -> None:
+    def __init__(self, failure=None, pause=0.0):
         self.failure, self.pause = failure, pause
-        self.asked: list[tuple[str, SamplingParams]] = []
+        self.asked = []
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
-    ) -> Completion:
+    async def generate(self, prompt_token_ids, params, policy):
         prompt = "".join(map(chr, prompt_token_ids))
         self.asked.append((prompt, params))
         await asyncio.sleep(self.pause)
@@ -68,7 +60,7 @@ class Model:
         return Completion(text=json.dumps({"scores": entries}), token_ids=(1, 2, 3))
 
 
-def _local(model: Model, chat: bool = True) -> LocalModel:
+def _local(model, chat=True):
     return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
 
 
@@ -125,9 +117,7 @@ def test_every_answer_of_the_grammar_is_read():
 class Listening(Model):
     """Keeps the tokens that it is asked with."""
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
-    ) -> Completion:
+    async def generate(self, prompt_token_ids, params, policy):
         self.ids = tuple(prompt_token_ids)
         return Completion(text="")
 

@@ -1,10 +1,7 @@
 """Tests of both scorers that learn."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from rlforge.ruler.registry import make_scorer
 METHODS = ["preference", "regression"]
 
 
-def _scorer(method: str, **changes: Any) -> Any:
+def _scorer(method, **changes):
     return make_scorer(RulerConfig(scoring_method=method, **changes))
 
 

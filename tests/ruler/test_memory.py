@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,11 +7,11 @@ from rlforge.ruler.memory import WindowMemory
 NAMES = ("a", "b")
 
 
-def _memory(names: tuple[str, ...] = NAMES, windows: int = 3, rows: int = 100) -> WindowMemory:
+def _memory(names=NAMES, windows=3, rows=100):
     return WindowMemory(names, windows=windows, rows=rows, seed=0)
 
 
-def _rows(n: int, offset: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def _rows(n, offset=0.0):
     rewards = np.arange(n, dtype=np.float64) + offset
     return np.stack([rewards * 10, -rewards], axis=1), rewards
 

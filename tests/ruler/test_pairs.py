@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np
@@ -18,12 +16,12 @@ REWARDS = st.lists(
 )
 
 
-def _set(rewards: list[float | None], margin: float, most: int, seed: int = 0) -> list[tuple]:
+def _set(rewards, margin, most, seed=0):
     pairs = generate_pairs(rewards, margin=margin, max_pairs=most, seed=seed)
     return list(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True))
 
 
-def _all(rewards: list[float | None], margin: float) -> set[tuple[int, int]]:
+def _all(rewards, margin):
     known = [(i, r) for i, r in enumerate(rewards) if r is not None and r == r]
     return {(i, j) for (i, a), (j, b) in permutations(known, 2) if a - b > margin}
 
@@ -53,7 +51,7 @@ def test_the_draw_is_uniform_and_follows_the_seed():
     assert all(150 <= count <= 250 for count in counts.values())  # 200 expected, 11.5 deviation
 
 
-def _pairs(better: list[int], worse: list[int]) -> Pairs:
+def _pairs(better, worse):
     return Pairs(better=np.array(better, dtype=np.intp), worse=np.array(worse, dtype=np.intp))
 
 

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_expit
@@ -11,7 +7,7 @@ from rlforge.ruler.agreement import agreement
 from rlforge.ruler.preference import PreferenceScorer
 
 
-def _scorer(**preference: Any) -> PreferenceScorer:
+def _scorer(**preference):
     return PreferenceScorer(RulerConfig(preference=PreferenceConfig(**preference)))
 
 

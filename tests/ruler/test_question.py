@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
 import re
-from typing import Any
 
 import pytest
 from tests import factories
@@ -14,14 +11,14 @@ from rlforge.config.ruler import JudgeConfig
 from rlforge.market.text import describe
 from rlforge.market.world import World
 from rlforge.ruler.question import UnusableAnswerError, ask, read, situation
-from rlforge.trajectories.records import Decision, Metadata, Result
+from rlforge.trajectories.records import Metadata, Result
 
 
-def _ask(group: Any, seed: int = 0, features: str = "state_action", **judge: Any) -> Any:
+def _ask(group, seed=0, features="state_action", **judge):
     return ask(group, JudgeConfig(**judge), features, seed)
 
 
-def _decision(number: int, **changes: Any) -> Decision:
+def _decision(number, **changes):
     said = Metadata(provider="scripted:x", reasoning=f"because\n{number}", confidence=0.25)
     fields = {
         "id": f"secret-{number}",
@@ -157,7 +154,7 @@ def test_the_schema_names_the_ids():
     assert set(entry["required"]) == set(entry["properties"])
 
 
-def _answer(**scores: Any) -> str:
+def _answer(**scores):
     entries = [{"id": k, "explanation": f"about {k}", "score": v} for k, v in scores.items()]
     return json.dumps({"scores": entries})
 

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -25,7 +22,7 @@ def no_keys(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def _shipped(name: str) -> RulerConfig:
+def _shipped(name):
     loaded = OmegaConf.load(conf_dir() / "ruler" / f"{name}.yaml")
     return read(RulerConfig, loaded)
 
@@ -69,7 +66,7 @@ def test_an_invalid_setting_is_named(config, message):
     assert re.search(message, f"ruler.{key}: {reason}")
 
 
-def _judge(**changes: Any) -> RulerConfig:
+def _judge(**changes):
     return RulerConfig(scoring_method="judge", judge=JudgeConfig(**changes))
 
 

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -11,7 +7,7 @@ from rlforge.ruler.agreement import agreement
 from rlforge.ruler.regression import RegressionScorer
 
 
-def _scorer(temperature: float = 0.7, **regression: Any) -> RegressionScorer:
+def _scorer(temperature=0.7, **regression):
     return RegressionScorer(
         RulerConfig(temperature=temperature, regression=RegressionConfig(**regression))
     )

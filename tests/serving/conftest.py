@@ -24,6 +24,22 @@ from rlforge.types import Checkpoint
 
 LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
+#: Two tools, of which one takes an integer.
+ADDING = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+WAIT = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
+
 #: Random adapters of a barely warmed model: their answers need not be readable.
 SETTINGS = {"min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
 

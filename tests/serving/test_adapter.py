@@ -1,12 +1,7 @@
 """Sources of deployments: which are accepted, and the error for each that is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,14 +17,14 @@ from rlforge.serving.adapter import (
 )
 
 
-def _plain(checkpoint: Path, target: Path) -> Path:
+def _plain(checkpoint, target):
     """The same adapter as PEFT leaves it: without a manifest."""
     target.mkdir()
     copy_files(checkpoint, fingerprint(checkpoint))(target)
     return target
 
 
-def _change(adapter: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def _change(adapter, change):
     from safetensors.torch import load_file, save_file
 
     file = adapter / "adapter_model.safetensors"

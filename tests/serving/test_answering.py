@@ -22,7 +22,7 @@ DECODE = decoder(TOKENIZER)
 SIZE = len(TOKENIZER)
 
 
-def _stream(pieces: list[list[int]], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+def _stream(pieces, stops=()):
     text = TextStream(TOKENIZER, stops)
     out = [text.add(piece) for piece in pieces]
     out.append(text.finish([token for piece in pieces for token in piece]))
@@ -38,7 +38,7 @@ def test_the_concatenated_pieces_are_the_whole_text(pieces):
 WRITTEN = "the market's don't, . ! a  quick  héllo 日本 🙂"
 
 
-def _tokenizer(of: str) -> Any:
+def _tokenizer(of):
     """A tokenizer whose tokens are joined as those of GPT-2, Llama or BERT."""
     letters = sorted({character for character in WRITTEN if character.isascii()} - {" "})
     if of == "GPT-2":

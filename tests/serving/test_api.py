@@ -8,8 +8,6 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServeConfig, ServingConfig
-from rlforge.engines.base import Engine
+from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServeConfig
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError
 from rlforge.models.load import load_tokenizer
@@ -27,7 +24,7 @@ from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import Tokens
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
-from .conftest import SETTINGS, small_config, until
+from .conftest import ADDING, SETTINGS, WAIT, small_config, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,20 +33,6 @@ PROMPT = "tic tac toe [0]"
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 HALF = {"name": "add", "arguments": "{"}
 DEEP = {"name": "add", "arguments": '{"a": ' + "[" * 100_000}
-ADDING = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-WAIT = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
 COLOUR = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"enum": ["red", "blue"]}}}
 ODD = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "colour"}}}
 
@@ -62,7 +45,7 @@ WITH_TOOLS = (
 )
 
 
-def bearer(token: str = TOKENS.admin) -> dict[str, str]:
+def bearer(token=TOKENS.admin):
     return {"authorization": f"Bearer {token}"}
 
 
@@ -77,38 +60,34 @@ class Served:
     stop: asyncio.Event
     done: asyncio.Task[bool]
 
-    async def ask(self, **asked: Any) -> Any:
+    async def ask(self, **asked):
         """A completion of one token by OpenAI's client."""
         given = {"model": "small", "prompt": "go", "max_tokens": 1} | asked
         return await self.openai.completions.create(**given)
 
-    async def chat(self, said: str = "go", **asked: Any) -> Any:
+    async def chat(self, said="go", **asked):
         """An answer by OpenAI's client to one message, or to ``messages``."""
         given = {"model": "small", "messages": [{"role": "user", "content": said}]} | asked
         return await self.openai.chat.completions.create(**given)
 
-    async def post(self, **asked: Any) -> httpx.Response:
+    async def post(self, **asked):
         """The response to a plain request for a completion."""
         body = {"model": "small", "prompt": "go"} | asked
         return await self.http.post("/v1/completions", json=body)
 
-    async def send(self, content: Any, **headers: str) -> httpx.Response:
+    async def send(self, content, **headers):
         """The response to a body as it is."""
         sent = {"content-type": "application/json"} | headers
         return await self.http.post("/v1/completions", content=content, headers=sent)
 
-    async def report(
-        self, answer_id: str, reward: float, token: str = TOKENS.admin
-    ) -> httpx.Response:
+    async def report(self, answer_id, reward, token=TOKENS.admin):
         """The response to an outcome."""
         body = {"id": answer_id, "reward": reward}
         return await self.http.post("/v1/outcomes", json=body, headers=bearer(token))
 
 
 @contextlib.asynccontextmanager
-async def running(
-    config: ServingConfig, folder: Path, engine: Engine, host: str = "127.0.0.1"
-) -> AsyncIterator[Served]:
+async def running(config, folder, engine, host="127.0.0.1"):
     listener = listen("127.0.0.1", 0)
     config.serve.host = host  # the guard reads it; the socket stays on loopback
     stop = asyncio.Event()
@@ -160,9 +139,7 @@ def serving(config, base, tmp_path):
     """``async with serving(…) as served``; settings of group serve by name."""
 
     @contextlib.asynccontextmanager
-    async def start(
-        engine: Engine = base, host: str = "127.0.0.1", **settings: Any
-    ) -> AsyncIterator[Served]:
+    async def start(engine=base, host="127.0.0.1", **settings):
         config.serve = dataclasses.replace(ServeConfig(port=0), **settings)
         async with running(config, tmp_path / "state", engine, host) as served:
             yield served
@@ -175,7 +152,7 @@ def deploying(config, tmp_path):
     """As ``serving``, with an engine of its own; settings of group deployment by name."""
 
     @contextlib.asynccontextmanager
-    async def start(**settings: Any) -> AsyncIterator[Served]:
+    async def start(**settings):
         config.deployment = DeploymentConfig(**SETTINGS | settings)
         engine = make_engine(config, device="cpu", threads=1)
         async with running(config, tmp_path / "state", engine) as served:
@@ -457,11 +434,11 @@ async def test_requests_beyond_max_concurrent_are_a_429(serving):
 class Slow:
     """The real engine, with a delay before each answer."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine):
         self._engine, self.seconds = engine, 0.0
         self.asked = self.given_up = 0
 
-    async def generate(self, *arguments: Any) -> Any:
+    async def generate(self, *arguments):
         self.asked += 1
         try:
             await asyncio.sleep(self.seconds)
@@ -470,7 +447,7 @@ class Slow:
             raise
         return await self._engine.generate(*arguments)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._engine, name)
 
 
@@ -680,10 +657,10 @@ CALLS = (
 @pytest.fixture
 def prompts(base, tokenizer, monkeypatch):
     """What the engine is asked; it calls two tools."""
-    seen: list[str] = []
+    seen = []
     ids = tuple(tokenizer.encode(CALLS, add_special_tokens=False))
 
-    async def generate(prompt: Any, params: Any, policy: Any, on_tokens: Any = None) -> Completion:
+    async def generate(prompt, params, policy, on_tokens=None):
         seen.append(tokenizer.decode(list(prompt)))
         if on_tokens is not None:
             for token in ids:

@@ -1,14 +1,11 @@
 """The commands ``rlforge serve``, ``deploy``, ``rollback`` and ``deployments``."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +15,7 @@ from rlforge.serving.tokens import ADMIN_VARIABLE
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 
 
-def _run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(*arguments, **environment):
     return subprocess.run(
         [*RLFORGE, *map(str, arguments)],
         capture_output=True,
@@ -33,7 +30,7 @@ def start(config, tmp_path):
     """Starts ``rlforge serve`` with the small model; gives the process and its address."""
     started = []
 
-    def begin() -> tuple[subprocess.Popen[bytes], str]:
+    def begin():
         lora = config.model.lora
         process = subprocess.Popen(
             [
@@ -70,7 +67,7 @@ def start(config, tmp_path):
         process.wait()
 
 
-def _answered_by(url: str) -> str:
+def _answered_by(url):
     answer = httpx.post(
         f"{url}/v1/completions",
         json={"model": "run", "prompt": "go", "max_tokens": 1},

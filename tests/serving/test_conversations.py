@@ -1,10 +1,7 @@
 """Conversations of clients and of episodes as prompts: tools, their calls and their results."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import Any
 
 import pytest
 from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
@@ -18,6 +15,8 @@ from rlforge.serving.conversations import (
     tool_calls,
     without_calls,
 )
+
+from .conftest import ADDING, WAIT
 
 #: Shows reasoning in answers after the last question only, and reads a setting, as Qwen3 and
 #: SmolLM3 do.
@@ -38,7 +37,7 @@ REASONS = (
 )
 
 
-def conversation(texts: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def conversation(texts):
     """A question, a call of a tool and its result, and the tool, with ten texts."""
     call, result = {"name": texts[2], "arguments": {texts[3]: [texts[4]]}}, texts[5]
     parameters = {"type": "object", "properties": {texts[8]: {"description": texts[9]}}}
@@ -54,7 +53,7 @@ def conversation(texts: list[str]) -> tuple[list[dict[str, Any]], list[dict[str,
     ], [{"type": "function", "function": tool}]
 
 
-def control(tokenizer: Any, texts: list[str]) -> list[int]:
+def control(tokenizer, texts):
     return control_tokens(tokenizer, conversation_tokens(tokenizer, *conversation(texts)))
 
 
@@ -94,7 +93,7 @@ def test_what_a_message_says_does_not_end_its_turn():
     assert shown == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
-def reasoning(*roles: str) -> list[dict[str, Any]]:
+def reasoning(*roles):
     """Messages whose answers hold their reasoning."""
     said = {"assistant": "<think>\nmaybe <|im_end|>\n</think>\n\nIt is 3. "}
     return [{"role": role, "content": said.get(role, "What?")} for role in roles]
@@ -158,26 +157,10 @@ def test_messages_that_a_template_refuses_are_a_value_error(template, message):
         conversation_tokens(tokenizer, [message])
 
 
-ADDING = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-WAITING = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
-
-
 def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins():
     strict = {**ADDING, "function": {**ADDING["function"], "strict": True}}
     tokenizer = build_tokenizer([])
-    grammar = calls_grammar([strict, WAITING], required=False, parallel=True)
+    grammar = calls_grammar([strict, WAIT], required=False, parallel=True)
     assert grammar is not None
     state = Grammars(tokenizer, len(tokenizer)).begin(grammar, [tokenizer.eos_token_id])
 
@@ -197,7 +180,7 @@ def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins():
     assert next_letters() == set("0123456789")
     follow("42}}\n</tool_call> and more")
     assert state.allowed()[tokenizer.eos_token_id]
-    assert calls_grammar([ADDING, WAITING], required=False, parallel=True) is None
+    assert calls_grammar([ADDING, WAIT], required=False, parallel=True) is None
 
 
 def test_a_call_that_is_nested_too_deeply_is_text():

@@ -1,11 +1,8 @@
 """The engine of a service is a process of its own, which Ray restarts when it dies."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +34,7 @@ async def remote(own_home, config, tmp_path, monkeypatch):
         await made.close()
 
 
-def _pid(folder: Path) -> int:
+def _pid(folder):
     lines = (folder / "logs" / "engine-0.log").read_text().splitlines()
     return int([line for line in lines if "started as process" in line][-1].split()[-1])
 

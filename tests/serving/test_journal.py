@@ -1,11 +1,7 @@
 """The journal reads back what it wrote, and a damaged file is replaced by its copy."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from rlforge.serving.records import Check, TrialOutcome
 
 
 @contextlib.contextmanager
-def _journal(folder: Path) -> Iterator[Journal]:
+def _journal(folder):
     journal = Journal(folder)
     try:
         yield journal
@@ -23,7 +19,7 @@ def _journal(folder: Path) -> Iterator[Journal]:
         journal.close()
 
 
-def _promoted(journal: Journal, count: int) -> None:
+def _promoted(journal, count):
     for _ in range(count):
         begun = journal.begin("somewhere", strategy="replace")
         journal.promote(begun.number)

@@ -1,7 +1,5 @@
 """Trials: places of users are fixed and uniform, and a growing share moves users one way only."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -16,7 +14,7 @@ from rlforge.serving.router import Trial, place
 NEW = Deployment(number=3, phase="trial", strategy="ab_test", source="somewhere")
 
 
-def _trial(**settings: object) -> Trial:
+def _trial(**settings):
     return Trial(NEW, AbTestConfig(**settings))
 
 

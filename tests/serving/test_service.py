@@ -1,7 +1,5 @@
 """Versions are replaced while requests run, and a verified one is served after every failure."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import errno
@@ -11,20 +9,16 @@ import re
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rlforge.config.serving import ServingConfig
-from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError, PolicyLoadError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.client import stage
 from rlforge.serving.records import PairedOutcomes
-from rlforge.serving.service import DeploymentService
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import PolicyRef, SamplingParams
 
 from .conftest import until
 
@@ -32,17 +26,17 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 PROMPT = (5, 6, 7, 8)
 
 
-async def _ask(service: DeploymentService, **named: Any) -> Completion:
+async def _ask(service, **named):
     return await service.generate(PROMPT, GREEDY, **named)
 
 
-async def _alone(engine: Engine, path: Path) -> tuple[int, ...]:
+async def _alone(engine, path):
     """The answer of the adapter without a service."""
     policy = PolicyRef(uid=f"alone-{path}", kind="checkpoint", path_or_name=str(path))
     return (await engine.generate(PROMPT, GREEDY, policy)).token_ids
 
 
-async def _worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+async def _worse(candidate, current):
     draw = np.random.default_rng(0)
     rewards = draw.normal(size=100)
     worse = rewards - 0.5 + 0.1 * draw.normal(size=100)
@@ -289,7 +283,7 @@ async def test_deployments_wait_for_each_other_and_outlive_their_caller(opened, 
 def unload(config, engine, make_adapter):
     """The engine makes room for other versions than those of the service."""
 
-    async def load_others() -> None:
+    async def load_others():
         for seed in range(10, 10 + config.engine.max_loras):
             path = str(make_adapter(seed))
             await engine.load(PolicyRef(uid=f"o-{seed}", kind="checkpoint", path_or_name=path))
@@ -432,7 +426,7 @@ async def test_a_staged_adapter_is_deployed_by_the_next_service(opened, adapter,
 AB = {"strategy": "ab_test"}
 
 
-def _ab(config: ServingConfig, **settings: Any) -> dict[str, Any]:
+def _ab(config, **settings):
     return AB | {"ab": type(config.deployment.ab)(**settings)}
 
 

@@ -1,7 +1,5 @@
 """Both tests against their formulas, and their error rates in simulated games and trials."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,11 +17,11 @@ from rlforge.serving.statistics import MixtureSprt, compare, mixture_p_value
 TESTS = ("t", "wilcoxon", "sign")
 
 
-def _outcomes(candidate: np.ndarray, current: np.ndarray) -> PairedOutcomes:
+def _outcomes(candidate, current):
     return PairedOutcomes(candidate=tuple(candidate), current=tuple(current))
 
 
-def _games(draw: np.random.Generator, number: int, loss: float) -> PairedOutcomes:
+def _games(draw, number, loss):
     """Games of two versions that share half of their luck; the new one earns ``loss`` less."""
     luck = draw.uniform(size=number)
     other = np.where(draw.uniform(size=number) < 0.5, luck, draw.uniform(size=number))
@@ -109,7 +107,7 @@ def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(difference, varia
     assert mixture_p_value(difference, variance, effect) == expected
 
 
-def _verdict(draw: np.random.Generator, new: float, outcomes: int, share: float) -> str | None:
+def _verdict(draw, new, outcomes, share):
     """The verdict of a trial with rewards of 0 or 1; the current version wins half its games."""
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
     chances = {"current": 0.5, "new": new}

@@ -1,7 +1,5 @@
 """Decisions are read back exactly from their rows, which have camelCase names."""
 
-from __future__ import annotations
-
 import math
 from types import MappingProxyType
 
@@ -56,7 +54,7 @@ decisions = st.builds(
 )
 
 
-def there_and_back(decision: Decision) -> Decision:
+def there_and_back(decision):
     table = pa.Table.from_pylist([decision_row(decision)], schema=DECISIONS)
     (back,) = to_decisions(table)
     return back

@@ -1,7 +1,5 @@
 """``rlforge windows`` on the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -22,7 +20,7 @@ def windows(monkeypatch, capsys):
     """``rlforge windows ARGUMENTS`` in this process, 80 columns wide: exit code, output, errors."""
     monkeypatch.setenv("COLUMNS", "80")
 
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["rlforge", "windows", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:
             main()

@@ -1,13 +1,9 @@
 """The real ``datasets`` reads exports; imports are checked."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -126,7 +122,7 @@ def test_an_export_overwrites_nothing_and_leaves_no_part_after_an_error(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "taken"]
 
 
-def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
+def rows_file(folder, rows):
     folder.mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     return folder

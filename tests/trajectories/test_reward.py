@@ -1,7 +1,5 @@
 """The documented reward, term by term, against a plain function."""
 
-from __future__ import annotations
-
 import math
 import statistics
 
@@ -18,13 +16,11 @@ from rlforge.trajectories.reward import DecisionReward, mean_parts, returns_to_g
 rewards = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
-def result(
-    pnl: float = 2.0, investment: float = 10.0, hold: float = 5.0, win: float = 0.6
-) -> Result:
+def result(pnl=2.0, investment=10.0, hold=5.0, win=0.6):
     return Result(pnl=pnl, investment=investment, hold_time_minutes=hold, win_rate=win)
 
 
-def documented(outcome: Result) -> float:
+def documented(outcome):
     """The formula of docs/trajectories.md."""
     speed = 1.0 if outcome.hold_time_minutes < 60 else 0.5
     return 0.5 * outcome.pnl / outcome.investment + 0.2 * speed + 0.3 * outcome.win_rate

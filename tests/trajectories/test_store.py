@@ -1,7 +1,5 @@
 """Acknowledged rows survive kills of the process and failures of the disk."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -14,10 +12,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +25,7 @@ from rlforge.errors import RlforgeError, RunError, StoreError
 from rlforge.trajectories.layout import StoreLayout
 from rlforge.trajectories.open_windows import OpenWindows
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision, Metadata
+from rlforge.trajectories.records import Metadata
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import activity_of
 
@@ -38,18 +35,18 @@ from .conftest import Make
 TINY = 1e-6
 
 
-def room_for(states: float, make: Any) -> float:
+def room_for(states, make):
     """Windows with so many states may stay open."""
     size = len(json.dumps(make(0).state, separators=(",", ":")))
     return states * size / 2**20
 
 
-def closed(root: Path) -> list[str]:
+def closed(root):
     """The windows that are in files."""
     return [file.window_id for file in StoreLayout(root=root).files()]
 
 
-def all_ids(reader: StoreReader) -> list[str]:
+def all_ids(reader):
     return [decision.id for decision in reader.decisions()]
 
 
@@ -85,17 +82,17 @@ def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path, make):
 class Counted(Mapping):
     """A state that counts how often it is read."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content):
         self.content, self.reads = content, 0
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key):
         return self.content[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         self.reads += 1
         return iter(self.content)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.content)
 
 
@@ -491,7 +488,7 @@ def test_a_damaged_database_is_named_with_the_mend(tmp_path, make):
                 use()
 
 
-def full(*_: object, **__: object) -> Any:
+def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -600,7 +597,7 @@ def test_deleted_windows_are_gone_open_or_closed(tmp_path, make):
     assert StoreReader(tmp_path).window_ids() == [ids[0], ids[1], ids[3]]
 
 
-def complete(make: Any, decision: Decision) -> Decision:
+def complete(make, decision):
     outcome = make.outcome(decision)
     return dataclasses.replace(
         decision, reward=outcome.reward, next_state=outcome.next_state, result=outcome.result

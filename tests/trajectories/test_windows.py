@@ -1,9 +1,5 @@
 """Windows of a store: which decisions are trained on, and why a window is not ready."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from rlforge.config.continuous import WindowConfig
@@ -125,11 +121,11 @@ def test_windows_of_other_lengths(tmp_path, make):
     assert len(window.decisions) == 2
 
 
-def window(make: Any, agents: int = 3, each: int = 5, **changes: Any) -> list[Any]:
+def window(make, agents=3, each=5, **changes):
     return [make.whole(i, f"agent-{a}", **changes) for a in range(agents) for i in range(each)]
 
 
-def reasons(decisions: list[Any], left: float = 0.0, **config: Any) -> tuple[str, ...]:
+def reasons(decisions, left=0.0, **config):
     return missing(activity_of(decisions, "w"), WindowConfig(**config), left)
 
 
