@@ -64,7 +64,9 @@ class LearnerActor:
         from rlforge.learner.ranks import meeting_point
 
         # Our own Ray has only this machine: no other machine may reach the ranks.
-        address = "127.0.0.1" if self._hardware.ray_address is None else _node_address()
+        address = "127.0.0.1"
+        if self._hardware.ray_address is not None:
+            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._meeting_point = meeting_point(address, self._config.learner.num_learners)
         return address, self._meeting_point.port
 
@@ -240,11 +242,6 @@ class LearnerActor:
                 learner.version = version
             learner.recall(self._folder.checkpoint)
         return state
-
-
-def _node_address() -> str:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address
 
 
 class LearnerGroup:

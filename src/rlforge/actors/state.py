@@ -275,16 +275,13 @@ class BufferActor:
 
     def _admit(self, collector: str, games: int) -> dict[str, int]:
         left, granted = games, dict[str, int]()
-        for name in self._next_policies():
+        begin = (self._update - 1) % len(self._turns)
+        # All policies, in the order of their next updates.
+        for name in dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]):
             if left and (fitting := self._samples[name].reserve(collector, left)):
                 granted[name] = fitting
                 left -= fitting
         return granted
-
-    def _next_policies(self) -> list[str]:
-        """All of them, in the order of their next updates."""
-        begin = (self._update - 1) % len(self._turns)
-        return list(dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]))
 
     async def release_all(self, collector: str) -> None:
         """Forget the games of a collector that died, and the calls of ``reserve`` it waits in."""

@@ -110,15 +110,11 @@ def ladder(
     if not runs:
         raise ConfigError("name a run, or a page with --verify FILE")
     named = [_split(text) for text in runs]
-    _play(named, _words(against), _words(checkpoints), env, games, precision, _folder(output))
-
-
-def _folder(output: Path | None) -> Path:
     if output is None:
-        return Path("ladders") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        output = Path("ladders") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output}: it is there already; name a new or empty folder")
-    return output
+    _play(named, _words(against), _words(checkpoints), env, games, precision, output)
 
 
 def _play(

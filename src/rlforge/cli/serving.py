@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -156,8 +156,12 @@ def deployments(
         if state is not None and not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
         typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")
-    for row in rows:
-        _print_deployment(row)
+    for row in rows:  # not in a table, whose narrow columns would break paths
+        since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
+        typer.echo(f"{row['uid']}  {row['phase']} since {since}, update {row['version']}")
+        typer.echo(f"    {row['source']}")
+        for line in wrapped(row["reason"] or "", indent=4):
+            typer.echo(line)
     if trial is not None:
         typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
     write_result(json_file, rows)
@@ -171,12 +175,3 @@ def _strategy(folder: Path) -> str:
     config = from_yaml(folder / "config.yaml", ServingConfig)
     assert isinstance(config, ServingConfig)
     return config.deployment.strategy
-
-
-def _print_deployment(row: dict[str, Any]) -> None:
-    """Not in a table, whose narrow columns would break paths."""
-    since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
-    typer.echo(f"{row['uid']}  {row['phase']} since {since}, update {row['version']}")
-    typer.echo(f"    {row['source']}")
-    for line in wrapped(row["reason"] or "", indent=4):
-        typer.echo(line)

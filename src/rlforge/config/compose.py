@@ -114,7 +114,8 @@ class Composed(Generic[C_co]):
                 current = current[int(part)]
             else:
                 current = current[part] if isinstance(current, dict) else getattr(current, part)
-        return ConfigError(f"{key}={_show(current)} ({self.origin(key)}): {problem}")
+        shown = type(current).__name__ if dataclasses.is_dataclass(current) else current
+        return ConfigError(f"{key}={shown} ({self.origin(key)}): {problem}")
 
 
 @overload
@@ -261,10 +262,6 @@ def _holds(path: Path, keys: Sequence[str]) -> bool:
         else:
             return False
     return True
-
-
-def _show(value: Any) -> str:
-    return str(value) if not dataclasses.is_dataclass(value) else type(value).__name__
 
 
 warnings.filterwarnings("ignore", message="provider=hydra.searchpath", category=UserWarning)

@@ -112,13 +112,10 @@ def _no_option(name: str, text: str) -> ConfigError:
     listed = text.split(f"Available options in '{group}':")[-1].split("Config search path")[0]
     options = [line.strip() for line in listed.splitlines() if line.strip()]
     if not group or not options:
-        return ConfigError(f"{name}: no such config group{nearest(name, _groups())}")
+        groups = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
+        return ConfigError(f"{name}: no such config group{nearest(name, groups)}")
     mend = nearest(option, options) or f"; there are {', '.join(options)}"
     return ConfigError(f"{group}={option}: no such option{mend}")
-
-
-def _groups() -> list[str]:
-    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def _place(text: str, dirs: Sequence[Path]) -> str:

@@ -25,7 +25,8 @@ class NewName:
     """Names that rlforge's templates do not have."""
 
     def problem(self, name: str) -> str | None:
-        return f"rlforge has a template {name}; choose another name" if _taken(name) else None
+        taken = PROMPTS.has_own(name)
+        return f"rlforge has a template {name}; choose another name" if taken else None
 
 
 @dataclass
@@ -83,10 +84,6 @@ class PromptConfig(Group):
                 yield "roles", f"has no {name}; add its text around {{content}}"
             if text is not None and text.count("{content}") != 1:
                 yield f"roles.{name}", "must have {content} once"
-
-
-def _taken(name: str) -> bool:
-    return PROMPTS.has_own(name)
 
 
 Prompts = dict[

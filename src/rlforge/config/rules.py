@@ -200,19 +200,15 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, rules
 
 
-def no_such_choice(value: str, choices: typing.Collection[str]) -> str:
-    """What is wrong with a name that is none of ``choices``."""
-    return f"no such choice{nearest(value, choices)} (there are {', '.join(choices)})"
-
-
 def _judged(hint: Any, value: Any) -> Iterator[Problem]:
     """Problems of one value; keys begin with a dot, or are empty where it is the value itself."""
     if value is None:
         return
     kind, rules = parts(hint)
-    origin, found = typing.get_origin(kind), False
-    if origin is Literal and value not in typing.get_args(kind):
-        yield "", no_such_choice(str(value), typing.get_args(kind))
+    origin, choices, found = typing.get_origin(kind), typing.get_args(kind), False
+    if origin is Literal and value not in choices:
+        mend = nearest(str(value), choices)
+        yield "", f"no such choice{mend} (there are {', '.join(choices)})"
     elif kind is float and not math.isfinite(value):
         found = True
         yield "", "must be a finite number"

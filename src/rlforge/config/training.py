@@ -232,8 +232,9 @@ class AlgorithmConfig(Group):
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
         """The class with the keys of ``values``: of the algorithm that they name, if it fits."""
-        named = [algorithm_config(name)] if (name := _known(values.get("name"))) else []
-        kinds = [*named, *ALGORITHM_CONFIGS.values()]
+        name, kinds = values.get("name"), [*ALGORITHM_CONFIGS.values()]
+        if isinstance(name, str) and ALGORITHMS.problem(name) is None:
+            kinds.insert(0, algorithm_config(name))
         return next((kind for kind in kinds if set(hints(kind)) == set(values)), cls)
 
     @property
@@ -419,7 +420,3 @@ def algorithm_config(name: str) -> type[AlgorithmConfig]:
     if "__dataclass_fields__" not in vars(found):
         raise ConfigError(f"algorithm {name!r}: its config_class {found.__name__} is no @dataclass")
     return found
-
-
-def _known(name: Any) -> str | None:
-    return name if isinstance(name, str) and ALGORITHMS.problem(name) is None else None

@@ -193,9 +193,6 @@ class WindowFilter:
             return True
         return self.version - one.completion.policy_version <= self.max_staleness
 
-    def _version_of(self, completion: Completion) -> int:
-        return OTHER_RUN if self.max_staleness is None else completion.policy_version
-
     def _fits(self, one: Scored) -> bool:
         length = len(one.completion.prompt_token_ids)
         return self.max_length is None or length < self.max_length
@@ -258,7 +255,7 @@ class WindowFilter:
             raw_reward=decision.reward,
             reward=self._trained_reward(one),
             policy_uid=completion.policy_uid,
-            policy_version=self._version_of(completion),
+            policy_version=OTHER_RUN if self.max_staleness is None else completion.policy_version,
             info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
         )
 

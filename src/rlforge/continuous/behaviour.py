@@ -43,14 +43,14 @@ def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
     """
     done = [d for d in decisions if not d.refused]
     counts = Counter(d.action["type"] for d in done)
-    concerned = [other for _, other in _addressed(done)]
     agents = {d.agent_id for d in decisions}
+    inside = [other in agents for _, other in _addressed(done)]
     follows = [len(d.state["agent"]["following"]) for d in decisions]
     return {
         "posts": counts["CREATE_POST"] / len(decisions),
         "comments": counts["CREATE_COMMENT"] / len(decisions),
         "follows": sum(follows) / len(follows),
-        "to_each_other": _share(other in agents for other in concerned),
+        "to_each_other": sum(inside) / len(inside) if inside else None,
         "agreement": agreement(decisions),
     }
 
@@ -113,8 +113,3 @@ def _addressed(
             authors = {post["id"]: post["userId"] for post in one.state["social"]["feed"]}
             if (author := authors.get(one.action["postId"])) is not None:
                 yield one.agent_id, author
-
-
-def _share(cases: Iterable[bool]) -> float | None:
-    found = list(cases)
-    return sum(found) / len(found) if found else None

@@ -72,7 +72,8 @@ class DeploymentsByStep:
 
     def needed(self) -> Collection[str]:
         """Versions from which learning may have to continue."""
-        return {self.serving(), *self._served()}
+        served = map(_step, self._service.served())
+        return {self.serving(), *(step for step in served if step is not None)}
 
     async def deploy(self, checkpoint: Checkpoint) -> Deployed:
         """Deploy ``checkpoint``, unless it serves already."""
@@ -83,10 +84,6 @@ class DeploymentsByStep:
         if deployment.phase == "trial":
             return Deployed(success=None, reason=f"{deployment.uid} is on trial")
         return Deployed(success=deployment.succeeded, reason=deployment.reason)
-
-    def _served(self) -> set[str]:
-        steps = map(_step, self._service.served())
-        return {step for step in steps if step is not None}
 
 
 def _step(deployment: Deployment) -> str | None:

@@ -143,7 +143,8 @@ class Population:
     async def tick(self) -> None:
         """Run one tick."""
         state, now = self.state, self._labels.now(self.state)
-        decisions = [*await self._decide(state.agents, now), *self._crowd(now)]
+        decisions = await self._decide(state.agents, now)
+        decisions += [self._scripted(choice, now) for choice in state.crowd.act()]
         settled = state.world.tick()
         state.states = {agent_id: state.world.state(agent_id) for agent_id in state.world.agent_ids}
         state.next_states |= {d.id: state.states[d.agent_id] for d in decisions}
@@ -191,9 +192,9 @@ class Population:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
             grammar = grammar_of(question.schema)
-            return await self._model.ask(
-                agent_id, question.token_ids, self._draw(agent_id), grammar
-            )
+            # The answer's draw is the same when the tick is repeated.
+            seed = seed_of(f"{self._model.seed}/{self.state.world.ticks}/{agent_id}")
+            return await self._model.ask(agent_id, question.token_ids, seed, grammar)
         except EngineDeadError as error:
             raise RunError(f"the engine is gone: {error}") from error
         except EngineError as error:
@@ -223,9 +224,6 @@ class Population:
         if not receipt.accepted:
             action = {**action, PROBLEM: reading.problem or receipt.problem}
         return self._decision(receipt, question.state, action, now, meta, question.text, answer)
-
-    def _crowd(self, now: float) -> list[Decision]:
-        return [self._scripted(choice, now) for choice in self.state.crowd.act()]
 
     def _scripted(self, choice: Choice, now: float) -> Decision:
         meta = Metadata(provider=f"{SCRIPTED}{choice.kind}")
@@ -274,7 +272,3 @@ class Population:
 
     def _id(self, agent_id: str) -> str:
         return f"{self._labels.prefix}-{self.state.world.ticks:08d}-{agent_id}"
-
-    def _draw(self, agent_id: str) -> int:
-        """Seed of an answer's draw: the same when the tick is repeated."""
-        return seed_of(f"{self._model.seed}/{self.state.world.ticks}/{agent_id}")

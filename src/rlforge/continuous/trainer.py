@@ -199,6 +199,7 @@ class ContinuousTrainer:
         """Record the window's metrics, and let the scorer learn from its outcomes."""
         learning, source, facts = self._parts.learning, self._parts.source, work.facts["trained"]
         learned = learning.scorer.learn([window]) if window.ready else {}
+        worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
         row = _window_row(
             work,
             window,
@@ -208,7 +209,7 @@ class ContinuousTrainer:
             reason=facts["reason"] or deployed.reason,
             rewards=_reward_figures(learning.reward, window.decisions),
             scorer={**(scores.metrics if scores else {}), **learned},
-            minutes=(self._worked(work) + self._lap()) / 60,
+            minutes=(worked + self._lap()) / 60,
         )
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
@@ -244,9 +245,6 @@ class ContinuousTrainer:
     def _lap(self) -> float:
         since, self._since = self._since, time.monotonic()
         return self._since - since
-
-    def _worked(self, work: Entry) -> float:
-        return math.fsum(float(facts.get("seconds", 0)) for facts in work.facts.values())
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

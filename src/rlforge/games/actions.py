@@ -62,7 +62,8 @@ class Extractor:
         if action is None:
             return Extraction(action="", well_formed=False, feedback=self.feedback)
         plain = "[" not in action and not action.startswith("{")
-        if self.adds_brackets and plain and _wants_brackets(legal_actions):
+        bracketed = not legal_actions or legal_actions[0].startswith("[")
+        if self.adds_brackets and plain and bracketed:
             action = f"[{action}]"
         return Extraction(action=action, well_formed=True)
 
@@ -81,10 +82,6 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
     """
     extractor: Extractor = EXTRACTIONS.find(name)
     return extractor.extract(text, legal_actions)
-
-
-def _wants_brackets(legal_actions: Sequence[str] | None) -> bool:
-    return not legal_actions or legal_actions[0].startswith("[")
 
 
 def _boxed(text: str) -> str | None:

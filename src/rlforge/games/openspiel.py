@@ -47,7 +47,9 @@ class OpenSpielGame(TurnGame):
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the game itself fails."""
         player = self.view().player_id
-        token, known = _written_action(action), action_numbers(self._state, self._spec.actions)
+        bracketed = re.search(r"\[[^\[\]]*\]", action)
+        token = bracketed.group() if bracketed else ""
+        known = action_numbers(self._state, self._spec.actions)
         self._view = None
         self._turn += 1
         if token in known:
@@ -231,12 +233,6 @@ def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
         name = state.action_to_string(state.current_player(), action)
         words = " ".join(re.sub(r"[\[\]]", " ", name).split())
         yield token if token == f"[{words}]" else f"{token} ({words})"
-
-
-def _written_action(action: str) -> str:
-    """The first bracketed part of an answer, brackets included; empty when there is none."""
-    found = re.search(r"\[[^\[\]]*\]", action)
-    return found.group() if found else ""
 
 
 def action_numbers(state: pyspiel.State, actions: Actions) -> dict[str, int]:

@@ -70,7 +70,9 @@ class TextArenaGame(TurnGame):
         self._rejections: dict[int, str] = {}
         self._env = self._call("make", lambda: textarena.make(env.id))
         self._call("reset", lambda: self._env.reset(num_players=env.num_players, seed=seed))
-        self._bare = _unwrapped(self._env)
+        self._bare: Any = self._env
+        while isinstance(self._bare, textarena.Wrapper):
+            self._bare = self._bare.env
         self._bare.state.error_allowance = env.error_allowance
         self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
@@ -212,12 +214,6 @@ def _problem(env_id: str, num_players: int) -> str | None:
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
         return " ".join(text.replace("*", " ").split())[:200]
     return None
-
-
-def _unwrapped(env: Any) -> Any:
-    while isinstance(env, textarena.Wrapper):
-        env = env.env
-    return env
 
 
 def _plain(messages: list[tuple[int, str, Any]]) -> str:

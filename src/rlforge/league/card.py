@@ -182,17 +182,14 @@ def _met(number: int, found: Mapping[tuple[int, int], Mapping[bool, GameIndex]])
         one, other = sides[False], sides[True]
         if one.spec.seed != other.spec.seed:
             raise RlforgeError(f"game {other.spec.game_id} has another seed than its mirror game")
-        whole.append(_pair(one, other))
+        points = [
+            _POINTS[game.spec.env.outcome(game.rewards, seat)]
+            for seat, game in enumerate((one, other))
+        ]
+        gaps = [game.rewards[0] - game.rewards[1] for game in (one, other)]
+        whole.append(_Pair(score=sum(points) / 2, first_move=sum(gaps) / 2, games=(one, other)))
     planned = max((pair + 1 for pair, _ in own), default=0)
     return _Met(pairs=tuple(whole), planned=planned, failed=lost, unpaired=unpaired)
-
-
-def _pair(one: GameIndex, other: GameIndex) -> _Pair:
-    points = [
-        _POINTS[game.spec.env.outcome(game.rewards, seat)] for game, seat in ((one, 0), (other, 1))
-    ]
-    gaps = [game.rewards[0] - game.rewards[1] for game in (one, other)]
-    return _Pair(score=sum(points) / 2, first_move=sum(gaps) / 2, games=(one, other))
 
 
 def _pairing(

@@ -327,16 +327,13 @@ class ModelPool:
         if self._ratings.record(outcome):
             self._rated_games.update(set(uids))
         self._results.record(outcome)
-        self._count(uids)
-        if spec.purpose == "train":
-            self._explore(record)
-
-    def _count(self, uids: Sequence[str]) -> None:
         for uid in dict.fromkeys(uids):
             self._games[uid] += 1
         for first, second in dict.fromkeys(itertools.permutations(uids, 2)):
             row = self._matches.setdefault(first, {})
             row[second] = row.get(second, 0) + 1
+        if spec.purpose == "train":
+            self._explore(record)
 
     def _explore(self, record: GameRecord) -> None:
         """Count the game for its opponents; in self-play the learner is its own opponent."""

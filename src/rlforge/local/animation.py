@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.segment import Segment, SegmentLines
 
 from rlforge.errors import ConfigError
@@ -36,7 +36,7 @@ def write_svg(record: GameRecord, file: Path) -> None:
 
     Where nothing moves (a printer, or a reader who wants no motion) it shows the end of the game.
     """
-    parts = [_lines(scene) for scene in scenes(record)]
+    parts = [_console().render_lines(scene, pad=False)[-_MOST_LINES:] for scene in scenes(record)]
     slots = len(parts) - 1 + _LAST
     whole = slots * _TURN_S
     frames = "".join(
@@ -65,10 +65,6 @@ def _console() -> Console:
     return Console(
         record=True, file=io.StringIO(), width=_COLUMNS, force_jupyter=False, highlight=False
     )
-
-
-def _lines(scene: RenderableType) -> list[list[Segment]]:
-    return _console().render_lines(scene, pad=False)[-_MOST_LINES:]
 
 
 def _drawn(lines: list[list[Segment]], place: int) -> str:

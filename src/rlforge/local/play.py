@@ -184,11 +184,6 @@ async def play(
     return record
 
 
-def _own(spec: GameSpec) -> int:
-    """The person's seat; 0 where there is none."""
-    return next((seat.player_id for seat in spec.seats if seat.policy == PERSON), 0)
-
-
 def _no_model(config: GamesConfig) -> SeatPolicies:
     """Seats without a model of the run, which need neither tokenizer nor engine."""
     absent: Any = None
@@ -204,6 +199,7 @@ def verdict(record: GameRecord) -> str:
         f"player {seat.player_id} ({seat.policy.uid}) {record.rewards[seat.player_id]:+g}"
         for seat in seats
     )
-    outcome = record.spec.env.outcome(record.rewards, _own(record.spec))
+    own = next((seat.player_id for seat in seats if seat.policy == PERSON), 0)
+    outcome = record.spec.env.outcome(record.rewards, own)
     said = {"win": "you won", "draw": "a draw", "loss": "you lost"}[outcome]
     return f"{said} ({ending(record)}): {rewards}"

@@ -152,7 +152,9 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
     A turn shows what is new to its player, the action, and the board after it where the game has
     a grid; such a board stands for the text of all turns after a player's first.
     """
-    yield _heading(record.spec)
+    spec = record.spec
+    title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
+    yield Text(title, style="bold")
     drawn = boards(record)
     begun: set[int] = set()
     for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True)):
@@ -255,11 +257,6 @@ def _turn(place: int, turn: Turn, observed: str, board: str) -> RenderableType:
         action,
         *([Text(f"\n{board}\n")] if board else []),
     )
-
-
-def _heading(spec: GameSpec) -> Text:
-    title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
-    return Text(title, style="bold")
 
 
 def _winner(record: GameRecord) -> str:

@@ -77,7 +77,8 @@ def examine(
     if gpu_memory_gb is not None:
         if config.hardware.device == "cpu":
             raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
-        config = _with_memory(config, gpu_memory_gb)
+        own = dataclasses.replace(config.hardware, memory_gb=gpu_memory_gb)
+        config = dataclasses.replace(config, hardware=own)
     findings = [_configuration(composed, check), *_machine(found)]
     assumed = gpu_memory_gb is not None
     hardware, finding = _hardware(config, assumed=assumed)
@@ -162,11 +163,6 @@ def _who(learners: int, engines: int) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
-
-
-def _with_memory(config: PolicyConfig, memory_gb: float) -> PolicyConfig:
-    hardware = dataclasses.replace(config.hardware, memory_gb=memory_gb)
-    return dataclasses.replace(config, hardware=hardware)
 
 
 def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:

@@ -66,13 +66,6 @@ def to_values(report: Report) -> dict[str, Any]:
     return values
 
 
-def _plain(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
-
-
 class _Findings:
     """A paragraph each, next to what it is about; paths and ids stay whole."""
 
@@ -101,7 +94,8 @@ def _needs(memory: Memory) -> Table:
     """Parts side by side: what both hold first, then what only one does."""
     plan = memory.plan
     unit, size = _unit(plan)
-    table = _plain(f"{unit}, at the fullest moment")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"{unit}, at the fullest moment", overflow="fold")
     needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
     if plan.least == plan.engine:  # it reserves its memory at the start

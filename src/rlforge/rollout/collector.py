@@ -155,18 +155,14 @@ class Collector:
         """
 
         async def one(spec: GameSpec) -> GameRecord:
-            record = await self._evaluate_one(spec)
+            async with self._eval_slots:
+                record = await self._play_once(spec, None)
+                if record.error is not None:
+                    record = await self._play_once(spec, None)
             on_record(record)
             return record
 
         return await asyncio.gather(*(one(spec) for spec in specs))
-
-    async def _evaluate_one(self, spec: GameSpec) -> GameRecord:
-        async with self._eval_slots:
-            record = await self._play_once(spec, None)
-            if record.error is not None:
-                record = await self._play_once(spec, None)
-            return record
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
-from rlforge.games.actions import Extraction, extract
+from rlforge.games.actions import extract
 from rlforge.games.base import Game, View, reseed
 from rlforge.games.registry import make_game
 from rlforge.rollout.schedule import same_game
@@ -181,7 +181,9 @@ async def _play_turn(
         completion = await answer(seat, view, turn_seed(spec, len(turns)))
     except PromptTooLongError as error:
         raise _ContextLimitError(seat.player_id, f"{type(error).__name__}: {error}") from error
-    extraction = _read(seat, view, completion)
+    # A scripted player answers in the game's notation: the seat's format does not apply.
+    form = "raw" if completion.finish_reason == "scripted" else seat.action_extraction
+    extraction = extract(form, completion.text, view.legal_actions)
     game.step(extraction.action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:
@@ -204,9 +206,3 @@ async def _play_turn(
         legal_tokens=branches,
         info=info,
     )
-
-
-def _read(seat: Seat, view: View, completion: Completion) -> Extraction:
-    # A scripted player answers in the game's notation: the seat's format does not apply.
-    name = "raw" if completion.finish_reason == "scripted" else seat.action_extraction
-    return extract(name, completion.text, view.legal_actions)

@@ -72,7 +72,9 @@ class Journal:
         phase: Phase = "verifying",
     ) -> Deployment:
         """Add a deployment; the first one has number 0."""
-        now, source = time.time(), _within(source, self._folder.absolute().parent)
+        now, root = time.time(), self._folder.absolute().parent
+        if Path(source).is_relative_to(root):
+            source = Path(source).relative_to(root).as_posix()
         with self._transaction() as database:
             (number,) = database.execute(
                 "SELECT COALESCE(MAX(number) + 1, 0) FROM deployments"
@@ -97,11 +99,14 @@ class Journal:
         path: of the service's copy, in ``VERSIONS``.
         """
         path = path and Path(path).name
+        found = None
+        if checks is not None:
+            found = json.dumps([[check.name, check.passed, check.detail] for check in checks])
         with self._transaction() as database:
             database.execute(
                 "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
                 "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ?",
-                (phase, time.time(), path, _checks_json(checks), reason, number),
+                (phase, time.time(), path, found, reason, number),
             )
         return self.deployment(number)
 
@@ -295,12 +300,6 @@ def _connect(file: Path) -> sqlite3.Connection:
     return database
 
 
-def _checks_json(checks: Sequence[Check] | None) -> str | None:
-    if checks is None:
-        return None
-    return json.dumps([[check.name, check.passed, check.detail] for check in checks])
-
-
 def _deployment(row: Any, folder: Path) -> Deployment:
     values = dict(row)
     if values["path"]:
@@ -311,9 +310,3 @@ def _deployment(row: Any, folder: Path) -> Deployment:
         for name, passed, detail in json.loads(values.pop("checks"))
     )
     return Deployment(**values, checks=checks)
-
-
-def _within(place: str, root: Path) -> str:
-    """``place`` relative to ``root``, if it lies there."""
-    inside = Path(place).is_relative_to(root)
-    return Path(place).relative_to(root).as_posix() if inside else place

@@ -96,19 +96,16 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
         source, state_dir = None, Path(STATE_DIR)
     continuous = None
     if source is not None and kind_of_run(source) is ContinuousConfig:
-        continuous = _served(read_run(source, ContinuousConfig), composed.config)
+        run, service = read_run(source, ContinuousConfig), composed.config
+        # What a service has, too, is as the service has it.
+        names = {field.name for field in dataclasses.fields(run)}
+        shared = names & {field.name for field in dataclasses.fields(service)}
+        continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
     check_service(composed, games=continuous is None)
     state_dir = Path(composed.config.serve.state_dir or state_dir)
     return ServiceSetup(
         config=composed.config, source=source, state_dir=state_dir, continuous=continuous
     )
-
-
-def _served(run: ContinuousConfig, service: ServingConfig) -> ContinuousConfig:
-    """The configuration of ``run`` with all that a service has, too, as ``service`` has it."""
-    names = {field.name for field in dataclasses.fields(run)}
-    shared = names & {field.name for field in dataclasses.fields(service)}
-    return dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
 
 
 def _of_run(

@@ -183,7 +183,11 @@ def _settings(path: Path) -> dict[str, str]:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RlforgeError(f"{file} is damaged ({str(error).splitlines()[0]})") from error
-    return {key: _text(one) for key, one in _flat(config).items() if key not in _PLACES}
+    return {
+        key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
+        for key, one in _flat(config).items()
+        if key not in _PLACES
+    }
 
 
 def _flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -199,10 +203,6 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
     for name, child in inside:
         found.update(_flat(child, f"{key}.{name}" if key else str(name)))
     return found
-
-
-def _text(setting: Any) -> str:
-    return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:

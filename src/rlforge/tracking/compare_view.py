@@ -48,12 +48,10 @@ def result_text(result: Result) -> str:
     mean = percent(result.mean) if result.share else number(result.mean, 3)
     if result.low is None or result.high is None:
         return mean
-    ends = [f"{100 * end:.0f}" if result.share else number(end, 3) for end in _ends(result)]
+    ends = [
+        f"{100 * end:.0f}" if result.share else number(end, 3) for end in (result.low, result.high)
+    ]
     return f"{mean} ({' to '.join(ends)})"
-
-
-def _ends(result: Result) -> tuple[float, float]:
-    return result.low or 0.0, result.high or 0.0
 
 
 def of_runs(comparison: Comparison) -> list[Line]:

@@ -12,7 +12,6 @@ from rich.text import Text
 from rlforge.tracking.formatting import NOTHING, count, number, percent
 from rlforge.tracking.ladder_card import (
     Ending,
-    Estimate,
     LadderCard,
     LadderPairing,
     LadderRating,
@@ -104,7 +103,9 @@ def cycle_text(card: LadderCard) -> str | None:
     """How much of the results no rating explains; None for two members."""
     if card.cyclic_p is None:
         return None
-    share = "not measurable yet" if card.cyclic_share is None else _share(card.cyclic_share)
+    share = "not measurable yet"
+    if (found := card.cyclic_share) is not None:
+        share = f"{percent(found.mean)} (95 % interval {interval(found.low, found.high)})"
     p = "below 0.001" if card.cyclic_p < 0.001 else f"{card.cyclic_p:.3f}"
     verdict = "a rating does not explain" if card.cyclic_p < 0.05 else "a rating may explain"
     most = max(card.pairings, key=lambda one: abs(one.cyclic))
@@ -114,10 +115,6 @@ def cycle_text(card: LadderCard) -> str | None:
         f"(p {'' if card.cyclic_p < 0.001 else '= '}{p}). Furthest above the rating: {first} "
         f"against {second}, by {abs(most.cyclic):.2f}."
     )
-
-
-def _share(share: Estimate) -> str:
-    return f"{percent(share.mean)} (95 % interval {interval(share.low, share.high)})"
 
 
 def first_move_text(card: LadderCard) -> str | None:

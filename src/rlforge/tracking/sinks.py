@@ -179,6 +179,7 @@ class WandbSink:
         self._wandb, self._root, self._unsent = wandb, run.root, _Unsent(run)
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
+        known = run.config.is_file()
         self._run = wandb.init(
             project=self.project,
             id=ids["wandb"],
@@ -188,7 +189,7 @@ class WandbSink:
             tags=self.tags,
             dir=str(run.root),
             mode=self.mode,
-            config=_config(run),
+            config=yaml.safe_load(run.config.read_text(encoding="utf-8")) if known else {},
             settings=wandb.Settings(silent=True, console="off"),
         )
         # W&B's own step counts log calls and must rise: the x axis is the update instead.
@@ -254,13 +255,6 @@ class _Unsent:
         return {
             key: number for key, number in scalars.items() if step > self._sent.get(key, step - 1)
         }
-
-
-def _config(run: RunPaths) -> dict[str, Any]:
-    if not run.config.is_file():
-        return {}
-    config: dict[str, Any] = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    return config
 
 
 def _sweep(run: RunPaths) -> str | None:

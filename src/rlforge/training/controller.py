@@ -242,7 +242,7 @@ class GameController:
         )
         self._actors.tracker.log_scalars.remote(custom)
         shares = self._utilisation.shares(time.time())
-        main = policy is self._main
+        main = policy is next(iter(self._policies.values()))  # the one that is evaluated
         self._actors.tracker.log_learner.remote(
             result,
             {**shares, **figures, "restarts": self._restarts},
@@ -250,11 +250,6 @@ class GameController:
         )
         if main and (back_to := await self._guard.look_out(result)) is not None:
             policy.parent = back_to
-
-    @property
-    def _main(self) -> Trained:
-        """The policy that is evaluated: the first, or the only one."""
-        return next(iter(self._policies.values()))
 
     async def _begins_anew(self, policy: Trained) -> bool:
         """Whether ``reset`` says so of the policy whose turn it is; the last update is one."""

@@ -18,7 +18,7 @@ from rlforge.rollout.demonstrations import batch_of, load_samples
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
-from rlforge.types import Step, TrainBatch, UpdateResult
+from rlforge.types import Step, TrainBatch
 
 #: Metrics of an update that say nothing about given answers: they have no rewards, no version that
 #: sampled them, and the loss for entropy.
@@ -71,7 +71,8 @@ class SupervisedRun:
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
             last = self._version == self._total
-            metrics = {**_own(result), "epoch": self._epochs()}
+            metrics = {name: one for name, one in result.metrics.items() if name not in _OF_GAMES}
+            metrics["epoch"] = self._epochs()
             if last or self._version % settings.save_every == 0:
                 self._measured = await self._measure()
                 metrics |= self._measured
@@ -121,10 +122,6 @@ class SupervisedRun:
         saved = await self._actors.learner.save(self._version, parent, state=state)
         self._saved = self._version
         self._retention.prune({saved.uid})
-
-
-def _own(result: UpdateResult) -> dict[str, float]:
-    return {name: each for name, each in result.metrics.items() if name not in _OF_GAMES}
 
 
 def _in_words(measured: Mapping[str, float]) -> str:

@@ -112,7 +112,11 @@ def to_decisions(table: pa.Table) -> list[Decision]:
     """
     parsed = _Parser()
     with _collector_paused():
-        return [to_decision(row, parsed) for row in _rows(table)]
+        return [
+            to_decision(row, parsed)
+            for batch in table.to_batches(max_chunksize=1024)
+            for row in batch.to_pylist()
+        ]
 
 
 class _Parser(dict[str, Any]):
@@ -131,6 +135,7 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
         return parser[content] if isinstance(content, str) else content
 
     meta, completion = row.get("metadata") or {}, row.get("completion")
+    result, stats = row.get("result"), row.get("agentStats") or {}
     return Decision(
         id=row["id"],
         agent_id=row["agentId"],
@@ -141,7 +146,9 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
         metadata=_METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
         next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
-        result=_to_result(row.get("result"), row.get("agentStats")),
+        result=None
+        if result is None
+        else _RESULT.decode({**result, "winRate": stats.get("winRate") or 0.0}),
         observation=row.get("observation") or "",
         completion=None if completion is None else _COMPLETION.decode(completion),
     )
@@ -163,11 +170,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rows(table: pa.Table) -> Iterable[dict[str, Any]]:
-    for batch in table.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
-
-
 def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
     if result is None:
         return {"result": None, "agentStats": None}
@@ -176,12 +178,6 @@ def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
     columns = _RESULT.encode(result)
     stats = {"winRate": columns.pop("winRate")}
     return {"result": columns, "agentStats": stats}
-
-
-def _to_result(result: Mapping[str, Any] | None, stats: Mapping[str, Any] | None) -> Result | None:
-    if result is None:
-        return None
-    return _RESULT.decode({**result, "winRate": (stats or {}).get("winRate") or 0.0})
 
 
 def _finite(who: str, field: str, number: float) -> float:

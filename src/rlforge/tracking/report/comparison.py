@@ -51,15 +51,12 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
     target = output or Path(found.folder) / "comparison.html"
     title = Path(found.folder).name or "comparison"
     drawn = _drawn(found)
-    body = el("body", _top(found, title), _tables(found, drawn, target), *_curves(found, drawn))
-    return write_page(target, f"{title}: rlforge comparison", body)
-
-
-def _top(found: Comparison, title: str) -> Html:
     ended = sum(run.status == "done" for run in found.runs)
-    best = f"Best objective: {found.best}." if found.best else None
     state = f"{ended} of {len(found.runs)} runs done. "
-    return el("header", el("h1", title), el("p", state, el("code", best) if best else None))
+    best = el("code", f"Best objective: {found.best}.") if found.best else None
+    top = el("header", el("h1", title), el("p", state, best))
+    body = el("body", top, _tables(found, drawn, target), *_curves(found, drawn))
+    return write_page(target, f"{title}: rlforge comparison", body)
 
 
 def _drawn(found: Comparison) -> list[Configuration]:
@@ -182,9 +179,10 @@ def _lines(drawn: Sequence[Configuration], points: _Points) -> list[Series]:
         xs = sorted({x for run in runs for x in run})
         found = [[run[x] for run in runs if x in run] for x in xs]
         band = len(one.runs) > 1
+        what = ", ".join(settings_text(dict(one.settings))[:2]) or one.runs[0].path
         lines.append(
             Series(
-                name=_name(one),
+                name=f"{what} (n={len(one.runs)})" if band else what,
                 xs=xs,
                 ys=[statistics.fmean(ys) for ys in found],
                 low=[min(ys) for ys in found] if band else None,
@@ -193,8 +191,3 @@ def _lines(drawn: Sequence[Configuration], points: _Points) -> list[Series]:
             )
         )
     return lines
-
-
-def _name(one: Configuration) -> str:
-    what = ", ".join(settings_text(dict(one.settings))[:2]) or one.runs[0].path
-    return f"{what} (n={len(one.runs)})" if len(one.runs) > 1 else what

@@ -173,7 +173,10 @@ def marks(turn: Turn) -> list[str]:
 def _turn(place: int, turn: Turn, new: str, record: GameRecord) -> Html:
     answer, player = turn.completion, turn.player_id
     wrong = " wrong" if not turn.well_formed or not turn.legal else ""
-    last = turn is record.turns[-1]
+    ended = None
+    if turn is record.turns[-1]:
+        rewards = ", ".join(f"player {one} {reward:+g}" for one, reward in record.rewards.items())
+        ended = el("p", el("b", f"{ending(record)}: {record.error or rewards}"))
     return el(
         "li",
         el(
@@ -189,16 +192,10 @@ def _turn(place: int, turn: Turn, new: str, record: GameRecord) -> Html:
             "plays ",
             el("code", turn.action or "nothing"),
             _likelihood(turn),
-            el("p", el("b", _result(record))) if last else None,
+            ended,
         ),
         cls=f"turn c{player % 8}{wrong}",
     )
-
-
-def _result(record: GameRecord) -> str:
-    """The end and the reward of each player."""
-    rewards = ", ".join(f"player {player} {reward:+g}" for player, reward in record.rewards.items())
-    return f"{ending(record)}: {record.error or rewards}"
 
 
 def _likelihood(turn: Turn) -> str | None:

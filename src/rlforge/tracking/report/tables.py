@@ -263,7 +263,11 @@ def failures(run: RunData) -> Html | None:
         [env, purpose, reason.replace("_", " "), count(games)]
         for (env, purpose, reason), games in sorted(ends.items())
     ]
-    errors = Counter(_short(game.error) for game in run.games if game.error is not None)
+    errors = Counter(
+        game.error if len(game.error) <= 300 else f"{game.error[:300]} …"
+        for game in run.games
+        if game.error is not None
+    )
     listed = [[message, count(times)] for message, times in errors.most_common(MOST_ERRORS)]
     return section(
         "How games ended",
@@ -275,10 +279,6 @@ def failures(run: RunData) -> Html | None:
         el("h3", "Errors of failed games") if listed else None,
         table(["error", "games"], listed, "Errors of failed games") if listed else None,
     )
-
-
-def _short(message: str) -> str:
-    return message if len(message) <= 300 else f"{message[:300]} …"
 
 
 def made_by(run: RunData) -> Html | None:

@@ -114,10 +114,10 @@ def results(run: RunData) -> list[Chart]:
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
     drawn = [_gain(run.windows, "reward_difference", "reward above the control")]
     for key, (label, _) in _FIGURES.items():
-        lines = [
-            _series(run.windows, player, _of_player(run.windows, player, key), index)
-            for index, player in enumerate(players)
-        ]
+        lines = []
+        for index, player in enumerate(players):
+            figures = [row["players"].get(player, {}).get(key) for row in run.windows]
+            lines.append(_series(run.windows, player, figures, index))
         shares = key == "win_rate"
         drawn.append(Chart(title=label, series=lines, shares=shares, x_name="window"))
     return drawn
@@ -144,10 +144,6 @@ def learning_curves(run: RunData) -> Html | None:
         "the version that the run began with; it trades in the same markets and never learns.",
         charts(figure(chart) for chart in results(run)),
     )
-
-
-def _of_player(rows: Sequence[Row], player: str, key: str) -> list[float | None]:
-    return [row["players"].get(player, {}).get(key) for row in rows]
 
 
 def listed(run: RunData) -> Html | None:
