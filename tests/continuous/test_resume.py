@@ -64,15 +64,20 @@ def digests(run_dir):
 
 @pytest.fixture(scope="module")
 def whole(small_market, tmp_path_factory):
-    """A run of two windows without an interruption."""
-    import torch
-
-    torch.set_num_threads(1)  # as the processes that are killed have
+    """A run of two windows without an interruption, in this process."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         use_actors_in_process(patch.setattr)
         assert rlforge_here("continuous", *small_market, f"run_dir={run_dir}") == 0
     return run_dir
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_continuous, small_market, tmp_path_factory):
+    """The same run in a process with the threads of those that are killed: sums depend on them."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run_continuous(*small_market, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +92,7 @@ def killed(run_continuous, small_market, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
-    run_continuous, small_market, whole
+    run_continuous, small_market, undisturbed
 ):
     """Windows, updates, decisions and weights are the same, and no window is trained on twice."""
     run_dir = Path("run").absolute()
@@ -102,16 +107,16 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
         arguments = ("--resume", run_dir)
     assert run_continuous(*arguments) == 0, Path("log").read_text()
 
-    assert rows(run_dir, "windows.jsonl") == rows(whole, "windows.jsonl")
-    assert rows(run_dir, "metrics.jsonl") == rows(whole, "metrics.jsonl")
-    assert decisions(run_dir) == decisions(whole)
-    assert digests(run_dir) == digests(whole)
+    assert rows(run_dir, "windows.jsonl") == rows(undisturbed, "windows.jsonl")
+    assert rows(run_dir, "metrics.jsonl") == rows(undisturbed, "metrics.jsonl")
+    assert decisions(run_dir) == decisions(undisturbed)
+    assert digests(run_dir) == digests(undisturbed)
     windows = [
         read_manifest(path).meta["window_id"] for path in list_checkpoints(run_dir / "checkpoints")
     ]
     assert windows == [None, "2024-11-13-10:00", "2024-11-13-10:30"]
     for name in ("step-1", "step-2"):
-        mine, other = (run / "checkpoints" / name for run in (run_dir, whole))
+        mine, other = (run / "checkpoints" / name for run in (run_dir, undisturbed))
         weights = "adapter_model.safetensors"
         assert (mine / weights).read_bytes() == (other / weights).read_bytes()
 
@@ -121,7 +126,7 @@ def policy_weights(run_dir, name):
 
 
 @pytest.mark.ray
-def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, killed, whole):
+def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, killed, undisturbed):
     kept = killed.rename(killed.with_name("kept"))
     moved = shutil.copytree(kept, Path("moved").absolute())
     try:
@@ -129,10 +134,10 @@ def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, killed, whole):
         assert not killed.exists()
     finally:
         kept.rename(killed)
-    assert rows(moved, "windows.jsonl") == rows(whole, "windows.jsonl")
-    assert decisions(moved) == decisions(whole)
-    assert policy_weights(moved, "step-2") == policy_weights(whole, "step-2")
-    assert digests(moved) == digests(whole)
+    assert rows(moved, "windows.jsonl") == rows(undisturbed, "windows.jsonl")
+    assert decisions(moved) == decisions(undisturbed)
+    assert policy_weights(moved, "step-2") == policy_weights(undisturbed, "step-2")
+    assert digests(moved) == digests(undisturbed)
     assert [line["version"] for line in digests(moved)] == ["step-1", "step-2"]
     assert digests(moved)[0]["policy"] == digests(moved)[1]["policy_before"]
     assert verify(moved).problems == []
@@ -140,15 +145,15 @@ def test_a_moved_run_goes_on_as_if_it_were_not(run_continuous, killed, whole):
 
 @pytest.mark.ray
 def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
-    run_continuous, small_market, whole
+    run_continuous, small_market, undisturbed
 ):
     run_dir = Path("run").absolute()
     killed = run_continuous(*small_market, f"run_dir={run_dir}", kill=(2, "done", "after"))
     assert killed == -signal.SIGKILL
     assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
     compared = json.loads((run_dir / "comparison.json").read_text())
-    assert compared == json.loads((whole / "comparison.json").read_text())
-    assert digests(run_dir) == digests(whole)
+    assert compared == json.loads((undisturbed / "comparison.json").read_text())
+    assert digests(run_dir) == digests(undisturbed)
     assert run_continuous("--resume", run_dir) == 1  # it is complete
 
 
@@ -177,11 +182,11 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
 
 @pytest.mark.ray
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
-    run_continuous, small_market, whole
+    run_continuous, small_market, undisturbed
 ):
     """Neither to answer control agents, nor for the KL penalty to it."""
     begun, start = Path("begun").absolute(), Path("sft").absolute()
-    shutil.copytree(whole / "checkpoints" / "step-1", start)
+    shutil.copytree(undisturbed / "checkpoints" / "step-1", start)
     weights = (start / "adapter_model.safetensors").read_bytes()
     own = [f"learner.initial_adapter={start}", "continuous.control_agents=1"]
     own += ["algorithm.kl.to=base", "algorithm.kl.coef=0.1", f"run_dir={begun}"]
@@ -216,17 +221,17 @@ async def deploy_elsewhere(run_dir, adapter):
 
 @pytest.mark.ray
 def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere(
-    run_continuous, killed, whole
+    run_continuous, killed, undisturbed
 ):
     run_dir = shutil.copytree(killed, Path("run").absolute())
     # Another run's checkpoint of the same name.
-    other = shutil.copytree(whole / "checkpoints" / "step-2", Path("other/step-1").absolute())
+    other = shutil.copytree(undisturbed / "checkpoints" / "step-2", Path("other/step-1").absolute())
     deployed = asyncio.run(deploy_elsewhere(run_dir, other))
     assert deployed.phase == "live", deployed.reason
     assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
     log = Path("log").read_text()
     assert f"deploy-2 is not of this run ({other}): step-1 serves again" in log
-    assert policy_weights(run_dir, "step-2") == policy_weights(whole, "step-2")
+    assert policy_weights(run_dir, "step-2") == policy_weights(undisturbed, "step-2")
 
 
 def test_the_phases_of_a_window_are_in_the_journal(whole):
