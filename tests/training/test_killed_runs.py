@@ -27,8 +27,6 @@ from tests.harness.live_run import (
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint
 from rlforge.tracking.game_files import read_games
 
-pytestmark = pytest.mark.ray
-
 
 def alive(pid: int) -> bool:
     try:
@@ -59,6 +57,7 @@ def listened_on(pid: int) -> set[str]:
     return addresses
 
 
+@pytest.mark.ray
 def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +114,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(
     assert "already finished" in capsys.readouterr().err
 
 
+@pytest.mark.ray
 def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
     # A shell script starts background processes with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -260,6 +260,7 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     assert len({game.spec.game_id for game in games}) == len(games)
 
 
+@pytest.mark.ray
 def test_a_model_without_its_weights_is_one_message(
     small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_model_without_its_weights_is_one_message(
     assert not any(map(alive, all_pids()))
 
 
+@pytest.mark.ray
 def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(
     small_model: Path, in_process: ModuleType
 ) -> None:
