@@ -23,11 +23,15 @@ with contextlib.suppress(ImportError):  # GPU tests run where there is little mo
     settings.load_profile("untimed")
 
 
+def starts_processes(item: pytest.Item) -> bool:
+    """Whether a test belongs to a tier whose tests may start Ray and other processes."""
+    return any(map(item.get_closest_marker, ("ray", "release", "slow", "vllm")))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests that start processes a longer limit: several of them import torch."""
     for item in items:
-        several = any(map(item.get_closest_marker, ("ray", "release", "slow", "vllm")))
-        if several and item.get_closest_marker("timeout") is None:
+        if starts_processes(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(900))
 
 
@@ -120,8 +124,8 @@ def no_ray_by_default(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = running()
     yield
-    other_tier = any(map(request.node.get_closest_marker, ("ray", "release", "slow", "vllm")))
-    assert before or other_tier or not running(), "mark this test with pytest.mark.ray"
+    allowed = before or starts_processes(request.node)
+    assert allowed or not running(), "mark this test with pytest.mark.ray"
 
 
 @pytest.fixture(autouse=True)
