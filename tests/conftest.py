@@ -35,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later collection of garbage."""
+    from rlforge.system.garbage import freeze_gc
+
+    freeze_gc()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ray must not look for a cloud, nor a test for the user's files."""

@@ -17,8 +17,9 @@ class _Knot:
 
 @pytest.fixture(autouse=True)
 def thawed():
-    yield
     gc.unfreeze()
+    yield
+    freeze_gc()  # as tests/conftest.py has it for all others
 
 
 def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed():
@@ -39,3 +40,10 @@ def test_after_the_block_all_objects_are_traversed_again():
         assert not any(each is before for each in gc.get_objects())
     assert any(each is before for each in gc.get_objects())
     assert gc.get_freeze_count() == 0
+
+
+def test_a_block_inside_leaves_the_objects_frozen():
+    with frozen_gc():
+        with frozen_gc():
+            pass
+        assert gc.get_freeze_count() > 0

@@ -19,9 +19,12 @@ def freeze_gc() -> None:
 
 @contextlib.contextmanager
 def frozen_gc() -> Iterator[None]:
-    """``freeze_gc`` until the block ends."""
-    freeze_gc()
+    """``freeze_gc`` until the block ends; nothing where this process has frozen objects already."""
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        freeze_gc()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if mine:
+            gc.unfreeze()
