@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ CONTINUOUS = """
 """
 
 
-def field_comments(cls: type) -> dict[str, str]:
+@functools.cache
+def field_comments(cls: type) -> Mapping[str, str]:
     """The ``#:`` comment above each field of a dataclass, as one line of prose."""
     comments: dict[str, str] = {}
     pending: list[str] = []

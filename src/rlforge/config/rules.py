@@ -180,11 +180,17 @@ Url = Annotated[str, Pattern(r"https?://\S+", "be an http:// or https:// address
 FolderName = Annotated[str, Pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
 
 
-def hints(cls: type) -> dict[str, Any]:
+def hints(cls: type) -> Mapping[str, Any]:
     """Annotations of a class's fields, in their order, resolved and with their rules."""
-    resolved = typing.get_type_hints(cls, include_extras=True)
-    fields = dataclasses.fields(typing.cast("Any", cls))
-    return {field.name: resolved[field.name] for field in fields}
+    if cls not in _HINTS:
+        resolved = typing.get_type_hints(cls, include_extras=True)
+        fields = dataclasses.fields(typing.cast("Any", cls))
+        _HINTS[cls] = {field.name: resolved[field.name] for field in fields}
+    return _HINTS[cls]
+
+
+_HINTS: dict[type, Mapping[str, Any]] = {}
+"""By class; a composition asks for those of each class many times."""
 
 
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
