@@ -7,7 +7,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -30,37 +32,24 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.ray
-def test_no_process_that_ray_started_outlives_the_block(
-    own_home: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also children of an actor, which are still ending when Ray's node has been killed."""
+class Process:
+    """An actor with a child that outlives it."""
 
-    class Process:
-        def pids(self) -> tuple[int, int]:
-            return os.getpid(), psutil.Popen(["sleep", "60"]).pid  # which outlives its parent
-
-    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
-    monkeypatch.setattr(session, "END_PATIENCE_S", 1.0)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of another cluster
-    bystander = psutil.Popen(["sleep", "60"])
-    with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        actor = ray.remote(Process).options(num_cpus=0).remote()  # ends with its last handle
-        pids = ray.get(actor.pids.remote())
-        assert all(map(runs, pids))
-    assert not any(map(runs, pids))
-    assert bystander.is_running()
-    bystander.kill()
-    bystander.wait()
+    def pids(self) -> tuple[int, int]:
+        return os.getpid(), psutil.Popen(["sleep", "60"]).pid
 
 
-@pytest.mark.ray
-def test_of_runs_that_have_ended_the_newest_session_folders_stay(
-    own_home: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def lived(own_home: None) -> Iterator[SimpleNamespace]:
+    """What was seen of one Ray: the folders of sessions before and during it, and its processes.
+
+    It is started where another cluster has an address, and has ended.
+    """
     no_process = 2**22 + 1  # above the largest identifier of a process
-    with tempfile.TemporaryDirectory() as short:  # names of sockets are limited
-        monkeypatch.setenv("RAY_TMPDIR", short)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as short:
+        patch.setattr(session, "END_PATIENCE_S", 1.0)
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+        patch.setenv("RAY_TMPDIR", short)  # short: names of sockets are limited
 
         def folder(name: str, *marks: str) -> str:
             path = Path(short, "ray", f"session_{name}")
@@ -69,13 +58,49 @@ def test_of_runs_that_have_ended_the_newest_session_folders_stay(
                 (path / mark).touch()
             return path.name
 
-        ended = [folder(f"2026-01-0{day}", f"rlforge.{no_process}") for day in range(1, 8)]
-        running = folder("2025-01-01", f"rlforge.{os.getppid()}")
-        not_ours = folder("2024-01-01")
-        with session.ray_started(HardwareConfig(device="cpu"), 1):
-            left = {path.name for path in Path(short, "ray").iterdir() if not path.is_symlink()}
-    assert {running, not_ours} < left
-    assert left & set(ended) == set(ended[-session.KEPT_FOLDERS :])
+        seen = SimpleNamespace(
+            ended=[folder(f"2026-01-0{day}", f"rlforge.{no_process}") for day in range(1, 8)],
+            kept={folder("2025-01-01", f"rlforge.{os.getppid()}"), folder("2024-01-01")},
+        )
+        graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+        this, before = psutil.Process(), set(psutil.Process().children(recursive=True))
+        with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
+            actor = ray.remote(Process).options(num_cpus=0).remote()  # ends with its last handle
+            seen.pids = ray.get(actor.pids.remote())
+            seen.ran = list(map(runs, seen.pids))
+            rays = [child.pid for child in set(this.children(recursive=True)) - before]
+            seen.groups = {os.getpgid(pid) for pid in [*seen.pids, *rays]}
+            folders = Path(short, "ray").iterdir()
+            seen.folders = {path.name for path in folders if not path.is_symlink()}
+            own = psutil.Popen(["sleep", "60"], preexec_fn=os.getpid)
+            seen.own_group = os.getpgid(own.pid)
+        seen.run_on = list(map(runs, seen.pids))
+        seen.bystander_runs = own.is_running()
+        own.kill()
+        own.wait()
+        yield seen
+
+
+@pytest.mark.ray
+def test_no_process_that_ray_started_outlives_the_block(lived: SimpleNamespace) -> None:
+    """Also children of an actor, which are still ending when Ray's node has been killed."""
+    assert lived.ran == [True, True]
+    assert lived.run_on == [False, False]
+    assert lived.bystander_runs
+
+
+@pytest.mark.ray
+def test_of_runs_that_have_ended_the_newest_session_folders_stay(lived: SimpleNamespace) -> None:
+    assert lived.kept < lived.folders
+    assert lived.folders & set(lived.ended) == set(lived.ended[-session.KEPT_FOLDERS :])
+
+
+@pytest.mark.ray
+def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
+    lived: SimpleNamespace,
+) -> None:
+    assert lived.own_group == os.getpgrp()
+    assert os.getpgrp() not in lived.groups
 
 
 @pytest.mark.ray
@@ -103,30 +128,6 @@ def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.Mo
         session.ray_started(HardwareConfig(device="cpu"), 1),
     ):
         pass
-
-
-@pytest.mark.ray
-def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
-    own_home: None,
-) -> None:
-    class Process:
-        def groups(self) -> tuple[int, int]:
-            child = psutil.Popen(["sleep", "60"])
-            return os.getpgrp(), os.getpgid(child.pid)
-
-    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
-    this = psutil.Process()
-    before = set(this.children(recursive=True))  # of other tests of this process
-    with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        actor = ray.remote(Process).options(num_cpus=0).remote()
-        groups = {*ray.get(actor.groups.remote())}
-        rays = set(this.children(recursive=True)) - before
-        groups |= {os.getpgid(child.pid) for child in rays}
-        own = psutil.Popen(["sleep", "60"], preexec_fn=os.getpid)
-        assert os.getpgid(own.pid) == os.getpgrp()
-        own.kill()
-        own.wait()
-    assert os.getpgrp() not in groups
 
 
 def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
