@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.composed import composed
 
 from rlforge import launch
 from rlforge.config.compose import compose
@@ -18,12 +19,12 @@ QUICK = "+experiment=kuhn_nash"
 
 
 def config_of(policies: str, *overrides: str) -> RunConfig:
-    return compose([QUICK, f"policies={{{policies}}}", *overrides]).config
+    return composed(QUICK, f"policies={{{policies}}}", *overrides).config
 
 
 def refusal(policies: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        launch.check(compose([QUICK, f"policies={{{policies}}}", *overrides]), keys=False)
+        launch.check(composed(QUICK, f"policies={{{policies}}}", *overrides), keys=False)
     return str(caught.value)
 
 
@@ -55,13 +56,13 @@ def test_another_algorithm_comes_with_its_own_defaults():
 
 def test_a_policy_of_an_experiment_can_be_left_out():
     league = ["+experiment=blotto_league", "pool=mirror"]
-    assert list(compose(league).config.policies) == ["oracle"]
-    assert compose([*league, "~policies.oracle"]).config.policies == {}
+    assert list(composed(*league).config.policies) == ["oracle"]
+    assert composed(*league, "~policies.oracle").config.policies == {}
     assert compose(["prompts.terse.system=brief", "~prompts.terse"]).config.prompts == {}
 
 
 def test_a_run_without_policies_trains_one_without_a_name():
-    config = compose([QUICK]).config
+    config = composed(QUICK).config
     assert policy_names(config) == ("",)
     assert of_policy(config, "") is config
     assert turns(config) == ("",)
@@ -129,5 +130,5 @@ def test_what_is_refused_is_named_with_its_mend(policies, said):
 def test_full_weights_cannot_be_several_policies():
     with pytest.raises(ConfigError, match=r"learner.train=full .*: policies are adapters of one"):
         launch.check(
-            compose(["+experiment=smollm2_kuhn", "learner=full", "policies={main: {}}"]), keys=False
+            composed("+experiment=smollm2_kuhn", "learner=full", "policies={main: {}}"), keys=False
         )

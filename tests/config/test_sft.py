@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
+from tests.harness.composed import composed
 
-from rlforge.config.compose import compose, to_yaml
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.roots import compose_any, compose_run, kind_of_run, read_run
+from rlforge.config.compose import to_yaml
+from rlforge.config.roots import compose_run, kind_of_run, read_run
 from rlforge.config.schema import GamesConfig, RunConfig
 from rlforge.config.sft import DataConfig, SftConfig
 from rlforge.config.training import SupervisedConfig
@@ -15,16 +15,16 @@ from rlforge.errors import ConfigError
 
 def test_an_experiment_of_games_gives_games_model_and_engine_but_not_the_learner():
     lines = ["+experiment=tictactoe_mirror", "data=random_legal", "learner.batch_size=8"]
-    composed = compose_run(lines, None, SftConfig)
-    games = compose(["+experiment=tictactoe_mirror"]).config
-    config = composed.config
+    found = composed(*lines, root=SftConfig)
+    games = composed("+experiment=tictactoe_mirror").config
+    config = found.config
     for group in ("env", "model", "engine", "collector", "eval"):
         assert getattr(config, group) == getattr(games, group)
     assert config.name == "tictactoe_mirror_sft"
     assert (config.learner.batch_size, config.learner.learning_rate) == (8, 2e-4)
     assert isinstance(config.algorithm, SupervisedConfig)
-    assert composed.origin("learner.batch_size") == "command line, learner.batch_size=8"
-    assert composed.origin("env.train") == "conf/env/tictactoe.yaml"
+    assert found.origin("learner.batch_size") == "command line, learner.batch_size=8"
+    assert found.origin("env.train") == "conf/env/tictactoe.yaml"
 
 
 def test_changes_on_the_command_line_count_more_than_the_experiment():
@@ -56,23 +56,22 @@ def test_what_only_reinforcement_learning_has_is_refused():
 
 def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts(tmp_path):
     lines = ["+experiment=smollm2_market", "data=value_trader", "market.predictions=2"]
-    composed = compose_run(lines, None, SftConfig)
-    theirs = compose(["+experiment=smollm2_market"], root=ContinuousConfig).config
-    config = composed.config
+    config = compose_run(lines, None, SftConfig).config
+    theirs = composed("+experiment=smollm2_market").config
     assert config.market == dataclasses.replace(theirs.market, predictions=2)
     for group in ("model", "engine", "prompts", "hardware"):
         assert getattr(config, group) == getattr(theirs, group)
     assert (config.name, config.data.players) == ("smollm2_market_sft", ["value_trader"])
     assert config.learner.batch_size == 64
-    assert type(compose_any(lines).config) is SftConfig
+    assert type(composed(*lines).config) is SftConfig
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
     assert read_run(tmp_path, SftConfig) == config
 
 
 def test_a_supervised_run_is_read_where_games_are_played(tmp_path):
-    assert type(compose_any([]).config) is RunConfig
-    config = compose_any(["+experiment=tictactoe_mirror", "data=random_legal"]).config
+    assert type(composed().config) is RunConfig
+    config = composed("+experiment=tictactoe_mirror", "data=random_legal").config
     assert type(config) is SftConfig  # by its keys of data
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig

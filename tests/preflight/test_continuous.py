@@ -1,15 +1,17 @@
 """What is known to be wrong before a continuous run starts, and where experiments belong."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.factories import byte_tokenizer, model_files
+from tests.harness.composed import composed as configured
 
 import rlforge
 from rlforge.config.compose import from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
-from rlforge.config.roots import compose_any, compose_run, read_run
+from rlforge.config.roots import compose_any, compose_run, read_run, root_of
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.session import Session
@@ -40,8 +42,7 @@ class Player:
 PLAYER = Player()
 
 
-def composed(*overrides):
-    return compose_run(list(overrides), None, ContinuousConfig)
+composed = partial(configured, root=ContinuousConfig)
 
 
 def checked(*overrides):
@@ -216,22 +217,22 @@ def test_experiments_of_the_other_kind_name_the_command_that_runs_them():
 
 
 def test_looking_at_an_experiment_finds_out_what_it_is():
-    assert compose_any(["+experiment=market_ppo"]).config.primary == "continuous"
-    assert compose_any(["+experiment=kuhn_grpo"]).config.primary == "config"
-    assert compose_any(["seed=3"]).config.primary == "config"
-    assert compose_any(["continuous.windows=3"]).config.primary == "continuous"
+    assert root_of(["+experiment=market_ppo"]) is ContinuousConfig
+    assert root_of(["+experiment=kuhn_grpo"]) is RunConfig
+    assert root_of(["seed=3"]) is RunConfig
+    assert root_of(["continuous.windows=3"]) is ContinuousConfig
 
 
 def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path):
     (tmp_path / "experiment").mkdir()
     mine = tmp_path / "experiment" / "mine.yaml"
     mine.write_text("# @package _global_\ndefaults: [market_rolling]\nname: mine\nseed: 4\n")
-    composed = compose_any(["+experiment=mine"], tmp_path)
-    assert (composed.config.primary, composed.config.seed) == ("continuous", 4)
+    config = compose_any(["+experiment=mine"], tmp_path).config
+    assert (config.primary, config.seed) == ("continuous", 4)
 
 
 def test_a_run_knows_what_it_is_of(tmp_path):
-    config = compose_run(["+experiment=market_a2c"], None, ContinuousConfig).config
+    config = composed("+experiment=market_a2c").config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert read_run(tmp_path, ContinuousConfig) == config
     assert from_yaml(tmp_path / "config.yaml", ContinuousConfig) == config
@@ -305,9 +306,8 @@ def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_no
     """Also to be learned from with ``rlforge sft``."""
     given = ["+experiment=smollm2_market", "model=hf", f"model.name={language_model}"]
     given += ["engine.max_model_len=450", "data=value_trader", "engine.max_tokens=64"]
-    composed = compose_run(given, None, SftConfig)
     with pytest.raises(ConfigError, match=r"engine\.max_model_len=450: .* raise it to"):
-        check_sft(composed, keys=False)
+        check_sft(configured(*given, root=SftConfig), keys=False)
 
 
 @pytest.mark.parametrize("extraction", ["number", "bracket", "last_line", "boxed", "raw"])

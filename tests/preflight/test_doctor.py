@@ -6,8 +6,8 @@ import json
 
 import pytest
 from rich.console import Console
+from tests.harness.composed import composed
 
-from rlforge.config.compose import compose
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.preflight import doctor as examined
@@ -51,7 +51,7 @@ def shown(report):
 
 def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
     sizes = ["engine.max_tokens=16", "model.prompt_template=board"]
-    report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu", *sizes]))
+    report = examine(composed("model=hf", f"model.name={small_model}", "hardware=cpu", *sizes))
     assert report.healthy
     assert report.memory.device == "RAM"
     assert report.memory.plan.verdict == "fits"
@@ -59,17 +59,17 @@ def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
 
 
 def test_a_card_that_is_not_here_can_be_planned_for():
-    report = examine(compose([QUICK_START, "hardware=gpu_1"]), gpu_memory_gb=80)
+    report = examine(composed(QUICK_START, "hardware=gpu_1"), gpu_memory_gb=80)
     assert report.healthy
     assert finding(report, "hardware").state == "note"
     assert "the Hugging Face hub cannot be reached" in finding(report, "model", "note").detail
     assert report.memory.plan.cards[0].capacity == 80 * GIB
     with pytest.raises(ConfigError, match=r"--gpu-memory: hardware\.device=cpu"):
-        examine(compose([QUICK_START, "hardware=cpu"]), gpu_memory_gb=24)
+        examine(composed(QUICK_START, "hardware=cpu"), gpu_memory_gb=24)
 
 
 def test_a_profile_names_its_card_and_the_card_is_missed():
-    report = examine(compose([QUICK_START, "hardware=gpu_24gb", "pool.mode=fixed"]))
+    report = examine(composed(QUICK_START, "hardware=gpu_24gb", "pool.mode=fixed"))
     assert not report.healthy
     assert "shows none" in finding(report, "hardware", "problem").detail
     assert "pool.mode=fixed" in finding(report, "configuration", "problem").detail
@@ -77,17 +77,17 @@ def test_a_profile_names_its_card_and_the_card_is_missed():
 
 
 def test_many_cards_that_are_not_here_are_planned_for(machine):
-    report = examine(compose([QUICK_START, "hardware=multi_gpu"]), gpu_memory_gb=48)
+    report = examine(composed(QUICK_START, "hardware=multi_gpu"), gpu_memory_gb=48)
     assert [card.count for card in report.memory.plan.cards] == [1, 2]
     machine(ADA, ADA, ADA)
-    here = examine(compose([QUICK_START, "hardware=multi_gpu"]))
+    here = examine(composed(QUICK_START, "hardware=multi_gpu"))
     assert [f.what for f in here.findings if f.state == "problem"] == ["model"]  # no hub
     assert "RTX 6000 Ada (48.0 GiB)" in finding(here, "GPUs").detail
 
 
 def test_the_smallest_card_and_the_oldest_decide(machine):
     machine(ADA, dataclasses.replace(ADA, memory=24 * GIB, capability=7.5))
-    report = examine(compose([QUICK_START]))
+    report = examine(composed(QUICK_START))
     assert report.memory.plan.cards[0].capacity == 24 * GIB
     weights = report.memory.plan.learner.parts[0].bytes
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
@@ -95,10 +95,10 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
 
 def test_tokens_that_are_never_drawn_are_noted():
     filters = ["engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05"]
-    cut = examine(compose(["+experiment=simpletak_mirror", *filters]))
+    cut = examine(composed("+experiment=simpletak_mirror", *filters))
     assert ", ".join(filters) in finding(cut, "sampling", "note").detail
     assert cut.healthy
-    whole = examine(compose(["+experiment=simpletak_mirror"]))
+    whole = examine(composed("+experiment=simpletak_mirror"))
     assert "sampling" not in {each.what for each in whole.findings}
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
         raise examined.PackageNotFoundError(name)
 
     monkeypatch.setattr(examined, "version", nothing)
-    report = examine(compose(["+experiment=simpletak_mirror", "model=smollm2_135m"]))
+    report = examine(composed("+experiment=simpletak_mirror", "model=smollm2_135m"))
 
     missing = finding(report, "packages", "problem").detail
     assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in missing
@@ -116,7 +116,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
 
 def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
     monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
-    report = examine(compose([QUICK_START, "hardware=gpu_24gb", "engine=vllm"]), gpu_memory_gb=24)
+    report = examine(composed(QUICK_START, "hardware=gpu_24gb", "engine=vllm"), gpu_memory_gb=24)
     printed = shown(report)
     assert "vLLM is not installed" in finding(report, "packages", "problem").detail
     plan = report.memory.plan
@@ -132,15 +132,15 @@ def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
     ],
 )
 def test_what_cannot_be_known_is_said(overrides, why, machine):
-    report = examine(compose([QUICK_START, *overrides]))
+    report = examine(composed(QUICK_START, *overrides))
     assert report.memory is None
     assert why in finding(report, "memory").detail
     machine(dataclasses.replace(ADA, memory=GIB))
-    check_fit(compose([QUICK_START, *overrides]).config)  # train says nothing
+    check_fit(composed(QUICK_START, *overrides).config)  # train says nothing
 
 
 def test_the_report_is_json_with_bytes():
-    values = to_values(examine(compose([QUICK_START]), gpu_memory_gb=12))
+    values = to_values(examine(composed(QUICK_START), gpu_memory_gb=12))
     assert json.loads(json.dumps(values)) == values
     memory = values["memory"]
     assert memory["verdict"] == "does not fit"
@@ -151,21 +151,21 @@ def test_the_report_is_json_with_bytes():
 def test_train_refuses_what_does_not_fit_and_its_mend_is_accepted(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError) as caught:
-        check_fit(compose([QUICK_START]).config)
+        check_fit(composed(QUICK_START).config)
     message = str(caught.value)
     assert "does not fit GPU of 16.0 GiB" in message
     assert "GiB too much" in message
     assert "hardware=auto: the learner and 1 engine need" in message
     mend = message.split("these fit: ")[1].split(";")[0].split()
     assert "learner.gradient_checkpointing=true" in mend
-    check_fit(compose([QUICK_START, *mend]).config)
+    check_fit(composed(QUICK_START, *mend).config)
 
 
 def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
     machine(dataclasses.replace(ADA, memory=24 * GIB))
 
     def share(*overrides):
-        config = compose([QUICK_START, "engine=vllm", "hardware=gpu_1", *overrides]).config
+        config = composed(QUICK_START, "engine=vllm", "hardware=gpu_1", *overrides).config
         return divided(config).engine.vllm.gpu_memory_utilization
 
     kept = share("learner.gradient_checkpointing=true", "engine.max_model_len=2048")
@@ -181,8 +181,8 @@ def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
 def test_a_profile_plans_no_more_than_the_card_has(machine):
     machine(dataclasses.replace(ADA, memory=12 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit GPU of 12\.0 GiB"):
-        check_fit(compose([QUICK_START, "hardware=gpu_80gb"]).config)
-    report = examine(compose([QUICK_START, "hardware=gpu_80gb"]))
+        check_fit(composed(QUICK_START, "hardware=gpu_80gb").config)
+    report = examine(composed(QUICK_START, "hardware=gpu_80gb"))
     assert report.memory.plan.cards[0].capacity == 12 * GIB
     assert report.memory.plan.excess > 0
 
@@ -190,7 +190,7 @@ def test_a_profile_plans_no_more_than_the_card_has(machine):
 def test_vllm_on_a_larger_card_takes_the_share_of_the_card_that_the_profile_names(machine):
     def share():
         wanted = [QUICK_START, "engine=vllm", "hardware=gpu_24gb"]
-        return divided(compose(wanted).config).engine.vllm.gpu_memory_utilization
+        return divided(composed(*wanted).config).engine.vllm.gpu_memory_utilization
 
     machine(dataclasses.replace(ADA, memory=24 * GIB))
     exact = share()
@@ -204,7 +204,7 @@ def test_an_engine_divides_its_model_among_several_cards(machine):
     wanted = [QUICK_START, "hardware=multi_gpu", "engine.num_engines=1", *model]
 
     def engine(*overrides):
-        plan = examine(compose([*wanted, *overrides])).memory.plan
+        plan = examine(composed(*wanted, *overrides)).memory.plan
         return plan.cards[1].count, plan.least.parts[0].bytes, plan.sequence_bytes
 
     (one, weights, sequence), (four, part, piece) = engine(), engine("hardware.engine_gpus=4")
@@ -215,24 +215,24 @@ def test_an_engine_divides_its_model_among_several_cards(machine):
 def test_a_cluster_that_says_its_memory_is_checked(machine):
     machine()
     with pytest.raises(ConfigError, match=r"2 engines|the learner"):
-        check_fit(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)
+        check_fit(composed(QUICK_START, "hardware=cluster", "hardware.memory_gb=8").config)
 
 
 def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():
     model = ("model=smollm2_135m", "hardware=cpu")
-    wrong = compose([*model, "model.lora.target_modules=[q_proj,v_projj]"])
+    wrong = composed(*model, "model.lora.target_modules=[q_proj,v_projj]")
     with pytest.raises(ConfigError, match=r"no linear layers named v_projj; it has .*v_proj"):
         check_fit(wrong.config)
     problem = finding(examine(wrong), "model")
     assert problem.state == "problem"
     assert "v_projj" in problem.detail
-    check_fit(compose([*model, "model.lora.target_modules=[q_proj,lm_head]"]).config)
+    check_fit(composed(*model, "model.lora.target_modules=[q_proj,lm_head]").config)
     with pytest.raises(ConfigError, match=r"model\.lora\.last_layers=31: .* has 30 layers"):
-        check_fit(compose([*model, "model.lora.last_layers=31"]).config)
-    check_fit(compose([*model, "model.lora.last_layers=30"]).config)
+        check_fit(composed(*model, "model.lora.last_layers=31").config)
+    check_fit(composed(*model, "model.lora.last_layers=30").config)
     # Full weights have no adapter whose layers could be missing.
     full = ("learner.train=full", "model.lora.target_modules=[v_projj]")
-    check_fit(compose([*model, *full]).config)
+    check_fit(composed(*model, *full).config)
 
 
 FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")
@@ -243,9 +243,9 @@ def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     overrides = [QUICK_START, *FOUR_B, *SHORT]
     with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
-        check_fit(compose(overrides).config)
-    apart = examine(compose([*overrides, "hardware.alternate=true"]))
-    together = examine(compose(overrides))
+        check_fit(composed(*overrides).config)
+    apart = examine(composed(*overrides, "hardware.alternate=true"))
+    together = examine(composed(*overrides))
     printed = shown(apart)
     assert apart.memory.plan.excess == 0
     assert "in turns (hardware.alternate)" in printed
@@ -260,6 +260,6 @@ def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
 def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     monkeypatch.setattr(examined, "ram", lambda: 4 * GIB)
-    report = examine(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]))
+    report = examine(composed(QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"))
     assert not report.healthy
     assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail

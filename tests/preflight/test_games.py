@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.harness.composed import composed
 
 from rlforge import AlgorithmConfig, Count, Reinforce
-from rlforge.config.compose import compose
-from rlforge.config.keys import conf_dir
-from rlforge.config.roots import compose_any
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.preflight.games import validate
@@ -31,17 +29,7 @@ class Ranked(Reinforce):
 
 
 RANKED = f"{__name__}:Ranked"
-EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 TINY = "+experiment=simpletak_mirror"
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_is_valid(experiment, monkeypatch):
-    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
-    composed = compose_any([f"+experiment={experiment}"])
-    check(composed)
-    assert composed.config.name == experiment
-    assert not experiment.startswith("market_") or composed.config.primary == "continuous"
 
 
 @pytest.mark.parametrize(
@@ -138,51 +126,49 @@ def test_every_experiment_is_valid(experiment, monkeypatch):
 def test_contradictions_name_key_value_and_mend(overrides, message, monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=message) as caught:
-        validate(compose([*([] if "+" in overrides[0] else [TINY]), *overrides]))
+        validate(composed(*([] if "+" in overrides[0] else [TINY]), *overrides))
     assert len(str(caught.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "cispo", "rloo", "maxrl", "dapo"])
 def test_the_relatives_of_grpo_are_chosen_by_their_names(algorithm):
-    composed = compose([TINY, f"algorithm={algorithm}", "rewards=wins"])
-    validate(composed)
-    assert composed.config.algorithm.name == "grpo"
+    found = composed(TINY, f"algorithm={algorithm}", "rewards=wins")
+    validate(found)
+    assert found.config.algorithm.name == "grpo"
 
 
 def test_envs_take_template_and_extraction_of_the_model():
-    config = compose([TINY]).config
+    config = composed(TINY).config
     assert train_envs(config)[0].prompt_template == "board"
     assert train_envs(config)[0].action_extraction == "bracket"
     assert eval_envs(config) == train_envs(config)
 
 
 def test_the_untrained_model_is_always_an_evaluation_opponent():
-    config = compose([TINY, "eval.opponents=[win_block]"]).config
+    config = composed(TINY, "eval.opponents=[win_block]").config
     (pairing,) = eval_pairings(config)
     assert [policy.uid for policy in pairing.opponents] == ["base", "win_block"]
 
 
 @pytest.mark.parametrize("temperature", ["0", "null", "0.5"])
 def test_vllm_evaluates_greedily_or_at_a_usual_temperature(temperature):
-    validate(compose([TINY, "engine=vllm", f"eval.temperature={temperature}"]), keys=False)
+    validate(composed(TINY, "engine=vllm", f"eval.temperature={temperature}"), keys=False)
 
 
 def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(monkeypatch):
     monkeypatch.setattr("rlforge.engines.vllm_settings.version_of", lambda name: None)
-    composed = compose([TINY, "engine=vllm"])
-    validate(composed, keys=False)
+    found = composed(TINY, "engine=vllm")
+    validate(found, keys=False)
     with pytest.raises(ConfigError, match=r"vLLM is not installed; pip install 'rlforge\[vllm\]'"):
-        validate(composed)
+        validate(found)
 
 
 def test_an_evaluation_environment_may_have_opponents_of_its_own():
-    config = compose(
-        [
-            "+experiment=multi_game",
-            "eval.opponents=[random_legal]",
-            "env.eval=[{id: TicTacToe-v0-train, opponents: [minimax, base]},"
-            "{id: SimpleTak-v0-train}, {id: kuhn_poker, source: openspiel, opponents: null}]",
-        ]
+    config = composed(
+        "+experiment=multi_game",
+        "eval.opponents=[random_legal]",
+        "env.eval=[{id: TicTacToe-v0-train, opponents: [minimax, base]},"
+        "{id: SimpleTak-v0-train}, {id: kuhn_poker, source: openspiel, opponents: null}]",
     )
     validate(config)
     met = [
@@ -204,9 +190,9 @@ def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     chosen = ["model=smollm2_135m", "env.train.0.prompt_template=words:SHORT"]
-    check(compose_any(chosen))
+    check(composed(*chosen))
     with pytest.raises(ConfigError, match=r"env\.context=conversation .*words:SHORT.*context=turn"):
-        check(compose_any([*chosen, "env.context=conversation"]))
+        check(composed(*chosen, "env.context=conversation"))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +210,8 @@ def test_first_prompts_and_actions_must_fit(small_model, overrides, message):
     given = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
     sizes = ["engine.max_tokens=64", "engine.max_model_len=100000"]
     with pytest.raises(ConfigError, match=message):
-        validate(compose([*given, *sizes, *overrides]))
-    validate(compose([*given, *sizes, *overrides]), keys=False)  # only looked at
+        validate(composed(*given, *sizes, *overrides))
+    validate(composed(*given, *sizes, *overrides), keys=False)  # only looked at
 
 
 def test_first_prompts_must_fit_the_positions_of_the_model(small_model, tmp_path):
@@ -234,4 +220,4 @@ def test_first_prompts_must_fit_the_positions_of_the_model(small_model, tmp_path
     Path("short/config.json").write_text(json.dumps({**described, "max_position_embeddings": 40}))
     given = ["model=hf", "model.name=short", "model.prompt_template=default"]
     with pytest.raises(ConfigError, match=r"^model short has positions for 40 tokens: .*; choose"):
-        validate(compose(given))
+        validate(composed(*given))

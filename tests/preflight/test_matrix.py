@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.harness.composed import composed
 
 from rlforge.config.keys import conf_dir
-from rlforge.config.roots import compose_any
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
 from rlforge.launch import check
@@ -37,10 +37,10 @@ def options(group: str) -> list[str]:
 def refusal(*overrides: str) -> str | None:
     """Why a run is refused before anything starts; None: it is not."""
     try:
-        composed = compose_any(list(overrides), None)
-        check(composed)
-        check_fit(composed.config)
-        check_source(composed.config.model)
+        found = composed(*overrides)
+        check(found)
+        check_fit(found.config)
+        check_source(found.config.model)
     except ConfigError as error:
         return str(error)
     return None
@@ -62,6 +62,10 @@ def imported() -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_is_valid_as_it_is(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    found = composed(f"+experiment={experiment}")
+    check(found)
+    assert found.config.name == experiment
+    assert not experiment.startswith("market_") or found.config.primary == "continuous"
     why = refusal(f"+experiment={experiment}")
     assert (why is not None) == experiment.startswith("qwen"), why  # too large, and on the hub
 
@@ -72,7 +76,7 @@ def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
     experiment: str, whole: bool
 ) -> None:
     chosen, place = f"+experiment={experiment}", EXPERIMENTS.index(experiment)
-    config = compose_any([chosen], None).config
+    config = composed(chosen).config
     algorithm, learner = config.algorithm, config.learner
     plays = isinstance(config, RunConfig)
     games = [env for env in options("env") if env != "market"]

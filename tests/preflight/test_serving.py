@@ -1,15 +1,15 @@
 """Checks of a service across groups."""
 
 import pytest
+from tests.harness.composed import composed
 
-from rlforge.config.compose import compose
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.serving import check_service
 
 
 def check(*overrides: str) -> None:
-    check_service(compose(["+experiment=simpletak_mirror", *overrides], root=ServingConfig))
+    check_service(composed("+experiment=simpletak_mirror", *overrides, root=ServingConfig))
 
 
 def test_the_defaults_pass_and_a_trial_needs_room_for_three_versions():

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.composed import composed
 
 from rlforge.cli import main
 from rlforge.config.compose import to_yaml
-from rlforge.config.roots import compose_any, compose_run
 from rlforge.config.schema import ModelConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
@@ -18,7 +18,7 @@ TICTACTOE, MARKET = "+experiment=tictactoe_mirror", "+experiment=smollm2_market"
 
 
 def check(*lines: str) -> None:
-    check_sft(compose_run(lines, None, SftConfig))
+    check_sft(composed(*lines, root=SftConfig))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):
 
 def test_the_loss_of_given_answers_is_not_for_games():
     with pytest.raises(ConfigError, match=r"algorithm\.name=supervised.*rlforge sft"):
-        validate(compose_any(["algorithm=supervised"]))
+        validate(composed("algorithm=supervised"))
 
 
 def test_the_command_ends_with_one_line_and_exit_code_2(monkeypatch, capsys):

@@ -15,7 +15,6 @@ from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.models.shape import shape_from_config
 from rlforge.preflight.memory.learner import LearnerJob
-from rlforge.types import value
 
 ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
@@ -47,15 +46,6 @@ class AliveBytes(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self.now -= self._sizes.pop(key, 0)
-
-
-@value
-class Measured:
-    """Bytes: kept after the forward pass, of them saved for the backward pass, most at any time."""
-
-    alive: int
-    saved: int
-    peak: int
 
 
 class Case:
@@ -142,30 +132,36 @@ class Case:
             entropy=entropy,
         )
 
-    def measure(self) -> Measured:
-        """Two passes, one for each way of counting; gradients exist before, as in a second pass."""
+    def _weights(self) -> list[torch.Tensor]:
+        """Weights and gradients, which exist before the pass, as in a second one."""
         trained = list(self.policy.parameters().values())
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
-        owned = [*self.model.parameters(), *(p.grad for p in trained if p.grad is not None)]
-        saved: dict[int, torch.Tensor] = {}
-        weights = {tensor.untyped_storage().data_ptr() for tensor in owned}
+        return [*self.model.parameters(), *(p.grad for p in trained if p.grad is not None)]
+
+    def saved(self) -> int:
+        """Bytes that a forward pass saves for the backward pass."""
+        saved: dict[int, int] = {}
+        weights = {tensor.untyped_storage().data_ptr() for tensor in self._weights()}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.untyped_storage().data_ptr() not in weights:
-                saved.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+                saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.policy.score(self.micro, entropy=self.job.entropy)
-        bytes_saved = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-        saved.clear()
-        alive = AliveBytes([*owned, *_tensors(self.micro)])
+            kept = self.policy.score(self.micro, entropy=self.job.entropy)
+        del kept
+        return sum(saved.values())
+
+    def measure(self) -> tuple[int, int]:
+        """Bytes kept after the forward pass, and the most at any time of forward and backward."""
+        alive = AliveBytes([*self._weights(), *_tensors(self.micro)])
         with alive:
             loss = self.policy.score(self.micro, entropy=self.job.entropy).logprobs.sum()
             kept = alive.now
             loss.backward()
-        return Measured(alive=kept, saved=bytes_saved, peak=alive.peak)
+        return kept, alive.peak
 
 
 def _tensors(micro: MicroBatch) -> list[torch.Tensor]:

@@ -1,13 +1,12 @@
 """Plans of runs on cards: placement, verdict and the changes that make a run fit."""
 
 import dataclasses
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.composed import composed
 
-from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.models.shape import KNOWN, known_shape
 from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Card, Plan, make_plan, place
@@ -35,9 +34,8 @@ def replanner(hardware: HardwareConfig, gb: float = 24, shape=KNOWN[0]):
     return lambda config: make_plan(config, shape, hardware, int(gb * GIB), bf16=True)
 
 
-@cache
 def quick_start(*overrides: str):
-    return compose([QUICK_START, *overrides]).config
+    return composed(QUICK_START, *overrides).config
 
 
 def plan(*overrides: str, gb: float = 24, shape=KNOWN[0], hardware=None) -> Plan:
