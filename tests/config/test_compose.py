@@ -24,37 +24,6 @@ def test_yaml_round_trips(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["learner.lerning_rate=1"],
-            r"learner\.lerning_rate .*no such key; did you mean learner\.l",
-        ),
-        (["+learner.foo=1"], r"\+learner\.foo=1 .*no such key"),
-        (["+learner.batch_size=1"], r"write learner\.batch_size=… without \+"),
-        (["learner.batch_size=many"], r"learner\.batch_size=many .*Integer"),
-        (["pool.lag_range=[1,far]"], r"pool\.lag_range=\[1,far\] .*Integer"),
-        (["+experiment=simpletak_miror"], r"did you mean simpletak_mirror"),
-        (["experiment=simpletak_mirror"], r"write \+experiment="),
-        (["algorithm=pp0"], r"algorithm=pp0: no such option; did you mean ppo"),
-        (["agorithm=ppo"], r"agorithm .*no such key; did you mean algorithm"),
-        (["algorithm=ppo", "algorithm.clip_lw=3"], r"algorithm\.clip_lw .*did you mean.*clip_low"),
-        (["env.train=[{id: x, foo: 4}]"], r"env\.train\[\]\.foo .*no such key"),
-        (["learner..x=1"], r"cannot read override 'learner\.\.x=1'"),
-        (["learner.seed"], r"cannot read override 'learner\.seed'"),
-        (["data.answer=I play {action}."], r"own, 'data\.answer=\"I play \{action\}\.\"'"),
-        ([""], "cannot read override ''"),
-        (["="], "cannot read override '='"),
-        (["seed=1,2"], r"seed=1,2 \(command line\): several values .* train -m, .* 'seed="),
-    ],
-)
-def test_mistakes_on_the_command_line_are_one_message(overrides, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        compose(overrides)
-    assert len(str(caught.value).splitlines()) <= 2
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("learner: {batchsize: 3}\n", r"learner\.batchsize .*mine\.yaml.*did you mean"),

@@ -130,24 +130,6 @@ def test_parts_of_a_template_change_on_the_command_line(tmp_path):
     assert "mine.yaml" in config.origin("prompts.mine.user")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("prompts.mine.usr=a", r"prompts\.mine\.usr \(command line\): no such key; did you mean"),
-        ("+prompts.mine.usr=a", r"did you mean prompts\.mine\.user"),
-        ("prompts={mine: {usr: a}}", r"did you mean prompts\.mine\.user"),
-        ("prompts.mine.user=[1]", r"^prompts\.mine\.user=\[1\] \(command line\): Cannot convert"),
-        ("prompts.mine=a", r"^prompts\.mine=a \(command line\): Invalid type"),
-        ("prompts.mine.user=", r"prompts\.mine\.user=.*must not be empty"),
-        ("prompts.mine.markup=qwen", r"prompts\.mine\.markup=qwen .*there are chat, chatml"),
-        ("prompts.mine.system=a,b", r"several values are a sweep"),
-    ],
-)
-def test_a_wrong_template_on_the_command_line_is_refused_with_the_mend(override, message):
-    with pytest.raises(ConfigError, match=message):
-        validate(compose([override]), keys=False)
-
-
 def test_templates_are_swept_over_whole():
     assert as_hydra_takes(["seed=1,2", "prompts.mine.system=a,'b c'"]) == [
         "seed=1,2",

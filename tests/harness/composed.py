@@ -25,14 +25,16 @@ def _by_hydra(lines: tuple[str, ...], root: type[PolicyConfig] | None) -> Compos
 _groups = functools.cache(_by_hydra)
 
 
+#: Other lines choose groups, leave something out, or add nothing to a mapping, which is refused.
+VALUE = r"\w+\.[\w.]+=|(name|seed)=|(policies|prompts)={[^}]"
+
+
 def composed(*lines: str, root: type[PolicyConfig] | None = None) -> Composed[Any]:
     """What the command of ``root`` composes, or without one what the lines describe.
 
     Tests only read it. Lines that Hydra would refuse are given to it, for its message.
     """
-    values = [
-        line for line in lines if re.match(r"\w+\.[\w.]+=|(name|policies|prompts|seed)=", line)
-    ]
+    values = [line for line in lines if re.match(VALUE, line)]
     base = _groups(tuple(line for line in lines if line not in values), root)
     config = base.config
     try:

@@ -88,62 +88,6 @@ def test_the_default_is_the_documents_configuration():
     assert (config.window.minutes, config.window.min_agents) == (60.0, 3)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model=tiny"], r"model\.kind=tiny .*words of markets.*model=tiny_market.*smollm2_135m"),
-        (
-            ["model=qwen3_1p7b_base"],
-            r"prompt_template=qwen3-zs .*a game for 2, and 29 agents trade.*use chat",
-        ),
-        (["engine.max_tokens=2048", "engine.max_model_len=4096"], r"max_tokens=2048 .*no room"),
-        (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
-        (["algorithm=dapo"], r"algorithm\.dynamic_sampling=True .*a window's decisions are given"),
-        (["ruler.scoring_method=preferences"], r"ruler\.scoring_method=preferences.*did you mean"),
-        (["learner.train=full"], r"learner\.train=full .*adapter"),
-        (["learner.batch_size=4"], r"learner\.batch_size=4 .*a continuous run has no such key"),
-        (["pool.mode=lagged"], r"pool\.mode=lagged .*no such key"),
-        (["+collector=tiny"], r"\+collector=tiny .*no such key"),
-        (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
-        (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),
-        (
-            [
-                "deployment=ab_test",
-                "continuous.source=episodes",
-                "window.clock=simulated",
-                f"episodes.function={__name__}:play",
-            ],
-            r"deployment\.strategy=ab_test .*would never end: continuous\.source=episodes .*repl",
-        ),
-        (["serve.outcome_low=1"], r"serve\.outcome_low=1.0 .*below serve\.outcome_high=1"),
-        (["window.min_trajectories_per_agent=50"], r"a window has 12: window\.minutes=60"),
-        (
-            ["continuous.agents=2", "window.min_agents=3"],
-            r"window\.min_agents=3 .*continuous\.agents=2 of them learn",
-        ),
-        (["window.grace_seconds=60"], r"window\.grace_seconds=60.0 .*7200 seconds .*null"),
-        (["continuous.max_staleness=1"], r"max_staleness=1 .*2 windows, .*null"),
-        (["store.keep_windows=1"], r"keep_windows=1 .*outcomes of the last 3 windows"),
-        (
-            ["window.clock=simulated", "window.minutes=120", "continuous.start=2024-11-13-11:00"],
-            r"continuous\.start=2024-11-13-11:00 .*no window of 120 minutes begins then",
-        ),
-        (
-            ["window.clock=simulated", "window.minutes=120", "continuous.start=today"],
-            r"continuous\.start=today .*not a time",
-        ),
-        (["learner.mini_batch_size=null"], r"learner\.gradient_accumulation_steps=2 .*set that"),
-        (["learner.optimizer_steps=3"], r"learner\.optimizer_steps=3 .*drop one"),
-        (
-            ["learner=default", "learner.epochs=1"],
-            r"algorithm\.kl\.to=previous .*raise learner\.epochs, or use algorithm\.kl\.to=base",
-        ),
-    ],
-)
-def test_contradictions_are_one_message(overrides, message):
-    assert len(refused(message, *overrides).splitlines()) == 1
-
-
 @pytest.mark.parametrize("train_on", ["score", "mix", "reward"])
 def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
     given = ["+experiment=served_answers", "ruler=judge", f"continuous.train_on={train_on}"]
@@ -152,20 +96,6 @@ def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
         checked(*given)
     else:
         refused(f"train_on={train_on} .*please the judge.*reward", *given)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("continuous.http=false", "answers nothing; continuous.source=requests needs it true"),
-        ("window.clock=simulated", "requests arrive by the wall clock"),
-        ("requests.redact=no_such:thing", "there is no module no_such"),
-        ("requests.redact=math:pi", "is not a function of"),
-        ("continuous.source=store", "names no store, and continuous.source=store reads one"),
-    ],
-)
-def test_a_run_that_cannot_get_decisions_is_refused(override, message):
-    refused(message, "+experiment=served_answers", override)
 
 
 @pytest.mark.parametrize(

@@ -2,132 +2,17 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.harness.composed import composed
 
-from rlforge import AlgorithmConfig, Count, Reinforce
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.preflight.games import validate
 from rlforge.rollout.lineup import eval_envs, eval_pairings, train_envs
 
-
-@dataclass
-class RankedConfig(AlgorithmConfig):
-    """Settings of an algorithm of another package that compares games of a group."""
-
-    group_size: Count = 4
-
-
-class Ranked(Reinforce):
-    """It would compare them; here the settings alone count."""
-
-    config_class = RankedConfig
-
-
-RANKED = f"{__name__}:Ranked"
 TINY = "+experiment=simpletak_mirror"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            [
-                "algorithm=reinforce",
-                "buffer=step",
-                "learner.batch_size=10",
-                "learner.optimizer_steps=1",
-                "learner.mini_batch_size=4",
-            ],
-            r"mini_batch_size=4 .*does not divide learner\.batch_size=10",
-        ),
-        (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
-        (["env.train=[{id: kuhn_pokr, source: openspiel}]"], r"did you mean kuhn_poker"),
-        (["env.train=[{id: x, source: nowhere}]"], r"textarena, openspiel, market"),
-        (
-            ["env=kuhn", "env.train.0.action_extraction=number"],
-            r"env\.train\.0\.action_extraction=number.*cannot read the action \[check\]",
-        ),
-        (["env.train=[{id: Nim-v0-train}]"], r"env\.train\.0\.id=Nim.*no compact board"),
-        (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),
-        (["env=kuhn", "pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*KuhnPoker"),
-        (["learner.batch_delay_buffer=100"], r"buffer\.max_size.*raise it"),
-        (["learner.save_every=3"], r"save_every=3 .*never published.*max_staleness=1.*keep_every"),
-        (
-            ["pool=nash", "env.train=[{id: kuhn_poker, source: openspiel, num_players: 3}]"],
-            r"pool\.mode=nash .*games of two, and kuhn_poker has 3.*mode=prioritized",
-        ),
-        (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
-        (["engine=vllm", "learner.train=full"], r"learner\.train=full.*swaps adapters.*use"),
-        (["hardware.engine_gpus=2"], r"hardware\.engine_gpus=2.*only engine=vllm divides"),
-        (["engine=vllm", "model.lora.rank=600"], r"model\.lora\.rank=600.*up to rank 512"),
-        (["engine=vllm", "engine.temperature=2.5"], r"from 0\.01 to 2"),
-        (["engine=vllm", "eval.temperature=0.001"], r"eval\.temperature=0\.001.*from 0\.01"),
-        (
-            ["engine=vllm", "engine.vllm.max_num_batched_tokens=64"],
-            r"max_num_batched_tokens=64.*max_parallel_seq=256",
-        ),
-        (["eval.games=3"], r"both seats"),
-        (
-            ["env=multi", "eval.opponents=[base,minimax]"],
-            r"eval\.opponents=.*minimax.*cannot play kuhn_poker.*an entry of env\.eval may have",
-        ),
-        (
-            [
-                "env.eval=[{id: TicTacToe-v0-train},"
-                "{id: kuhn_poker, source: openspiel, opponents: [minimax]}]"
-            ],
-            r"env\.eval\.1\.opponents=.*minimax.*cannot play kuhn_poker",
-        ),
-        (
-            ["env.eval=[{id: SimpleTak-v0-train, opponents: [win_blok]}]"],
-            r"env\.eval\.0\.opponents=.*did you mean win_block",
-        ),
-        (["env.train.0.opponents=[minimax]"], r"env\.train\.0\.opponents.*no such key"),
-        (
-            [
-                "env.eval=[{id: SimpleTak-v0-train, opponents: [win_block, random_legal]}]",
-                "eval.max_games_per_checkpoint=5",
-            ],
-            r"max_games_per_checkpoint=5 .*SimpleTak.* at least 6, one game per seat",
-        ),
-        (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
-        (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
-        (["algorithm=ppo", "buffer=step"], r"buffer=episode"),
-        (["algorithm=grpo", "learner.batch_size=100"], r"multiple of 16"),
-        (["algorithm=maxrl", "rewards=none"], r"algorithm\.advantage=max_rl.*use rewards=wins"),
-        (["algorithm=maxrl"], r"a lost game of SimpleTak-v0-train pays -1"),
-        *(
-            (
-                [f"algorithm={name}", "rewards=role_advantage"],
-                rf"rewards\.final=.*as rewards=none does: .*baseline of algorithm={kind}$",
-            )
-            for name, kind in (("dapo", "grpo"), ("rloo", "grpo"), (RANKED, RANKED))
-        ),
-        (
-            ["model.prompt_template=chat"],
-            r"model\.prompt_template=chat .*reads compact boards only; use model\.prompt_template=",
-        ),
-        (
-            ["env.train.0.action_extraction=boxed"],
-            r"env\.train\.0\.action_extraction=boxed .*asks for .boxed.* answers \[0\]; use .*=br",
-        ),
-        (
-            ["+experiment=smollm2_kuhn", "env=tictactoe"],
-            r"env\.train\.0\.id=TicTacToe.*prompt_template=cards is about kuhn_poker",
-        ),
-        (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
-    ],
-)
-def test_contradictions_name_key_value_and_mend(overrides, message, monkeypatch):
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match=message) as caught:
-        validate(composed(*([] if "+" in overrides[0] else [TINY]), *overrides))
-    assert len(str(caught.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "cispo", "rloo", "maxrl", "dapo"])

@@ -35,38 +35,6 @@ def test_what_can_run_passes(lines):
     check(*lines)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ((TICTACTOE,), r"data\.players=.*add data=random_legal"),
-        (
-            ("env=kuhn", "data.players=[minimax]"),
-            r"data\.players=.*minimax knows OpenSpiel games, Tic",
-        ),
-        (("data.players=[miniax]",), r"data\.players=.*did you mean minimax"),
-        (("data.players=[base]",), r"data\.players=.*base is a model.*data\.run=RUN"),
-        (("data.players=['openai:gpt-5']",), r"data\.players=.*OPENAI_API_KEY"),
-        (("data=random_legal", "data.answer='{action} [x]'"), r"data\.answer=.*not read as \["),
-        (("data=random_legal", "algorithm=ppo"), r"algorithm\.name=ppo.*algorithm=supervised"),
-        (("data.run=nowhere",), r"data\.run=nowhere.*no run directory"),
-        (("data.file=nowhere",), r"data\.file=nowhere.*no such file"),
-        (("data=random_legal", "algorithm.kl.coef=0.1"), r"algorithm\.kl\.coef=0\.1"),
-        ((MARKET, "data=random_legal"), r"random_legal does not trade in markets.*value_trader"),
-        ((MARKET, "data.players=[insider_trader]"), r"insider_trader does not trade"),
-        ((MARKET, "data=value_trader", "data.last_turns=1"), r"data\.last_turns=1.*no last turns"),
-        ((MARKET, "data=value_trader", "model=tiny"), r"model\.kind=tiny.*words of markets"),
-        (
-            (MARKET, "data=value_trader", """data.answer='{action} {"type": "WAIT"}'"""),
-            r"data\.answer=.*is not the one that is read",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused_with_its_key(lines, message, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match=message):
-        check(*lines)
-
-
 def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(RunConfig(model=ModelConfig(kind="tiny"))))
     with pytest.raises(ConfigError, match="has no recorded games"):

@@ -1,0 +1,83 @@
+"""What cannot be is refused before anything starts, in one message with key, value and mend."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.harness.composed import composed
+
+from rlforge import AlgorithmConfig, Count, Reinforce
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
+from rlforge.errors import ConfigError
+from rlforge.launch import check
+from rlforge.models.load import check_source
+from rlforge.preflight.doctor import check_fit
+from rlforge.system.hardware import detect
+from rlforge.training.graph import build_graph
+
+ROOTS = {
+    "train": RunConfig,
+    "continuous": ContinuousConfig,
+    "sft": SftConfig,
+    "serve": ServingConfig,
+}
+
+
+@dataclass
+class RankedConfig(AlgorithmConfig):
+    """Settings of an algorithm of another package that compares games of a group."""
+
+    group_size: Count = 4
+
+
+class Ranked(Reinforce):
+    """It would compare them; here the settings alone count."""
+
+    config_class = RankedConfig
+
+
+def _cases() -> dict[str, list[tuple[str, str]]]:
+    """Lines and parts of their messages, below each heading of refusals.txt."""
+    _about, *sections = Path(__file__).with_name("refusals.txt").read_text().split("\n\n# ")
+    found = {}
+    for section in sections:
+        heading, *rows = section.splitlines()
+        found[heading] = list(zip(rows[::2], rows[1::2], strict=True))
+    return found
+
+
+def refusal(line: str) -> str:
+    """Why a command refuses its overrides."""
+    command, *overrides = shlex.split(line.removeprefix("$ "))
+    try:
+        found = composed(*overrides, root=ROOTS[command])
+        check(found)
+        check_fit(found.config)
+        check_source(found.config.model)
+        build_graph(found.config, detect())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize("heading", CASES)
+def test_what_cannot_be_is_refused_in_one_message(heading, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for key in ("OPENAI_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    assert len({line for line, _ in CASES[heading]}) == len(CASES[heading])
+    wrong = {}
+    for line, parts in CASES[heading]:
+        said = refusal(line)
+        expected = ".*".join(map(re.escape, parts.split(" ... ")))
+        if re.search(expected, said) is None or "\n" in said:
+            wrong[line] = said
+    assert wrong == {}
