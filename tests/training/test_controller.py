@@ -41,7 +41,7 @@ def train_kuhn(small_model: Path, in_process: ModuleType) -> Callable[..., None]
 def test_a_synchronous_run_leaves_the_whole_run_directory(
     small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ("buffer.max_staleness=0", "hardware=cpu")
+    settings = ("buffer.max_staleness=0", "learner.batch_size=16", "hardware=cpu")
     code = in_process.rlforge_here(*train_arguments(small_model, *settings))
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -64,8 +64,8 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     assert read_manifest(checkpoints[-1]).has_state
     games = read_games(Path("run"))
     training = [game for game in games if game.spec.purpose == "train"]
-    # On-policy means no waste: three batches of 32 episodes are 48 games of two seats.
-    assert len(training) == 48
+    # On-policy means no waste: three batches of 16 episodes are 24 games of two seats.
+    assert len(training) == 24
     assert {turn.completion.policy_version for game in training for turn in game.turns} == {0, 1, 2}
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
@@ -88,11 +88,10 @@ def test_a_sweep_runs_its_jobs_for_real(
     small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Several runs over Ray in one process are in tests/test_api.py.
-    arguments = train_arguments(small_model, "learner.total_updates=1", "hardware=cpu")
+    small = ("learner.total_updates=1", "learner.batch_size=4", "hardware=cpu")
+    arguments = train_arguments(small_model, *small, "eval.games=2", "eval.final_games=2")
     arguments.remove("run_dir=run")
-    code = in_process.rlforge_here(
-        *arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"
-    )
+    code = in_process.rlforge_here(*arguments, "-m", "seed=3,4")
     out, err = capsys.readouterr()
     assert code == 0, err
     sweep = Path(out.splitlines()[-1])
@@ -104,11 +103,18 @@ def test_a_sweep_runs_its_jobs_for_real(
     assert f"next: rlforge report {sweep}" in err
 
 
-def test_grpo_groups_against_lagged_opponents(train_kuhn: Callable[..., None]) -> None:
+def test_groups_with_advantages_only_play_against_lagged_opponents(
+    train_kuhn: Callable[..., None],
+) -> None:
     train_kuhn(
+        "algorithm=dapo",
+        "algorithm.loss=sequence_clip",
+        "algorithm.importance=mask",
+        "rewards=wins",
         "pool=lagged",
         "pool.max_active_lora=3",
         "pool.lag_range=[1,2]",
+        "learner.optimizer_steps=2",
         "learner.total_updates=4",
         "learner.keep_checkpoints=0",
     )
@@ -125,6 +131,15 @@ def test_grpo_groups_against_lagged_opponents(train_kuhn: Callable[..., None]) -
     assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
     pool = json.loads(Path("run/pool.json").read_text())
     assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+    assert all("importance_masked_fraction" in row for row in metrics)
+    assert sum(row["episodes_replaced"] for row in metrics) > 0
+    for update in (1, 2, 3, 4):
+        scores: dict[str | None, set[tuple[int, float]]] = {}
+        for step in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).steps:
+            scores.setdefault(step.group_id, set()).add((step.player_id, step.reward))
+        assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
 def test_versions_are_measured_exactly_as_they_are_evaluated(
@@ -159,27 +174,6 @@ def test_versions_are_measured_exactly_as_they_are_evaluated(
     for step in legal:
         assert all(t in tokens for t, tokens in zip(step.token_ids, step.legal_tokens, strict=True))
     assert all("kl" in row for row in rows("metrics.jsonl"))
-
-
-def test_dynamic_sampling_trains_on_groups_with_advantages_only(
-    train_kuhn: Callable[..., None],
-) -> None:
-    train_kuhn(
-        "algorithm=dapo",
-        "algorithm.loss=sequence_clip",
-        "algorithm.importance=mask",
-        "rewards=wins",
-        "learner.optimizer_steps=2",
-    )
-    metrics = rows("metrics.jsonl")
-    assert [row["step"] for row in metrics] == [1, 2, 3]
-    assert all("importance_masked_fraction" in row for row in metrics)
-    assert sum(row["episodes_replaced"] for row in metrics) > 0
-    for update in (1, 2, 3):
-        scores: dict[str | None, set[tuple[int, float]]] = {}
-        for step in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).steps:
-            scores.setdefault(step.group_id, set()).add((step.player_id, step.reward))
-        assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
 def test_bad_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
