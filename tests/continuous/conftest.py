@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -22,13 +24,14 @@ from rlforge.training.lifecycle import execute as execute_run
 @pytest.fixture
 def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
     """The configuration of a small run, with changes."""
+    return lambda *overrides: copy.deepcopy(_composed(*small_market, *overrides))
 
-    def make(*overrides: str) -> ContinuousConfig:
-        config = compose_run([*small_market, *overrides], None, ContinuousConfig).config
-        assert isinstance(config, ContinuousConfig)
-        return config
 
-    return make
+@functools.cache
+def _composed(*overrides: str) -> ContinuousConfig:
+    config = compose_run(list(overrides), None, ContinuousConfig).config
+    assert isinstance(config, ContinuousConfig)
+    return config
 
 
 @pytest.fixture

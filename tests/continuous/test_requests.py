@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -264,11 +265,11 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, exec
     run_dir = Path("run").absolute()
     config = make_config(
         *REQUESTS,
-        "window.minutes=0.1",
+        "window.minutes=0.03333333333333333",
         "continuous.windows=null",
-        "continuous.min_selected=20",
+        "continuous.min_selected=8",
         "learner.epochs=4",
-        "learner.learning_rate=5e-3",
+        "learner.learning_rate=1e-2",
         "algorithm.kl.coef=0",
     )
     run = []
@@ -319,23 +320,26 @@ def _talk(run_dir, windows):
         assert response.status_code == 200, response.text
         return response.json()
 
-    def share(liked):
-        texts = [ask()["choices"][0]["text"] for _ in range(60)]
-        return texts.count(liked) / len(texts)
+    def texts():
+        return list(users.map(lambda _: ask()["choices"][0]["text"], range(60)))
 
-    texts = [ask()["choices"][0]["text"] for _ in range(60)]
-    liked = max(sorted(set(texts)), key=lambda text: texts.count(text) * (texts.count(text) < 30))
-    shares = [texts.count(liked) / len(texts)]
-    while (
-        sum(row["version"] is not None for row in read_jsonl(run_dir / "windows.jsonl")) < windows
-    ):
+    def rewarded(_):
         given = ask()
         reward = 1.0 if given["choices"][0]["text"] == liked else -1.0
-        reported = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})
-        assert reported.json()["learned"] is True, reported.text
-        again = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})
-        assert again.json()["learned"] is False
-    return [*shares, share(liked)]
+        for learned in (True, False):  # once
+            reported = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})
+            assert reported.json()["learned"] is learned, reported.text
+
+    def trained():
+        return sum(row["version"] is not None for row in read_jsonl(run_dir / "windows.jsonl"))
+
+    with ThreadPoolExecutor(8) as users:
+        before = texts()
+        liked = max(sorted(set(before)), key=lambda t: before.count(t) * (before.count(t) < 30))
+        while trained() < windows:
+            list(users.map(rewarded, range(8)))
+        after = texts()
+    return before.count(liked) / 60, after.count(liked) / 60
 
 
 def _until(there):

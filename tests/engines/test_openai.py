@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import Any
 
@@ -214,23 +213,23 @@ async def test_an_unusable_answer_is_an_engine_error(server, mood, message, trie
     assert len(server.requests) == tries
 
 
-@pytest.mark.parametrize("mood", TOO_LONG)
-async def test_a_conversation_that_does_not_fit_is_told_apart(server, mood):
+async def test_a_conversation_that_does_not_fit_is_told_apart_from_other_refusals(server):
     """A game is cut there, where it would fail after another error."""
-    server.mood = mood
-    _, error = TOO_LONG[mood]
-    said = error if isinstance(error, str) else error["message"]
-    with pytest.raises(PromptTooLongError, match=re.escape(said[:20])):
-        await _chat(_config(server), retries=0)
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("mood", OTHERS)
-async def test_other_refusals_are_not_taken_for_it(server, mood):
-    server.mood = mood
-    with pytest.raises(EngineError) as caught:
-        await _chat(_config(server), retries=0)
-    assert not isinstance(caught.value, PromptTooLongError)
+    player, policy = (
+        ApiPlayer(_config(server), 0),
+        PolicyRef(uid="p", kind="api", path_or_name="openai:m"),
+    )
+    for server.mood in (*TOO_LONG, *OTHERS):
+        with pytest.raises(EngineError) as caught:
+            await player.chat(MESSAGES, policy)
+        fits = server.mood in OTHERS
+        assert isinstance(caught.value, PromptTooLongError) is not fits, server.mood
+        if not fits:
+            _, error = TOO_LONG[server.mood]
+            said = error if isinstance(error, str) else error["message"]
+            assert said[:20] in str(caught.value), server.mood
+    await player.close()
+    assert len(server.requests) == len(TOO_LONG) + len(OTHERS)
 
 
 async def test_a_slow_server_is_given_up_after_the_retries(server):

@@ -13,27 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness.live_run import run, train_arguments
 
 pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
 SETTINGS = (
-    "model=hf",
-    "model.prompt_template=board",
-    "model.action_extraction=bracket",
-    "model.lora.rank=4",
-    "env.train.0.error_allowance=5",
     "hardware=cluster",
     "hardware.device=cpu",
     "hardware.learner_gpus=0",
     "hardware.engine_gpus=0",
     "learner.total_updates=2",
-    "learner.batch_size=32",
-    "collector.num_train_workers=8",
-    "eval.games=4",
-    "eval.final_games=4",
-    "eval.opponents=[random_legal]",
-    "tracker.progress=plain",
 )
 
 
@@ -64,25 +54,17 @@ def cluster() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def _train(model: Path, address: str, folder: str, *overrides: str) -> subprocess.Popen[str]:
-    command = [BIN / "rlforge", "train", "+experiment=tictactoe_mirror", *SETTINGS]
-    command += [f"model.name={model}", f"hardware.ray_address={address}", f"run_dir={folder}"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*command, *overrides], stdout=pipe, stderr=pipe, text=True)
-
-
 def test_a_run_frees_the_cluster_and_one_without_room_is_refused(
     small_model: Path, cluster: str
 ) -> None:
-    run = _train(small_model, cluster, "run")
-    _, stderr = run.communicate(timeout=200)
-    assert run.returncode == 0, stderr
+    settings = (*SETTINGS, f"hardware.ray_address={cluster}")
+    first = run(*train_arguments(small_model, *settings))
+    assert first.returncode == 0, first.stderr
     assert json.loads(Path("run/summary.json").read_text())["updates"] == 2
 
     # The first run's resources are free again, but too few for two engines.
-    crowded = _train(small_model, cluster, "crowded", "engine.num_engines=2")
-    _, stderr = crowded.communicate(timeout=200)
+    crowded = run(*train_arguments(small_model, *settings, "engine.num_engines=2"), "run_dir=other")
     assert crowded.returncode == 1
-    assert "no room for 2 engines with a CPU core" in stderr
-    assert "lower engine.num_engines" in stderr
-    assert "Traceback" not in stderr
+    assert "no room for 2 engines with a CPU core" in crowded.stderr
+    assert "lower engine.num_engines" in crowded.stderr
+    assert "Traceback" not in crowded.stderr

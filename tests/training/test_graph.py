@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import inspect
 import json
 
 import pytest
+import yaml
 
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_run
+from rlforge.config.schema import RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.system.hardware import Machine, resolve_hardware
@@ -20,10 +24,25 @@ LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)
 
 
+@functools.cache
+def composed(*groups: str) -> RunConfig:
+    return compose(groups).config
+
+
+def config(*overrides: str) -> RunConfig:
+    """The default run with other groups and values; only groups are composed."""
+    groups = [one for one in overrides if "." not in one.partition("=")[0]]
+    found = copy.deepcopy(composed(*groups))
+    for key, _, text in (one.partition("=") for one in overrides if one not in groups):
+        part, name = key.split(".")
+        assert hasattr(getattr(found, part), name)
+        setattr(getattr(found, part), name, yaml.safe_load(text))
+    return found
+
+
 def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
     counts = ["engine.num_engines=2", "collector.num_collectors=3", "learner.num_learners=2"]
-    config = compose(counts).config
-    graph = build_graph(config, LAPTOP)
+    graph = build_graph(config(*counts), LAPTOP)
     assert {node.name: node.replicas for node in graph.nodes} == {
         "tracker": 1,
         "pool": 1,
@@ -37,15 +56,15 @@ def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
 
 def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> None:
     counts = ["engine.num_engines=2", "learner.num_learners=2"]
-    graph = build_graph(compose(counts).config, LAPTOP)
+    graph = build_graph(config(*counts), LAPTOP)
     assert graph.node("engine").actor_names == ("engine-0", "engine-1")
     assert graph.node("collector").actor_names == ("collector-0",)
     assert graph.node("learner").actor_names == ("learner", "learner-1")
 
 
 GRAPHS = {
-    "games": lambda: compose([]).config,
-    "continuous": lambda: compose_run([], None, ContinuousConfig).config,
+    "games": config,
+    "continuous": functools.cache(lambda: compose_run([], None, ContinuousConfig).config),
     "serving": ServingConfig,
 }
 
@@ -79,18 +98,18 @@ def test_a_service_starts_its_engines_with_its_own_limit_of_restarts() -> None:
 def test_actors_that_share_a_card_load_one_after_the_other(
     overrides: list[str], gpus: int, alone: bool
 ) -> None:
-    graph = build_graph(compose(overrides).config, Machine(cpus=8, gpus=gpus))
+    graph = build_graph(config(*overrides), Machine(cpus=8, gpus=gpus))
     assert graph.node("learner").loads_alone == graph.node("engine").loads_alone == alone
 
 
 def test_one_gpu_is_shared_by_learner_and_engine() -> None:
-    graph = build_graph(compose([]).config, Machine(cpus=8, gpus=1))
+    graph = build_graph(config(), Machine(cpus=8, gpus=1))
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 0.5
     assert graph.node("learner").placement == "cuda"
 
 
 def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
-    graph = build_graph(compose(["engine.num_engines=3"]).config, SERVER)
+    graph = build_graph(config("engine.num_engines=3"), SERVER)
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
     assert graph.num_gpus == 4
 
@@ -103,7 +122,7 @@ def test_every_actor_finds_a_card_with_room_for_it(
     learners: int, engines: int, gpus: int, engine_gpus: float
 ) -> None:
     numbers = [f"learner.num_learners={learners}", f"engine.num_engines={engines}"]
-    graph = build_graph(compose(numbers).config, Machine(cpus=16, gpus=gpus))
+    graph = build_graph(config(*numbers), Machine(cpus=16, gpus=gpus))
     assert graph.node("engine").num_gpus == engine_gpus
     assert graph.node("learner").num_gpus == (1.0 if learners > 1 else engine_gpus)
 
@@ -132,7 +151,7 @@ def test_every_actor_finds_a_card_with_room_for_it(
 )
 def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(compose(overrides).config, SERVER)
+        build_graph(config(*overrides), SERVER)
 
 
 @pytest.mark.parametrize(
@@ -144,52 +163,52 @@ def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) ->
 )
 def test_missing_gpus_are_reported_before_the_start(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(compose(overrides).config, LAPTOP)
+        build_graph(config(*overrides), LAPTOP)
 
 
 def test_too_few_gpus_are_reported_with_the_sum() -> None:
     with pytest.raises(ConfigError, match=r"wants 6 GPUs .*shows 4"):
-        build_graph(compose(["hardware=multi_gpu", "engine.num_engines=5"]).config, SERVER)
+        build_graph(config("hardware=multi_gpu", "engine.num_engines=5"), SERVER)
 
 
 @pytest.mark.parametrize("key", ["learner_gpus", "engine_gpus"])
 def test_gpus_that_are_asked_for_and_missing_are_an_error(key: str) -> None:
-    config = compose([f"hardware.{key}=0.5"]).config.hardware
+    asked = config(f"hardware.{key}=0.5").hardware
     with pytest.raises(ConfigError, match=rf"hardware\.{key}=0\.5 .*shows none; leave both at 0"):
-        resolve_hardware(config, LAPTOP, 1)
+        resolve_hardware(asked, LAPTOP, 1)
 
 
 def test_cluster_settings_are_not_overridden_by_this_machine() -> None:
-    hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
+    hardware = resolve_hardware(config("hardware=cluster").hardware, LAPTOP, 1)
     assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
 
 
 def test_several_ranks_need_no_gpu_on_a_cluster_without_any() -> None:
     cpu = ["hardware=cluster", "hardware.device=cpu", "hardware.learner_gpus=0"]
-    hardware = resolve_hardware(compose(cpu).config.hardware, LAPTOP, 1, num_learners=2)
+    hardware = resolve_hardware(config(*cpu).hardware, LAPTOP, 1, num_learners=2)
     assert (hardware.device, hardware.learner_gpus) == ("cpu", 0)
 
 
 def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
-    config = compose([]).config.hardware
-    assert resolve_hardware(config, Machine(cpus=2, gpus=0), 1).threads == 1
-    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2).threads == 4
-    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
+    asked = config().hardware
+    assert resolve_hardware(asked, Machine(cpus=2, gpus=0), 1).threads == 1
+    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 2).threads == 4
+    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
 @pytest.mark.parametrize("engines", [1, 3])
 def test_alternating_engines_and_learner_use_one_gpu(gpus: int, engines: int) -> None:
-    config = compose(["hardware.alternate=true"]).config.hardware
-    hardware = resolve_hardware(config, Machine(cpus=8, gpus=gpus), engines)
+    asked = config("hardware.alternate=true").hardware
+    hardware = resolve_hardware(asked, Machine(cpus=8, gpus=gpus), engines)
     assert hardware.num_gpus == 1
     assert hardware.learner_gpus + engines * hardware.engine_gpus == pytest.approx(1.0)
 
 
 def test_an_alternating_learner_has_all_cores_of_a_cpu() -> None:
-    config = compose(["hardware.alternate=true"]).config.hardware
-    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 1).threads == 12
-    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 3).threads == 4
+    asked = config("hardware.alternate=true").hardware
+    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 1).threads == 12
+    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 3).threads == 4
 
 
 @pytest.mark.parametrize(
@@ -202,11 +221,11 @@ def test_an_alternating_learner_has_all_cores_of_a_cpu() -> None:
 )
 def test_alternation_on_more_than_one_card_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(compose([*overrides, "hardware.alternate=true"]).config, SERVER)
+        build_graph(config(*overrides, "hardware.alternate=true"), SERVER)
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:
-    graph = build_graph(compose([]).config, LAPTOP)
+    graph = build_graph(config(), LAPTOP)
     loaded = json.loads(to_json(graph))
     assert [node["name"] for node in loaded["nodes"]] == [node.name for node in graph.nodes]
     mermaid = to_mermaid(graph)
@@ -217,9 +236,9 @@ ELASTIC = ("hardware=cluster", "hardware.elastic=true", "engine.num_engines=4")
 
 
 def test_an_elastic_run_starts_with_the_least_that_its_keys_name() -> None:
-    graph = build_graph(compose([*ELASTIC, "engine.min_engines=2"]).config, LAPTOP)
+    graph = build_graph(config(*ELASTIC, "engine.min_engines=2"), LAPTOP)
     least = {node.name: (node.number, node.least) for node in graph.nodes if node.least}
     assert least == {"engine": ("2 to 4", 2), "collector": ("1", 1)}
     assert "engine ×2 to 4" in to_mermaid(graph)
-    fixed = build_graph(compose([*ELASTIC, "hardware.elastic=false"]).config, LAPTOP)
+    fixed = build_graph(config(*ELASTIC, "hardware.elastic=false"), LAPTOP)
     assert not any(node.least for node in fixed.nodes)

@@ -121,44 +121,29 @@ def test_a_run_starts_from_the_newest_version_of_the_run_that_it_names(
     assert second.summary["before"] == pytest.approx(adapted.summary["after"], rel=1e-4)
 
 
-def test_training_on_games_goes_on_from_the_newest_version(
-    adapted: rlforge.Run, small_model: Path
+def test_training_on_games_goes_on_from_the_newest_version_and_needs_it_no_more_when_moved(
+    adapted: rlforge.Run, small_model: Path, tmp_path: Path
 ) -> None:
+    source = shutil.copytree(adapted.path, tmp_path / "sft")
+    few = ("learner.total_updates=1", "learner.batch_size=8", "learner.learning_rate=1e-9")
     code = rlforge_here(
-        *train_arguments(small_model, "learner.total_updates=1", "learner.learning_rate=1e-9"),
+        *train_arguments(small_model, *few, "algorithm.kl.coef=0.1", "algorithm.kl.to=base"),
         f"model.lora.rank={adapted.config.model.lora.rank}",
-        f"learner.initial_adapter={adapted.path}",
+        f"learner.initial_adapter={source.name}",
         "hardware=cpu",
     )
     assert code == 0
     weights = Path("checkpoints", adapted.versions[-1], "adapter_model.safetensors")
-    start, end = (
-        load_file(adapted.path / weights),
-        load_file(RUN / "checkpoints/step-1" / weights.name),
-    )
+    start = load_file(adapted.path / weights)
+    end = load_file(RUN / "checkpoints/step-1" / weights.name)
     assert start.keys() == end.keys()
     assert all(torch.allclose(end[name], start[name], atol=1e-6) for name in start)
     # The engine plays the first games with the adapter, too.
     gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl")]
     assert 0 < max(gaps) < 1e-5
-
-
-def test_a_moved_run_needs_nothing_of_the_run_that_it_started_from(
-    adapted: rlforge.Run, small_model: Path, tmp_path: Path
-) -> None:
-    source = shutil.copytree(adapted.path, tmp_path / "sft")
-    begun = rlforge_here(
-        *train_arguments(small_model, "learner.total_updates=1", "algorithm.kl.coef=0.1"),
-        "algorithm.kl.to=base",
-        f"model.lora.rank={adapted.config.model.lora.rank}",
-        f"learner.initial_adapter={source.name}",
-        "hardware=cpu",
-    )
-    assert begun == 0
     shutil.rmtree(source)
     moved = RUN.rename("moved").absolute()
     assert rlforge_here("train", "--resume", str(moved), "--more", "1") == 0
-    weights = Path("checkpoints", adapted.versions[-1], "adapter_model.safetensors")
     own = moved / "checkpoints" / "step-0"
     assert (own / weights.name).read_bytes() == (adapted.path / weights).read_bytes()
     assert find_policy(moved, "step-0")[0].path_or_name == str(own)
