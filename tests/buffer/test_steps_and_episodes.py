@@ -14,20 +14,30 @@ def buffer_of(kind, **settings):
     return kind(BufferSettings(**{**defaults, **settings}))
 
 
+@pytest.fixture(params=[StepBuffer, EpisodeBuffer])
+def kind(request):
+    return request.param
+
+
 def texts(steps):
     return sorted(f"{step.game_id} at {step.turn_index}" for step in steps)
 
 
-def test_a_step_buffer_counts_steps():
+def test_a_step_buffer_counts_steps_and_ignores_groups():
     buffer = buffer_of(StepBuffer, batch_size=3, batch_delay=1.5)
     buffer.add([make_episode("a", (0, 0, 0))])
     assert (buffer.size(), buffer.drawable(), buffer.ready()) == (3, 3, False)
     buffer.add([make_episode("b", (0, 0))])
     assert buffer.ready()
+    buffer.add(group_game("x", 0))
+    buffer.pass_over("x", 2)
+    assert buffer.drawable() == 9
 
 
 def test_drawn_steps_are_gone():
     buffer = buffer_of(StepBuffer)
+    with pytest.raises(ValueError, match="at least 1"):
+        buffer.draw(0, version=0)
     buffer.add([make_episode("a", (0, 1)), make_episode("b", (1,))])
     first = buffer.draw(2, version=1)
     second = buffer.draw(1, version=1)
@@ -35,13 +45,9 @@ def test_drawn_steps_are_gone():
     assert not first.whole_episodes
     assert buffer.size() == 0
     assert buffer.draw(1, version=1) is None
-
-
-def test_a_batch_says_which_versions_made_it():
-    buffer = buffer_of(StepBuffer, max_staleness=5)
-    buffer.add([make_episode("a", (3, 4, 5))])
-    batch = buffer.draw(3, version=6)
-    assert (batch.min_version, batch.max_version, batch.dropped_stale) == (3, 5, 0)
+    buffer.add([make_episode("c", (2, 1, 3))])
+    batch = buffer.draw(3, version=4)
+    assert (batch.min_version, batch.max_version, batch.dropped_stale) == (1, 3, 0)
 
 
 def test_stale_steps_are_dropped_counted_and_refused():
@@ -54,14 +60,6 @@ def test_stale_steps_are_dropped_counted_and_refused():
     assert (texts(batch.steps), batch.dropped_stale) == (["b at 0"], 4)
     buffer.add([make_episode("d", (3,))])
     assert buffer.draw(1, version=3).dropped_stale == 0
-
-
-def test_dropped_stale_counts_since_the_last_batch():
-    buffer = buffer_of(StepBuffer)
-    buffer.add([make_episode("a", (0,)), make_episode("b", (1, 2))])
-    buffer.set_version(2)
-    buffer.add([make_episode("c", (0,)), make_episode("d", (1,))])
-    assert buffer.draw(3, version=2).dropped_stale == 2
 
 
 def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left():
@@ -89,7 +87,6 @@ def test_all_turns_of_a_game_are_as_old_as_its_newest_one(kind, samples):
     assert again.draw(1, version=5).dropped_stale == 2
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_on_policy_a_game_is_as_old_as_its_oldest_turn(kind):
     buffer = buffer_of(kind, max_staleness=0)
     buffer.add([make_episode("a", (1, 2)), make_episode("b", (2,))])
@@ -99,7 +96,6 @@ def test_on_policy_a_game_is_as_old_as_its_oldest_turn(kind):
     assert buffer.size() == 1
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_on_policy_the_learner_waits_for_the_games_in_progress(kind):
     """Their turns would be too old after the update."""
     buffer = buffer_of(kind, max_staleness=0, samples_per_game=1.0)
@@ -119,22 +115,11 @@ def test_the_learner_may_be_ahead_of_the_published_version():
     assert buffer.version == 3
 
 
-def test_a_draw_of_no_samples_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
-        buffer_of(StepBuffer).draw(0, version=0)
-
-
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_a_full_buffer_evicts(kind):
+def test_a_full_buffer_evicts_and_clear_empties_it(kind):
     buffer = buffer_of(kind, max_size=3)
     buffer.add([make_episode(game_id) for game_id in "abcde"])
     assert (buffer.size(), buffer.drawable()) == (3, 3)
-
-
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_clear_empties(kind):
-    buffer = buffer_of(kind)
-    buffer.add([make_episode("a", (0, 0)), make_episode("b", (0,), 0, "grp", 2)])
+    buffer.add([make_episode("f", (0, 0)), make_episode("g", (0,), 0, "grp", 2)])
     buffer.clear()
     assert (buffer.size(), buffer.drawable()) == (0, 0)
 
@@ -151,7 +136,6 @@ def test_episodes_stay_whole_adjacent_and_in_order():
         assert [step.turn_index for step in episode] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_games_longer_than_the_staleness_are_learned_from(kind):
     """Each takes four updates, with max_staleness 1; no step is dropped."""
     buffer = buffer_of(kind)
@@ -181,22 +165,16 @@ def test_a_group_is_drawn_only_when_all_its_games_are_there():
     assert len({(step.game_id, step.player_id) for step in batch.steps}) == 4
 
 
-def test_a_batch_takes_whole_groups_until_it_is_full():
-    buffer = buffer_of(EpisodeBuffer)
+def test_groups_are_drawn_whole_until_the_batch_is_full_and_evicted_whole():
+    buffer, small = buffer_of(EpisodeBuffer), buffer_of(EpisodeBuffer, max_size=9)
     for group in "abc":
         for game in range(2):
-            buffer.add(group_game(group, game))
+            for each in (buffer, small):
+                each.add(group_game(group, game))
     assert len({(s.game_id, s.player_id) for s in buffer.draw(8, version=0).steps}) == 8
     assert len({(s.game_id, s.player_id) for s in buffer.draw(3, version=0).steps}) == 4
-
-
-def test_groups_are_evicted_whole():
-    buffer = buffer_of(EpisodeBuffer, max_size=9)
-    for group in "abc":
-        for game in range(2):
-            buffer.add(group_game(group, game))
-    assert buffer.size() == 8
-    assert len({s.group_id for s in buffer.draw(8, version=0).steps}) == 2
+    assert small.size() == 8
+    assert len({s.group_id for s in small.draw(8, version=0).steps}) == 2
 
 
 def test_later_episodes_of_an_evicted_open_group_are_refused():
@@ -295,10 +273,7 @@ def test_groups_of_equal_scores_are_left_out_and_counted():
     assert (buffer.size(), buffer.drawable()) == (4, 4)
     assert {step.group_id for step in buffer.draw(4, version=0).steps} == {"one seat"}
     assert buffer.replaced == 4
-
-
-def test_a_score_is_the_mean_reward_of_the_turns():
-    buffer = buffer_of(EpisodeBuffer, max_replaced=100)
+    # A score is the mean reward of the turns.
     buffer.add([make_episode(f"g{turns}", (0,) * turns, 0, "x", 2, reward=0.7) for turns in (1, 3)])
     assert buffer.size() == 0
 
@@ -312,11 +287,7 @@ def test_beyond_the_limit_groups_of_equal_scores_fill_the_batch():
     assert buffer.replaced == 8
     buffer.add(scored_group("next batch", [(0.0, 0.0)] * 2))
     assert buffer.size() == 0
-
-
-def test_episodes_without_a_group_are_never_left_out():
-    buffer = buffer_of(EpisodeBuffer, max_replaced=8)
-    buffer.add([make_episode("a"), make_episode("b")])
+    buffer.add([make_episode("a"), make_episode("b")])  # of no group
     assert buffer.drawable() == 2
 
 
@@ -329,14 +300,6 @@ def test_a_restored_buffer_goes_on_counting_what_it_left_out():
     assert restored.drawable() == 4
 
 
-def test_a_step_buffer_ignores_groups():
-    buffer = buffer_of(StepBuffer)
-    buffer.add(group_game("x", 0))
-    buffer.pass_over("x", 2)
-    assert buffer.drawable() == 4
-
-
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_a_restored_buffer_makes_the_same_draws(kind):
     buffer, restored = buffer_of(kind, max_size=30), buffer_of(kind, max_size=30, seed=9)
     for index in range(40):
@@ -360,7 +323,6 @@ def test_the_state_of_another_kind_is_refused():
         buffer_of(EpisodeBuffer).load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_the_seed_decides_the_draw(kind):
     def drawn(seed):
         buffer = buffer_of(kind, seed=seed)
@@ -371,7 +333,6 @@ def test_the_seed_decides_the_draw(kind):
     assert drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_updates_of_other_policies_make_nothing_stale(kind):
     buffer = buffer_of(kind, batch_size=1, wait=3)  # its own updates are 1, 4 and 7
     buffer.add([make_episode("a", (1,)), make_episode("b", (4,))])
@@ -382,7 +343,6 @@ def test_updates_of_other_policies_make_nothing_stale(kind):
     assert buffer.size() == 0
 
 
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 def test_a_policy_that_begins_anew_learns_from_no_former_version(kind):
     buffer = buffer_of(kind, batch_size=1, max_staleness=9)
     buffer.add([make_episode("a", (3,))])

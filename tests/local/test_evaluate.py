@@ -116,27 +116,29 @@ def change(run_dir, change):
     (run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(config, **sections)))
 
 
-async def test_the_newest_version_plays_with_its_adapter(one_idea):
-    trained = await evaluate_run(one_idea, "latest", ["step-0"], 6)
-    untrained = await evaluate_run(one_idea, "step-0", ["step-0"], 6)
+async def test_versions_play_with_their_adapters_against_each_other_and_themselves(one_idea):
+    trained = await evaluate_run(one_idea, "latest", ["step-0", "step-1", "step-0"], 4)
+    untrained = await evaluate_run(one_idea, "step-0", ["step-0"], 4)
     assert (trained.policy.uid, untrained.policy.path_or_name) == ("step-1", None)
-    [after], [before] = trained.results, untrained.results
+    [after, itself], [before] = trained.results, untrained.results
+    assert (after.opponent, itself.opponent) == ("step-0", "step-1")
     # Version 1 knows one legal move and wins against policies that know none.
-    assert (after.step, after.wins, after.invalid_rate) == (1, 6, 0.0)
-    # Two such policies: the one that begins loses, half of the games with swapped seats.
-    assert (before.step, before.wins, before.losses) == (0, 3, 3)
-    assert before.invalid_rate == 0.5
+    assert (after.step, after.wins, after.invalid_rate) == (1, 4, 0.0)
+    # The second player finds the corner taken, whichever seat the policy has.
+    assert (itself.wins, itself.losses, itself.invalid_rate) == (2, 2, 0.5)
+    # Two policies that know none: the one that begins loses, half of the games with swapped seats.
+    assert (before.step, before.wins, before.losses, before.invalid_rate) == (0, 2, 2, 0.5)
 
 
 async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     """The untrained model says anything; there is room for a token of the four it may use."""
-    with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
+    with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 8)).results[0]
     config = from_yaml(run_dir / "config.yaml")
     tokenizer, [env] = load_tokenizer(config.model), train_envs(config)
     _, prompt = Prompter(tokenizer).encode("board", make_game(env, 0).view(), "bracket")
     change(run_dir, {"engine": {"max_model_len": len(prompt) + 1}})
     without = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
-    assert (with_room.draws, with_room.losses) == (0, 20)
+    assert (with_room.draws, with_room.losses) == (0, 8)
     assert without.draws > 10
     assert without.losses == 20 * without.invalid_rate == 20 - without.draws
     with load_run(run_dir).policy("step-0") as policy:
@@ -147,39 +149,22 @@ async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     assert {record.cut_by for record in records} >= {0}
 
 
-async def test_an_evaluation_is_repeatable(one_idea):
-    first = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
-    again = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
-    assert first.results == again.results
-
-
 async def test_opponents_and_games_default_to_those_of_the_run(one_idea):
-    measured = await evaluate_run(one_idea, "latest", None, None)
+    messages: list[str] = []
+    measured = await evaluate_run(one_idea, "latest", None, None, messages.append)
     assert [result.opponent for result in measured.results] == ["base", "random_legal"]
     assert [result.games for result in measured.results] == [4, 4]
     assert measured.complete
     assert measured.failures == ()
+    assert messages == ["step-1 plays 8 games"]
 
 
-async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea):
-    measured = await evaluate_run(one_idea, "step-1", ["step-1", "step-0", "step-0"], 4)
-    assert [result.opponent for result in measured.results] == ["step-1", "step-0"]
-    itself = measured.results[0]
-    # The second player finds the corner taken, whichever seat the policy has.
-    assert (itself.wins, itself.losses, itself.invalid_rate) == (2, 2, 0.5)
-
-
-async def test_progress_messages_reach_the_caller(one_idea):
-    messages: list[str] = []
-    await evaluate_run(one_idea, "latest", ["minimax", "random_legal"], 2, messages.append)
-    assert messages == ["step-1 plays 4 games"]
-
-
-async def test_results_so_far_are_said_and_kept(one_idea, monkeypatch):
-    monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
+async def test_results_so_far_are_said_and_kept_and_are_the_same_again(one_idea, monkeypatch):
     messages: list[str] = []
     kept: list[int] = []
-    measured = await evaluate_run(
+    first = await evaluate_run(one_idea, "step-1", ["random_legal"], 6)
+    monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
+    again = await evaluate_run(
         one_idea,
         "latest",
         ["random_legal"],
@@ -191,7 +176,8 @@ async def test_results_so_far_are_said_and_kept(one_idea, monkeypatch):
     assert said == [f"{games} of 6 games" for games in range(1, 6)]
     assert "won of 2 against random_legal" in messages[2]
     assert kept == [1, 2, 3, 4, 5]
-    assert measured.results[0].games == 6
+    assert again.results[0].games == 6
+    assert first.results == again.results
 
 
 async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea):
@@ -216,12 +202,6 @@ async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea):
         await task
     assert len(kept) == 1
     assert messages[-1].startswith(f"{kept[0]} of 4000 games")
-
-
-async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir):
-    change(run_dir, {"hardware": {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}})
-    measured = await evaluate_run(run_dir, "latest", ["random_legal"], 2)
-    assert measured.complete
 
 
 async def test_failed_games_do_not_count_as_lost(one_idea):
@@ -263,10 +243,12 @@ async def test_players_that_do_not_know_the_game_are_refused(run_dir):
 
 
 async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
+    """Also of a run of another machine, which is measured on this one."""
     settings = vars(from_yaml(run_dir / "config.yaml").env.train[0])
     tictactoe = EvalEnvEntry(**settings, opponents=["minimax"])
     simpletak = EvalEnvEntry(**{**settings, "id": "SimpleTak-v0-train"})
-    change(run_dir, {"env": {"eval": [tictactoe, simpletak]}})
+    elsewhere = {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}
+    change(run_dir, {"env": {"eval": [tictactoe, simpletak]}, "hardware": elsewhere})
     own = await evaluate_run(run_dir, "step-0", None, 2)
     assert [(result.env_id, result.opponent) for result in own.results] == [
         ("TicTacToe-v0-train", "base"),
@@ -274,6 +256,7 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
         ("SimpleTak-v0-train", "base"),
         ("SimpleTak-v0-train", "random_legal"),
     ]
+    assert own.complete
     asked = await evaluate_run(run_dir, "step-0", ["minimax", "win_block"], 2)
     assert [(result.env_id, result.opponent) for result in asked.results] == [
         ("TicTacToe-v0-train", "minimax"),

@@ -282,12 +282,20 @@ def test_the_card_has_metadata_results_and_training(merged):
     ]
 
 
-def test_results_are_those_of_the_exported_version(run_dir, tmp_path):
-    folder = rlforge.load_run(run_dir).export(tmp_path / "best", merge=True, version="best")
+def test_the_card_of_the_best_version_without_matplotlib(run_dir, tmp_path, monkeypatch):
+    find, said = importlib.util.find_spec, []
+    hidden = lambda name: None if name == "matplotlib" else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    folder = export_run(run_dir, tmp_path / "best", merge=True, version="best", say=said.append)
     card = card_of(folder)
     assert "# demo, step-1" in card
     assert "70.0 / 15.0 / 15.0 %" in card
     assert "60.0 / 20.0" not in card
+    assert "| `random_legal` |" in card
+    (line,) = [line for line in said if "curves" in line]
+    assert line.endswith("matplotlib is not installed; pip install 'rlforge[plots]'")
+    assert not (folder / CURVES).exists()
+    assert "Curves of the run" not in card
 
 
 def test_of_several_policies_the_card_is_of_the_exported_one(small_model, tmp_path):
@@ -341,7 +349,7 @@ def command_of(folder):
     return done.stdout.split("\0")[:-1]
 
 
-def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, small_model, tmp_path):
+def test_a_chat_prompt_is_shown_as_messages_and_trained_in_the_same_form(small_model, tmp_path):
     system = 'You\'re to "win": $5 {{now}}.\n\\boxed{} [/INST]'
     prompts = {"squares": {"system": system, "user": "{grid}\n\n{request}"}}
     config = config_of(
@@ -351,10 +359,10 @@ def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, sma
         "env.train.0.prompt_template=squares",
         "env.train.0.action_extraction=number",
     )
-    shutil.copytree(run_dir, tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
-    (tmp_path / "run" / "command.txt").write_text("rlforge train +experiment=of_my_own\n")
-    folder = rlforge.load_run(tmp_path / "run").export(tmp_path / "my-model", merge=True)
+    record_game(tmp_path, config)
+    (tmp_path / "command.txt").write_text("rlforge train +experiment=of_my_own\n")
+    run = run_with(tmp_path, config)
+    folder = run.export(tmp_path / "my-model", merge=True, version="step-0")
     assert "of rlforge's template `squares`" in card_of(folder)
     command, *overrides = command_of(folder)
     assert command == "train"
@@ -362,13 +370,6 @@ def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(run_dir, sma
     assert again.prompts == config.prompts
     assert again.env.train == config.env.train
     assert asked_as(again) == ("squares", "number")
-
-
-def test_a_chat_prompt_is_shown_as_messages(small_model, tmp_path):
-    config = config_of(small_model, "model.prompt_template=chat")
-    record_game(tmp_path, config)
-    run = run_with(tmp_path, config)
-    folder = run.export(tmp_path / "chat", merge=True, version="step-0")
     code = code_of(folder)
     assert '{"role": "user", "content": (' in code
     assert "apply_chat_template" in code
@@ -391,21 +392,6 @@ def test_the_curves_are_one_picture(merged):
     lines = Counter(re.findall(r"stroke: (#\w+); stroke-width: 2", drawn))  # and in the legend
     assert lines == {"#0b7f5f": 2, "#98a1ae": 2, "#b4520a": 2, "#2463c9": 1}
     assert f"![Curves of the run]({CURVES})" in (merged / CARD).read_text()
-
-
-def test_without_matplotlib_the_card_has_no_picture_and_a_line_says_so(
-    run_dir, tmp_path, monkeypatch
-):
-    find, said = importlib.util.find_spec, []
-    hidden = lambda name: None if name == "matplotlib" else find(name)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", hidden)
-    folder = export_run(run_dir, tmp_path / "plain", merge=True, say=said.append)
-    (line,) = [line for line in said if "curves" in line]
-    assert line.endswith("matplotlib is not installed; pip install 'rlforge[plots]'")
-    assert not (folder / CURVES).exists()
-    card = (folder / CARD).read_text()
-    assert "Curves of the run" not in card
-    assert "| `random_legal` |" in card
 
 
 # ---------------------------------------------------------------- what cannot be

@@ -11,46 +11,40 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.local.entrants import Ranked, plan_ladder
 from rlforge.local.ladder import play_ladder, verify_ladder
 from rlforge.tracking.game_files import index_games
-from rlforge.tracking.ladder_card import CARD, PAGE, read_card, write_card
+from rlforge.tracking.ladder_card import CARD, PAGE, write_card
 from rlforge.tracking.ladder_view import show_ladder
 
 
+@pytest.fixture(scope="module")
+def config(small_model):
+    overrides = ["env=tictactoe", "model=hf", f"model.name={small_model}", "model.lora.rank=4"]
+    return to_yaml(compose([*overrides, "engine.max_tokens=4", "hardware.device=cpu"]).config)
+
+
 @pytest.fixture
-def run(small_model, tmp_path):
+def run(config, tmp_path):
     """A run of TicTacToe that has saved no version."""
     folder = tmp_path / "run"
     folder.mkdir()
-    overrides = ["env=tictactoe", "model=hf", f"model.name={small_model}", "model.lora.rank=4"]
-    config = compose([*overrides, "engine.max_tokens=4", "hardware.device=cpu"]).config
-    (folder / "config.yaml").write_text(to_yaml(config))
+    (folder / "config.yaml").write_text(config)
     return folder
 
 
 @pytest.fixture
-def other(run, tmp_path):
+def other(config, tmp_path):
     """The same run with answers of another temperature, which need an engine of their own."""
     folder = tmp_path / "other"
     folder.mkdir()
-    config = (run / "config.yaml").read_text()
+    assert "temperature: 1.0" in config
     (folder / "config.yaml").write_text(config.replace("temperature: 1.0", "temperature: 0.7"))
-    assert (folder / "config.yaml").read_text() != config
     return folder
-
-
-def play(run, folder, games=20):
-    said: list[str] = []
-    plan = plan_ladder(
-        [Ranked(path=run, version="step-0")],
-        against=["random_legal", "minimax", "base"],
-        games=games,
-    )
-    asyncio.run(play_ladder(plan, folder, said.append))
-    return said
 
 
 def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):
     folder = tmp_path / "ladder"
-    play(run, folder)
+    against = ["random_legal", "minimax", "base"]
+    plan = plan_ladder([Ranked(path=run, version="step-0")], against=against, games=8)
+    asyncio.run(play_ladder(plan, folder, lambda text: None))
 
     card, unknown = verify_ladder(folder / CARD)
 
@@ -73,19 +67,13 @@ def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):
     assert "<svg" in page
     assert card.members[2].files[0].sha256 in page
 
-
-def test_verification_names_what_was_changed(run, tmp_path):
-    folder = tmp_path / "ladder"
-    play(run, folder, games=2)
-    card = read_card(folder / CARD)
+    # What was changed is named.
     first, *others = card.ratings
-
     write_card(
         folder, dataclasses.replace(card, ratings=(dataclasses.replace(first, nash=0.5), *others))
     )
     with pytest.raises(RlforgeError, match=r"ratings\.0\.nash: 0\.5 on the page"):
         verify_ladder(folder / CARD)
-
     player = card.members[1]
     hashes = tuple(dataclasses.replace(one, sha256="0" * 64) for one in player.files)
     members = (card.members[0], dataclasses.replace(player, files=hashes), card.members[2])
@@ -94,10 +82,15 @@ def test_verification_names_what_was_changed(run, tmp_path):
         verify_ladder(folder / CARD)
 
 
-def test_an_interrupted_ladder_keeps_what_was_played(run, other, tmp_path):
+def test_an_interrupted_ladder_of_several_runs_keeps_what_was_played(run, other, tmp_path):
     folder = tmp_path / "ladder"
-    equal = [Ranked(path=path, version="step-0") for path in (run, other)]
-    plan = plan_ladder(equal, games=2000, precision=0.001)
+    runs = [Ranked(path=path, version="step-0") for path in (run, other)]
+    plan = plan_ladder(runs, games=2000, precision=0.001)
+    assert [one.policy.uid for one in plan.entrants] == ["run:step-0", "other:step-0"]
+    with pytest.raises(ConfigError, match=r"several models; name RUN:step-0"):
+        plan_ladder(runs, against=["base"])
+    with pytest.raises(ConfigError, match=r"of which run\? Name it as RUN:step-3"):
+        plan_ladder(runs, against=["step-3"])
 
     async def until_the_second_round():
         def say(text):
@@ -111,26 +104,6 @@ def test_an_interrupted_ladder_keeps_what_was_played(run, other, tmp_path):
 
     card, _ = verify_ladder(folder / CARD)
     assert card.games == 20
-
-
-def test_versions_of_several_runs_carry_the_names_of_their_runs(run, other, tmp_path):
-    runs = [Ranked(path=path, version="step-0") for path in (run, other)]
-
-    plan = plan_ladder(runs)
-
-    assert [one.policy.uid for one in plan.entrants] == ["run:step-0", "other:step-0"]
-    with pytest.raises(ConfigError, match=r"several models; name RUN:step-0"):
-        plan_ladder(runs, against=["base"])
-    with pytest.raises(ConfigError, match=r"of which run\? Name it as RUN:step-3"):
-        plan_ladder(runs, against=["step-3"])
-    card = asyncio.run(
-        play_ladder(
-            dataclasses.replace(plan, rules=dataclasses.replace(plan.rules, games=2)),
-            tmp_path / "ladder",
-            lambda text: None,
-        )
-    )
-    assert card.games == 2
 
 
 def test_runs_without_a_common_game_of_two_are_refused(run, other):

@@ -1,8 +1,8 @@
 """Samples from a market: the prompts of a run's agents, and actions that are read again."""
 
+import dataclasses
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +16,19 @@ from rlforge.rollout.demonstrations import make_samples
 from rlforge.rollout.traders import TRADERS, trader_samples
 
 
-def config_of(model: Path, *overrides: str) -> SftConfig:
+@pytest.fixture(scope="module")
+def config(small_model):
     given = [
-        *("+experiment=smollm2_market", "data=value_trader", "data.games=2", "market=small"),
-        *("model.kind=hf", f"model.name={model}", "model.prompt_template=default"),
+        *("+experiment=smollm2_market", "data=value_trader", "data.games=1", "market=small"),
+        *("model.kind=hf", f"model.name={small_model}", "model.prompt_template=default"),
         # The small model's tokenizer writes prose in single letters.
-        *("engine.max_tokens=400", "engine.max_model_len=4096", *overrides),
+        *("engine.max_tokens=400", "engine.max_model_len=4096"),
     ]
     return compose_run(given, None, SftConfig).config
+
+
+def with_data(config, **changes):
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
 
 
 def samples_of(config):
@@ -33,15 +38,14 @@ def samples_of(config):
 
 
 @pytest.fixture(scope="module")
-def every(small_model):
-    """All samples of two episodes."""
-    return samples_of(config_of(small_model))
+def every(config):
+    """All samples of an episode."""
+    return samples_of(config)
 
 
-def test_traders_leave_prompts_and_actions_of_every_decision(small_model, every):
-    config = config_of(small_model)
+def test_traders_leave_prompts_and_actions_of_every_decision(config, every):
     samples, left_out = every
-    assert len(samples) == 2 * TRADERS * config.market.episode_ticks
+    assert len(samples) == TRADERS * config.market.episode_ticks
     assert not +left_out
     tokenizer = load_tokenizer(config.model)
     prompter = AgentPrompter(config, config.market, tokenizer)
@@ -60,27 +64,22 @@ def test_traders_leave_prompts_and_actions_of_every_decision(small_model, every)
     assert samples == samples_of(config)[0]
 
 
-@pytest.mark.parametrize(
-    ("override", "low"), [("data.keep=wins", 1e-9), ("data.min_reward=0.4", 0.4)]
-)
-def test_decisions_count_by_their_own_outcome(small_model, every, override, low):
-    kept, left_out = samples_of(config_of(small_model, override))
-    assert 0 < len(kept) < len(every[0])
-    assert left_out["by outcome"] == len(every[0]) - len(kept)
-    if low == 0.4:
-        assert all(sample.reward >= low for sample in kept)
-    else:
-        traded = {"BUY_SHARES", "SELL_SHARES", "OPEN_POSITION", "CLOSE_POSITION"}
-        assert {json.loads(one.action)["type"] for one in kept} <= traded
-
-
-async def test_only_imitated_traders_are_learned_from(small_model, tmp_path):
-    config = config_of(
-        small_model,
-        "data.players=[value_trader,noise_trader]",
-        "data.imitate=[value_trader]",
-        "data.validation=0.5",
+def test_decisions_count_by_their_own_outcome(config, every):
+    wins, high = (
+        samples_of(with_data(config, **changes))
+        for changes in ({"keep": "wins"}, {"min_reward": 0.4})
     )
+    for kept, left_out in (wins, high):
+        assert 0 < len(kept) < len(every[0])
+        assert left_out["by outcome"] == len(every[0]) - len(kept)
+    traded = {"BUY_SHARES", "SELL_SHARES", "OPEN_POSITION", "CLOSE_POSITION"}
+    assert {json.loads(one.action)["type"] for one in wins[0]} <= traded
+    assert all(sample.reward >= 0.4 for sample in high[0])
+
+
+async def test_only_imitated_traders_are_learned_from(config, tmp_path):
+    players = {"players": ["value_trader", "noise_trader"], "imitate": ["value_trader"]}
+    config = with_data(config, games=2, validation=0.5, **players)
     said: list[str] = []
     made = await make_samples(config, tmp_path, said.append)
     assert len(made.train) == len(made.validation) == TRADERS // 2 * config.market.episode_ticks

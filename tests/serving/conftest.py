@@ -68,15 +68,15 @@ def config(small_model):
     return small_config(small_model)
 
 
-@pytest.fixture
-def tokenizer(config):
-    return load_tokenizer(config.model)
+@pytest.fixture(scope="session")
+def tokenizer(small_model):
+    return load_tokenizer(small_config(small_model).model)
 
 
-@pytest.fixture
-def probes(config, tokenizer):
-    stops = stop_token_ids(config.model, tokenizer)
-    return game_probes(config, tokenizer, stops)
+@pytest.fixture(scope="session")
+def probes(small_model, tokenizer):
+    config = small_config(small_model)
+    return game_probes(config, tokenizer, stop_token_ids(config.model, tokenizer))
 
 
 @pytest.fixture

@@ -46,11 +46,16 @@ async def _worse(candidate, current):
 # ---------------------------------------------------------------- replace
 
 
-async def test_a_new_service_serves_the_base_model(opened):
+async def test_a_new_service_serves_the_base_model_and_owns_its_folder(opened):
     async with opened() as service:
         answer = await _ask(service)
         assert (answer.policy_uid, service.current.number) == ("deploy-0", 0)
         assert service.current.phase == "live"
+        with pytest.raises(RunError, match="is in use by process"):
+            async with opened():
+                pass
+    async with opened():
+        pass
 
 
 async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restart(
@@ -291,26 +296,29 @@ def unload(config, engine, make_adapter):
     return load_others
 
 
-@pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
 async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
-    opened, make_adapter, tmp_path, phase
+    opened, make_adapter, tmp_path
 ):
-    cut = tmp_path / "cut"
+    cuts = {}
 
     def power_cut(deployment):
-        if deployment.number == 2 and deployment.phase == phase and not cut.exists():
+        if deployment.number == 2 and deployment.phase != "live":
             # The files, with the write-ahead log, as they are when the machine stops now.
-            shutil.copytree(tmp_path / "state", cut)
+            cuts[deployment.phase] = tmp_path / deployment.phase
+            shutil.copytree(tmp_path / "state", tmp_path / deployment.phase, dirs_exist_ok=True)
 
     async with opened(on_phase=power_cut) as service:
         await service.deploy(make_adapter(1))
         assert (await service.deploy(make_adapter(2))).phase == "live"
-    async with opened(cut) as service:
-        assert service.current.uid == "deploy-1"
-        assert (await _ask(service)).policy_uid == "deploy-1"
-        left = service.history()[2]
-        assert (left.phase, phase in left.reason) == ("interrupted", True)
-        assert (await service.deploy(make_adapter(3))).uid == "deploy-3"
+    assert [*cuts] == ["validating", "checkpointing", "swapping", "verifying"]
+    next_one = make_adapter(3)
+    for phase, cut in cuts.items():
+        async with opened(cut) as service:
+            assert service.current.uid == "deploy-1"
+            assert (await _ask(service)).policy_uid == "deploy-1"
+            left = service.history()[2]
+            assert (left.phase, phase in left.reason) == ("interrupted", True)
+            assert (await service.deploy(next_one)).uid == "deploy-3"
 
 
 async def test_a_moved_or_copied_state_serves_its_own_copies(opened, make_adapter, tmp_path):
@@ -394,15 +402,6 @@ async def test_only_the_last_keep_versions_and_the_base_can_be_rolled_back_to(
         assert (await service.rollback()).uid == "deploy-0"
         with pytest.raises(DeploymentError, match="no version to go back to from deploy-0"):
             await service.rollback()
-
-
-async def test_one_service_owns_a_folder(opened):
-    async with opened():
-        with pytest.raises(RunError, match="is in use by process"):
-            async with opened():
-                pass
-    async with opened():
-        pass
 
 
 async def test_a_staged_adapter_is_deployed_by_the_next_service(opened, adapter, tmp_path):
