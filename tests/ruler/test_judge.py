@@ -22,6 +22,7 @@ from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Metadata
 
 KEY = "sk-very-secret-0001"
+CUT = {"max_answer_tokens": 100}
 
 
 def _verdict(text):
@@ -214,14 +215,23 @@ async def test_one_failed_group_leaves_the_others_scored(server, judged, window)
 
 
 @pytest.mark.parametrize(
-    ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
+    ("mood", "calls", "tokens", "why", "settings"),
+    [
+        ("broken", 3, 0, "boiler burst", {}),
+        ("slow", 3, 0, "", {"timeout_s": 0.2}),
+        ("too long", 1, 0, "context length exceeded", {}),
+        ("good", 1, 0, "cannot be reached", {"base_url": "http://127.0.0.1:9/v1", "retries": 0}),
+        ("cut", 1, 1000, "it was cut at ruler.judge.max_answer_tokens=100", CUT | {"retries": 0}),
+    ],
 )
-async def test_calls_without_an_answer_leave_the_group_unscored_and_cost_no_tokens(
-    judged, few, mood, calls, timeout_s
+async def test_calls_without_a_whole_answer_leave_the_group_unscored(
+    judged, few, mood, calls, tokens, why, settings
 ):
-    scores = await judged(few, mood, timeout_s=timeout_s)
+    scores = await judged(few, mood, **settings)
     assert set(scores.values) == {None}
-    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, 0)
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, tokens)
+    assert why in scores.unscored
+    assert why in scores.explanations[0]
 
 
 @pytest.mark.parametrize(
@@ -255,12 +265,6 @@ async def test_a_wrong_key_costs_one_call_and_is_not_shown(judged, window, caplo
     assert KEY not in caplog.text + "".join(scores.explanations)
 
 
-async def test_an_address_without_a_server_leaves_everything_unscored(judged, few):
-    scores = await judged(few, base_url="http://127.0.0.1:9/v1", retries=0)
-    assert set(scores.values) == {None}
-    assert "cannot be reached" in scores.explanations[0]
-
-
 @pytest.mark.parametrize(
     ("mood", "forms"),
     [
@@ -291,17 +295,11 @@ async def test_models_that_refuse_a_temperature_judge_by_default(server, judged,
 async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(
     server, judged, window
 ):
-    scores = await judged(window, "spent", max_answer_tokens=100, max_concurrency=1)
+    scores = await judged(window, "spent", **CUT, max_concurrency=1)
     assert set(scores.values) == {None}
     assert "used up ruler.judge.max_answer_tokens=100; raise it" in scores.unscored
     assert len(server.requests) == 3  # then the judge counts as down
     assert scores.metrics["judge_tokens"] == 3000
-
-
-async def test_an_answer_that_is_cut_names_the_key(judged, few):
-    scores = await judged(few, "cut", max_answer_tokens=100, retries=0)
-    assert set(scores.values) == {None}
-    assert "it was cut at ruler.judge.max_answer_tokens=100" in scores.unscored
 
 
 async def test_a_judge_of_any_provider_is_asked_by_litellm(server, judged, window):
@@ -327,12 +325,11 @@ async def test_answers_are_cached_by_content(server, window, tmp_path):
     assert len(server.requests) == 20
 
 
-async def test_bad_answers_are_not_cached(judged, few, tmp_path):
+async def test_bad_answers_are_not_cached_and_a_damaged_cache_does_not_stop_the_judge(
+    judged, few, tmp_path
+):
     await judged(few, "prose", model_path=tmp_path, retries=0)
     assert None not in (await judged(few, model_path=tmp_path, retries=0)).values
-
-
-async def test_a_damaged_cache_does_not_stop_the_judge(judged, few, tmp_path):
     (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
     scores = await judged(few, model_path=tmp_path)
     assert None not in scores.values
@@ -340,7 +337,8 @@ async def test_a_damaged_cache_does_not_stop_the_judge(judged, few, tmp_path):
 
 
 async def test_calls_of_a_window_are_bounded(server, judged, window, caplog):
-    scores = await judged(window, max_calls=4)
+    scores = await judged(window, "busy", max_calls=4, max_concurrency=3)
+    assert server.most_running <= 3
     assert len(server.requests) == scores.metrics["judge_calls"] == 4
     assert scores.metrics["unscored"] == 80 - 4 * 8
     assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
@@ -351,11 +349,6 @@ async def test_tokens_of_a_window_are_bounded(server, judged, window):
     assert 1000 < scores.metrics["judge_tokens"] <= 9000
     assert 0 < len(server.requests) < 10
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
-
-
-async def test_concurrent_calls_are_bounded(server, judged, window):
-    await judged(window, "busy", max_concurrency=3)
-    assert server.most_running <= 3
 
 
 async def test_one_agent_costs_nothing(server, judged, make_window):
@@ -391,18 +384,14 @@ def _groups(decisions, by, size=8):
     return [[decisions[place] for place in group] for group in divide(decisions, config)]
 
 
-def test_groups_by_time_are_neighbours_in_time(make_window):
+def test_groups_are_neighbours_in_time_or_decisions_of_one_agent(make_window):
     decisions = make_window(0, each=5).decisions
     groups = _groups(list(reversed(decisions)), "time")
     assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
     times = [decision.timestamp for group in groups for decision in group]
     assert times == sorted(times)
     assert {decision.agent_id for decision in groups[0]} == {"expert", "fair", "good", "noise"}
-
-
-def test_groups_by_agent_are_decisions_of_one_agent(make_window):
-    decisions = make_window(0, each=10).decisions
-    groups = _groups(decisions, "agent")
+    groups = _groups(make_window(0, each=10).decisions, "agent")
     assert [len(group) for group in groups] == [5] * 8
     assert all(len({decision.agent_id for decision in group}) == 1 for group in groups)
     assert len({decision.id for group in groups for decision in group}) == 40
@@ -444,23 +433,17 @@ def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
     assert AnswerCache(file).get("m", _question()) == (VERDICTS if on_disk else None)
 
 
-def test_a_damaged_cache_file_is_named_and_not_used(tmp_path, caplog):
-    (tmp_path / "judge.sqlite").write_bytes(b"no database at all" * 100)
-    cache = AnswerCache(tmp_path / "judge.sqlite")
-    cache.put("m", _question(), VERDICTS)
-    assert cache.get("m", _question()) is None
-    assert cache.failed
-    assert caplog.text.count("judge.sqlite cannot be used") == 1
-    assert "remove the file" in caplog.text
-    assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
-
-
-def test_a_cache_whose_folder_cannot_be_made_is_not_used(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    cache = AnswerCache(tmp_path / "file" / "judge.sqlite")
-    cache.put("m", _question(), VERDICTS)
-    assert cache.failed
-    assert "cannot be used" in caplog.text
+def test_a_cache_file_that_is_damaged_or_cannot_be_made_is_named_and_not_used(tmp_path, caplog):
+    for file in (tmp_path / "judge.sqlite", tmp_path / "judge.sqlite" / "judge.sqlite"):
+        (tmp_path / "judge.sqlite").write_bytes(b"no database at all" * 100)
+        caplog.clear()
+        cache = AnswerCache(file)
+        cache.put("m", _question(), VERDICTS)
+        assert cache.get("m", _question()) is None
+        assert cache.failed
+        assert caplog.text.count("judge.sqlite cannot be used") == 1
+        assert "remove the file" in caplog.text
+        assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
 
 
 async def test_only_decisions_that_may_be_learned_from_are_judged(judged, window):
