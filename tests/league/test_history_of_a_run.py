@@ -22,7 +22,7 @@ def test_old_opponents_play_after_many_updates_and_a_resume(small_model, in_proc
             "pool.max_active_lora=3",
             "pool.keep_every=2",
             "learner.total_updates=5",
-            "learner.batch_size=16",
+            "learner.batch_size=8",
             "tracker.report=false",
             "eval.games=2",
             "eval.final_games=2",

@@ -34,10 +34,20 @@ class Asked:
         return Completion(text="[0]", policy_uid=policy.uid, policy_version=policy.version)
 
 
+@pytest.fixture(scope="module")
+def config(small_model):
+    """Of a small model with 2048 positions."""
+    return compose(["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]).config
+
+
+def changed(config, **groups):
+    """The configuration with other values in its ``groups``."""
+    made = {name: dataclasses.replace(getattr(config, name), **new) for name, new in groups.items()}
+    return dataclasses.replace(config, **made)
+
+
 @pytest.fixture
-def answers(small_model):
-    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
-    config = compose(["+experiment=tictactoe_mirror", *model]).config
+def answers(config):
     engine = Asked()
     return engine, SeatPolicies(config, load_tokenizer(config.model), engine, [0])
 
@@ -96,31 +106,28 @@ class Talker(Asked):
         )
 
 
-def talking(small_model, engine_words, *overrides, most=None):
-    """Seats of a small model with 2048 positions, and their engine."""
-    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
-    config = compose(["+experiment=tictactoe_mirror", *model, *overrides]).config
+def talking(config, words, most=None, **groups):
+    """Seats of a model that says ``words``, and their engine."""
+    config = changed(config, model={"prompt_template": "default"}, **groups)
     tokenizer = load_tokenizer(config.model)
-    engine = Talker(tokenizer, engine_words, most)
+    engine = Talker(tokenizer, words, most)
     [env] = train_envs(config)
     return engine, SeatPolicies(config, tokenizer, engine, [0]), env
 
 
 @pytest.mark.parametrize(("most", "reason"), [(7, "context"), (8, "length"), (None, "stop")])
 @pytest.mark.parametrize("context", ["turn", "conversation"])
-def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
-    small_model, most, reason, context
-):
-    settings = ["engine.max_tokens=8", "engine.max_model_len=1024", f"env.context={context}"]
-    _, seats, env = talking(small_model, "[0] " * 9, *settings, most=most)
+def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(config, most, reason, context):
+    settings = {"engine": {"max_tokens": 8, "max_model_len": 1024}, "env": {"context": context}}
+    _, seats, env = talking(config, "[0] " * 9, most, **settings)
     answer = ask(seats, spec_of([checkpoint(1), checkpoint(1)], env=env), 0)
     assert answer.finish_reason == reason
 
 
-def test_an_answer_that_takes_most_of_the_context_is_too_long_and_not_cut(small_model):
+def test_an_answer_that_takes_most_of_the_context_is_too_long_and_not_cut(config):
     """Otherwise a model that would lose could draw by an answer without an end."""
-    settings = ["engine.max_tokens=4096", "engine.max_model_len=4096"]
-    _, seats, env = talking(small_model, "well, " * 900, *settings, most=1500)
+    engine = {"max_tokens": 4096, "max_model_len": 4096}
+    _, seats, env = talking(config, "well, " * 900, 1500, engine=engine)
     answer = ask(seats, spec_of([checkpoint(1), checkpoint(1)], env=env), 0)
     assert len(answer.prompt_token_ids) < len(answer.token_ids) == 1500
     assert answer.finish_reason == "length"
@@ -140,12 +147,13 @@ async def test_other_games_go_on_while_a_player_searches(answers):
     assert searching.result().text in view.legal_actions
 
 
-DROPPING = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_model_len=8192")
+DROPPING = {"context": "conversation", "overflow": "drop_oldest"}
 
 
-async def test_turns_are_dropped_to_fit_the_positions_of_the_model(small_model):
+async def test_turns_are_dropped_to_fit_the_positions_of_the_model(config):
     """As its engine counts: of engine.max_model_len=8192 a model of 2048 has no use."""
-    engine, seats, env = talking(small_model, "[0] " * 400, *DROPPING, "engine.max_tokens=500")
+    room = {"max_model_len": 8192, "max_tokens": 500}
+    engine, seats, env = talking(config, "[0] " * 400, env=DROPPING, engine=room)
     spec = spec_of([checkpoint(1), checkpoint(1)], "step-1", env)
     views, answer = make_game(env, 0), seats.for_game(spec)
     for turn in range(8):
@@ -155,8 +163,9 @@ async def test_turns_are_dropped_to_fit_the_positions_of_the_model(small_model):
     assert max(len(prompt) for prompt in engine.prompts) <= 2048 - 500
 
 
-def test_an_answer_that_leaves_no_room_in_the_model_is_refused(small_model):
-    _, seats, env = talking(small_model, "", *DROPPING, "engine.max_tokens=2048")
+def test_an_answer_that_leaves_no_room_in_the_model_is_refused(config):
+    room = {"max_model_len": 8192, "max_tokens": 2048}
+    _, seats, env = talking(config, "", env=DROPPING, engine=room)
     spec = spec_of([checkpoint(1), checkpoint(1)], env=env)
     with pytest.raises(ConfigError, match=r"max_tokens=2048 leaves no room .* 2048 tokens of both"):
         seats.for_game(spec)
@@ -183,11 +192,10 @@ API = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
 
 
 async def test_an_api_model_gets_rules_actions_and_form_where_the_model_sees_a_board(
-    small_model, server
+    config, server
 ):
-    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
-    api = f"pool.api.openai_base_url={server.url}"
-    config = compose(["+experiment=tictactoe_mirror", *model, api]).config
+    api = dataclasses.replace(config.pool.api, openai_base_url=server.url)
+    config = changed(config, pool={"api": api}, model={"prompt_template": "board"})
     seats = SeatPolicies(config, load_tokenizer(config.model), Asked(), [0])
     spec = spec_of([API, API], env=train_envs(config)[0])
     record = await play_game(spec, seats.for_game(spec))
