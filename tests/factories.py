@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ from rlforge.types import (
     Turn,
     UpdateResult,
 )
+
+
+def changed(config: Any, **groups: dict[str, Any]) -> Any:
+    """The configuration with other values in its groups: ``engine={"max_tokens": 4}``."""
+    made = {name: replace(getattr(config, name), **values) for name, values in groups.items()}
+    return replace(config, **made)
 
 
 def checkpoint(version: int = 3, **changes: Any) -> PolicyRef:

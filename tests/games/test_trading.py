@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from tests.factories import byte_tokenizer
+from tests.factories import byte_tokenizer, changed
 
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
@@ -15,10 +15,21 @@ from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 
-def make(tokenizer, *overrides):
+@pytest.fixture(scope="module")
+def config():
     given = ["model=hf", "model.prompt_template=default", "model.action_extraction=json"]
-    config = compose([*given, *overrides], root=ContinuousConfig).config
-    return AgentPrompter(config, config.market, tokenizer)
+    return compose(given, root=ContinuousConfig).config
+
+
+@pytest.fixture
+def make(config, tokenizer):
+    """A prompter; changes of groups of the configuration by name."""
+
+    def made(**groups):
+        other = changed(config, **groups)
+        return AgentPrompter(other, other.market, tokenizer)
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -39,29 +50,29 @@ def tokenizer(state):
     return byte_tokenizer(describe(state), vocab_size=600)
 
 
-def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(tokenizer, state):
-    whole = make(tokenizer, "engine.max_model_len=8192", "learner.max_train_len=null").ask(state)
+def test_a_prompt_shows_as_much_of_the_state_as_the_context_has_room_for(make, state):
+    whole = make(engine={"max_model_len": 8192}, learner={"max_train_len": None}).ask(state)
     assert describe(state) in whole.text
     for share in (0.99, 0.7, 0.6):
         tokens = int(share * len(whole.token_ids))
-        prompter = make(tokenizer, "engine.max_tokens=100", f"engine.max_model_len={tokens + 100}")
-        cut = prompter.ask(state)
+        cut = make(engine={"max_tokens": 100, "max_model_len": tokens + 100}).ask(state)
         assert len(cut.token_ids) <= tokens
         # Room for another line is left only where lines became brief and all of them fit.
         assert len(cut.token_ids) > tokens - 120 or "(Not shown: " not in cut.text
     assert "(Not shown: " in cut.text
-    learned = make(tokenizer, "engine.max_tokens=100", f"learner.max_train_len={tokens}").ask(state)
+    limits = {"engine": {"max_tokens": 100}, "learner": {"max_train_len": tokens}}
+    learned = make(**limits).ask(state)
     assert len(learned.token_ids) <= tokens - 100
 
 
-def test_a_context_without_room_for_a_state_is_refused_at_once(tokenizer):
+def test_a_context_without_room_for_a_state_is_refused_at_once(make):
     with pytest.raises(ConfigError, match=r"max_model_len=600: .* room for 500, .*max_tokens=100"):
-        make(tokenizer, "engine.max_tokens=100", "engine.max_model_len=600")
+        make(engine={"max_tokens": 100, "max_model_len": 600})
 
 
 @pytest.mark.parametrize("extraction", ["json", "boxed", "raw", "last_line", "number"])
-def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(tokenizer, state, extraction):
-    prompter = make(tokenizer, f"model.action_extraction={extraction}")
+def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(make, state, extraction):
+    prompter = make(model={"action_extraction": extraction})
     question = prompter.ask(state)
     assert "boxed" not in question.text
     assert question.text.count("End with one action as a JSON object.") == 1
@@ -97,9 +108,8 @@ def test_every_language_model_is_asked_about_a_market_in_one_form(tokenizer, sta
     assert prompter.extraction == "json"
 
 
-def test_compact_words_are_asked_for_and_read_by_the_models_extraction(tokenizer, state):
-    board = "model.prompt_template=board"
-    prompter = make(tokenizer, board, "model.action_extraction=bracket")
+def test_compact_words_are_asked_for_and_read_by_the_models_extraction(make, state):
+    prompter = make(model={"prompt_template": "board", "action_extraction": "bracket"})
     question = prompter.ask(state)
     assert prompter.extraction == "bracket"
     assert prompter.read(question, "[hold]").action == {"type": "NO_OP"}
@@ -108,11 +118,12 @@ def test_compact_words_are_asked_for_and_read_by_the_models_extraction(tokenizer
     assert prompter.read(question, json.dumps(follow)).action == follow
 
 
-def test_a_room_for_the_least_state_is_room_for_every_state(tokenizer, state):
+def test_a_room_for_the_least_state_is_room_for_every_state(make, state):
     """With rules and forms the shortest prompt of the first state takes all of the room."""
-    small = ["market.predictions=1", "market.tickers=[]", "learner.max_train_len=null"]
-    most = make(tokenizer, *small, "market.prompt_chars=200").ask(state)
+    small, learner = {"predictions": 1, "tickers": []}, {"max_train_len": None}
+    most = make(market={**small, "prompt_chars": 200}, learner=learner).ask(state)
     assert describe(state, 200) in most.text
     room = len(most.token_ids)
-    tight = make(tokenizer, *small, "engine.max_tokens=9", f"engine.max_model_len={room + 9}")
+    engine = {"max_tokens": 9, "max_model_len": room + 9}
+    tight = make(market=small, learner=learner, engine=engine)
     assert len(tight.ask(state).token_ids) <= room

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.factories import batch, step
+from tests.factories import batch, changed, step
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
@@ -106,14 +106,10 @@ def run_dir(one_idea, tmp_path):
     return Path(shutil.copytree(one_idea, tmp_path / "run"))
 
 
-def change(run_dir, change):
-    """Rewrite the run's config with one section's values changed: ``{"eval": {...}}``."""
+def change(run_dir, **groups):
+    """Rewrite the run's configuration with values of its groups changed."""
     config = from_yaml(run_dir / "config.yaml")
-    sections = {
-        name: dataclasses.replace(getattr(config, name), **values)  # type: ignore[arg-type]
-        for name, values in change.items()
-    }
-    (run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(config, **sections)))
+    (run_dir / "config.yaml").write_text(to_yaml(changed(config, **groups)))
 
 
 async def test_versions_play_with_their_adapters_against_each_other_and_themselves(one_idea):
@@ -136,7 +132,7 @@ async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     config = from_yaml(run_dir / "config.yaml")
     tokenizer, [env] = load_tokenizer(config.model), train_envs(config)
     _, prompt = Prompter(tokenizer).encode("board", make_game(env, 0).view(), "bracket")
-    change(run_dir, {"engine": {"max_model_len": len(prompt) + 1}})
+    change(run_dir, engine={"max_model_len": len(prompt) + 1})
     without = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
     assert (with_room.draws, with_room.losses) == (0, 8)
     assert without.draws > 10
@@ -219,7 +215,7 @@ async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loade
     run_dir, monkeypatch
 ):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    change(run_dir, {"eval": {"opponents": ["openrouter:some/model"]}})
+    change(run_dir, eval={"opponents": ["openrouter:some/model"]})
     messages: list[str] = []
     with pytest.raises(ConfigError, match="OPENROUTER_API_KEY"):
         await evaluate_run(run_dir, "latest", None, 2, messages.append)
@@ -237,7 +233,7 @@ async def test_an_opponent_that_cannot_be_played_is_refused(one_idea, run_dir):
 async def test_players_that_do_not_know_the_game_are_refused(run_dir):
     env = vars(from_yaml(run_dir / "config.yaml").env.train[0])
     other = EvalEnvEntry(**{**env, "id": "KuhnPoker-v0-short-train"})
-    change(run_dir, {"env": {"eval": [other]}})
+    change(run_dir, env={"eval": [other]})
     with pytest.raises(ConfigError, match=r"minimax.*cannot play KuhnPoker"):
         await evaluate_run(run_dir, "latest", ["minimax"], 2)
 
@@ -248,7 +244,7 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
     tictactoe = EvalEnvEntry(**settings, opponents=["minimax"])
     simpletak = EvalEnvEntry(**{**settings, "id": "SimpleTak-v0-train"})
     elsewhere = {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}
-    change(run_dir, {"env": {"eval": [tictactoe, simpletak]}, "hardware": elsewhere})
+    change(run_dir, env={"eval": [tictactoe, simpletak]}, hardware=elsewhere)
     own = await evaluate_run(run_dir, "step-0", None, 2)
     assert [(result.env_id, result.opponent) for result in own.results] == [
         ("TicTacToe-v0-train", "base"),
@@ -291,6 +287,6 @@ def test_a_run_without_versions_has_its_start(run_dir, one_idea):
     with pytest.raises(ConfigError, match="there is none yet; use step-0"):
         find_policy(run_dir, "step-1")
     start = str(one_idea / "checkpoints" / "step-1")
-    change(run_dir, {"learner": {"initial_adapter": start}})
+    change(run_dir, learner={"initial_adapter": start})
     policy, version = find_policy(run_dir, "step-0")
     assert (policy.path_or_name, version) == (start, 0)

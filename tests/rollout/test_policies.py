@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import yaml
-from tests.factories import checkpoint, game_spec, scripted
+from tests.factories import changed, checkpoint, game_spec, scripted
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 import rlforge
@@ -38,12 +38,6 @@ class Asked:
 def config(small_model):
     """Of a small model with 2048 positions."""
     return compose(["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]).config
-
-
-def changed(config, **groups):
-    """The configuration with other values in its ``groups``."""
-    made = {name: dataclasses.replace(getattr(config, name), **new) for name, new in groups.items()}
-    return dataclasses.replace(config, **made)
 
 
 @pytest.fixture
