@@ -1,31 +1,21 @@
 """Several policies in one run: their configuration, and what is refused."""
 
-import re
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness.composed import composed
 
-from rlforge import launch
 from rlforge.config.compose import compose
 from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats, turns
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.schema import GrpoConfig, PpoConfig, RunConfig
-from rlforge.errors import ConfigError
 
 QUICK = "+experiment=kuhn_nash"
 
 
 def config_of(policies: str, *overrides: str) -> RunConfig:
     return composed(QUICK, f"policies={{{policies}}}", *overrides).config
-
-
-def refusal(policies: str, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        launch.check(composed(QUICK, f"policies={{{policies}}}", *overrides), keys=False)
-    return str(caught.value)
 
 
 def test_a_policy_has_the_settings_of_the_run_and_its_own():
@@ -84,51 +74,3 @@ def test_each_has_its_share_of_updates_evenly_spread(shares):
 def test_only_self_play_trains_every_seat():
     config = config_of("main: {}, rival: {opponents: [main]}, past: {pool: {mode: random}}")
     assert [trained_seats(config, name) for name in policy_names(config)] == [2, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("policies", "said"),
-    [
-        ("main: {opponents: [mian]}", r"policies.main.opponents=\['mian'\] .* did you mean main"),
-        ("main: {reset: {to: mian}}", "policies.main.reset.to=mian .* did you mean main"),
-        ("main: {seats: [2]}", "policies.main.seats=.*: no game has one of them: .* 0 to 1"),
-        ("main: {seats: [0]}", "policies.main.opponents=None .* seat 1 of kuhn_poker"),
-        (("main: {}", "learner.save_every=2"), "learner.save_every=2 .* set it to 1"),
-        (
-            (
-                "one: {seats: [0], opponents: [two]}, two: {seats: [1], opponents: [one]}",
-                "eval.exploitability=true",
-            ),
-            "eval.exploitability=True .*: is that of one policy at every seat",
-        ),
-        (
-            "main: {learner: {total_updates: 3}}",
-            "policies.main.learner.total_updates=3 .* set learner.total",
-        ),
-        ("main: {learner: {batch: 3}}", "policies.main.learner.batch: no such key; .* batch_"),
-        ("main: {learner: {batch_size: x}}", "policies.main.learner=.*'x'.* Integer"),
-        ("main: {algorithm: {name: pop}}", "policies.main.algorithm.name=pop: .* mean ppo"),
-        ("main: {pool: {mode: laged}}", r"policies.main: pool.mode=laged \(policies.main.pool"),
-        ("main: {algorithm: {group_size: 7}}", "policies.main: learner.batch_size=.* of 14"),
-        ("main: {prompt_template: chta}", "policies.main.prompt_template=chta .* mean chat"),
-        ("main: {action_extraction: bx}", "policies.main.action_extraction=bx .*: no such"),
-        ("main: {prompt_template: chat}", "policies.main: .*reads compact boards only"),
-        (
-            "main: {}, rival: {opponents: [main, rival], pool: {mode: lagged}}",
-            "policies.rival.opponents=.* pool.mode=lagged counts the versions of one",
-        ),
-        ("step: {}", "policies.step=.*: must be lower-case letters"),
-        ("Main: {}", "policies.Main=.*: must be lower-case letters"),
-        ("main: {rewards: {final: [{name: nice}]}}", "policies.main: rewards.final=.*nice"),
-    ],
-)
-def test_what_is_refused_is_named_with_its_mend(policies, said):
-    given = (policies,) if isinstance(policies, str) else policies
-    assert re.match(said, text := refusal(*given)), text
-
-
-def test_full_weights_cannot_be_several_policies():
-    with pytest.raises(ConfigError, match=r"learner.train=full .*: policies are adapters of one"):
-        launch.check(
-            composed("+experiment=smollm2_kuhn", "learner=full", "policies={main: {}}"), keys=False
-        )

@@ -20,17 +20,12 @@ from rlforge.config.compose import Composed, compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Length, Pattern, Range, hints, parts
-from rlforge.config.schema import EngineConfig, EnvConfig, ModelConfig, PoolConfig, RunConfig
-from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.config.training import (
     ALGORITHM_CONFIGS,
-    A2cConfig,
-    AlgorithmConfig,
-    GameLearnerConfig,
-    GrpoConfig,
     LearnerConfig,
-    PpoConfig,
 )
 from rlforge.errors import ConfigError
 
@@ -193,87 +188,3 @@ def test_a_process_of_its_own_refuses_with_code_2_and_creates_nothing(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "rlforge: algorithm.gamma=2.0 (command line, algorithm.gamma=2): " in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-# ---------------------------------------------------------------- keys that contradict each other
-
-
-@pytest.mark.parametrize(
-    ("config", "key", "reason"),
-    [
-        (PoolConfig(lag_range=[3, 1]), "lag_range", "low <= high"),
-        (PoolConfig(mode="fixed"), "mode", "add pool.fixed_opponents"),
-        (PoolConfig(mode="lagged", lag_range=[1, 9]), "lag_range", "pool.max_active_lora=5"),
-        (PoolConfig(weighting="soft"), "weighting", "hard"),
-        (PoolConfig(power=0.0), "power", "must be above 0"),
-        (PoolConfig(keep_every=0), "keep_every", "must be 1 or more"),
-        (PoolConfig(history="oldest"), "history", "newest"),
-        (PoolConfig(history="strongest", max_active_lora=1), "history", "max_active_lora to 2"),
-        (PoolConfig(history="spaced", max_active_lora=2), "history", "max_active_lora to 3"),
-        (PoolConfig(mode="lagged", history="spaced"), "history", "set pool.history=newest"),
-        (ModelConfig(kind="hf"), "name", "add model.name="),
-        (ModelConfig(kind="tiny", name="x"), "name", "only for model.kind=hf"),
-        (A2cConfig(name="ppo"), "name", "choose them with algorithm=ppo"),
-        (AlgorithmConfig(name="grpo"), "name", "choose them with algorithm=grpo"),
-        (AlgorithmConfig(name="reinforced"), "name", "did you mean reinforce"),
-        (
-            AlgorithmConfig(importance_floor=0.5),
-            "importance_floor",
-            "set algorithm.importance=mask",
-        ),
-        (AlgorithmConfig(importance="mask", importance_cap=None), "importance_cap", "above 1"),
-        (AlgorithmConfig(importance="mask", importance_cap=1.0), "importance_cap", "above 1"),
-        (
-            AlgorithmConfig(importance="mask", importance_floor=1.0),
-            "importance_floor",
-            "must be below 1",
-        ),
-        (GrpoConfig(loss="cispo", dual_clip=3.0), "dual_clip", "set it to null"),
-        (PpoConfig(loss="score_function", dual_clip=3.0), "dual_clip", "set it to null"),
-        (GrpoConfig(advantage="max_rl"), "normalize_std", "set it to false"),
-        (GrpoConfig(advantage="leave_one_out"), "normalize_std", "set it to false"),
-        (
-            LearnerConfig(train="full", initial_adapter="x"),
-            "initial_adapter",
-            "needs learner.train=lora",
-        ),
-        (
-            LearnerConfig(use_trainer_cache=True, gradient_checkpointing=True),
-            "use_trainer_cache",
-            "switch it off",
-        ),
-        (
-            LearnerConfig(use_trainer_cache=True, activation_checkpointing=True),
-            "use_trainer_cache",
-            "switch it off",
-        ),
-        (LearnerConfig(packing="on", use_trainer_cache=True), "packing", "keeps no cache"),
-        (LearnerConfig(compile=True, use_trainer_cache=True), "compile", "keep no cache"),
-        (
-            LearnerConfig(compile=True, shard_weights=True, num_learners=2),
-            "compile",
-            "learner.shard_weights=false",
-        ),
-        (
-            LearnerConfig(compile=True, activation_checkpointing=True),
-            "compile",
-            "use learner.gradient_checkpointing instead",
-        ),
-        (LearnerConfig(gradient_accumulation_steps=2), "gradient_accumulation_steps", "set that"),
-        (GameLearnerConfig(batch_size=10, optimizer_steps=3), "optimizer_steps", "batch_size=10"),
-        (
-            RunConfig(
-                model=ModelConfig(kind="tiny"),
-                env=EnvConfig(context="conversation", overflow="drop_oldest"),
-                engine=EngineConfig(max_tokens=4096, max_model_len=4096),
-            ),
-            "engine.max_tokens",
-            "engine.max_model_len=4096 holds both; lower the one or raise the other",
-        ),
-        (AbTestConfig(shares=[0.5, 0.2]), "shares", "must rise"),
-        (DeploymentConfig(holdout_games=1), "holdout_games", "must be 0, or 2 or more"),
-    ],
-)
-def test_contradictions_within_a_group_name_the_key_and_the_mend(config, key, reason):
-    ((found, problem),) = config.problems()
-    assert (found, reason in problem) == (key, True)

@@ -46,14 +46,6 @@ def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path):
     assert config.learner.learning_rate == 2e-4
 
 
-def test_what_only_reinforcement_learning_has_is_refused():
-    for line in ("buffer=step", "learner.total_updates=5"):
-        with pytest.raises(ConfigError, match="a supervised run has no such key"):
-            compose_run(["+experiment=tictactoe_mirror", line], None, SftConfig)
-    with pytest.raises(ConfigError, match="a continuous run has no such key"):
-        compose_run(["+experiment=market_ppo", "buffer=step"], None, SftConfig)
-
-
 def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts(tmp_path):
     lines = ["+experiment=smollm2_market", "data=value_trader", "market.predictions=2"]
     config = compose_run(lines, None, SftConfig).config
@@ -87,18 +79,3 @@ def test_the_number_of_updates_follows_from_epochs_and_samples():
     assert config.total_updates == round(2500 / 64)
     config.data.max_samples = 1
     assert config.total_updates == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "key", "message"),
-    [
-        (DataConfig(), "players", "add data=random_legal"),
-        (DataConfig(players=["a"], imitate=["b"]), "imitate", "b is none of data.players"),
-        (DataConfig(players=["a"], answer="I play"), "answer", "{action}"),
-        (DataConfig(players=["a"], validation=1.0), "validation", "[0, 1)"),
-    ],
-)
-def test_contradictions_are_named(data, key, message):
-    [(found, problem)] = data.problems()
-    assert found == key
-    assert message in problem

@@ -22,22 +22,6 @@ def test_shipped_options_fit_their_class_and_pass(group):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (StoreConfig(push="market"), "push=market: names a dataset of the hub: ORG/NAME"),
-        (StoreConfig(push_hour=24), "push_hour=24: must lie in [0, 23]"),
-        (StoreConfig(keep_windows=0), "keep_windows=0: must be 1 or more"),
-        (WindowConfig(mode="roll"), "mode=roll: no such choice; did you mean rolling"),
-        (WindowConfig(clock="sundial"), "there are wall, simulated"),
-        (WindowConfig(minutes=0.51), "minutes=0.51"),
-    ],
-)
-def test_values_that_cannot_be_are_named(config, message):
-    ((key, reason),) = config.problems()
-    assert message in f"{key}={getattr(config, key)}: {reason}"
-
-
-@pytest.mark.parametrize(
     ("settings", "waited", "staleness"),
     [
         ({}, 2, 3),  # hours, and episodes of two

@@ -11,7 +11,7 @@ import rlforge
 from rlforge.config.compose import from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
-from rlforge.config.roots import compose_any, compose_run, read_run, root_of
+from rlforge.config.roots import compose_any, read_run, root_of
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.session import Session
@@ -98,26 +98,6 @@ def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
         refused(f"train_on={train_on} .*please the judge.*reward", *given)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("episodes.function=null", r"names no function, and continuous\.source=episodes calls one"),
-        ("episodes.function=no_such:play", "there is no module no_such"),
-        ("episodes.function=math:sqrt", "is not an async function of a Session"),
-        (f"episodes.function={__name__}:plays_at_once", "is not an async function of a Session"),
-        (f"episodes.function={__name__}:Player", "is not an async function of a Session"),
-        ("window.clock=wall", "needs simulated"),
-        ("window.grace_seconds=60", "episodes end with their window; use null"),
-        ("continuous.start=2024-11-13-10:30", "no window of 60 minutes begins then"),
-    ],
-)
-def test_episodes_need_a_function_and_simulated_time(override, message):
-    given = ["continuous.source=episodes", "window.clock=simulated"]
-    given += [f"episodes.function={__name__}:play"]
-    checked(*given)
-    refused(message, *given, override)
-
-
 def test_a_run_from_requests_needs_no_market_and_options_of_whole_groups_may_bring_other_keys():
     assert not checked("+experiment=served_answers", "model=tiny").has_market
     checked("learner=tiny_ppo")
@@ -130,20 +110,6 @@ def test_a_store_that_is_read_is_not_written_to(tmp_path, key, value):
     checked(*given)
     message = r"the store is only read with continuous\.source=store"
     refused(message, *given, f"store.{key}={value}")
-
-
-def test_a_store_that_is_not_there_and_a_template_of_squares_are_refused():
-    message = r"store\.path=nowhere .*no trajectory store"
-    refused(message, "continuous.source=store", "store.path=nowhere")
-    message = "squares shows a grid of squares; markets have none"
-    refused(message, "prompts.squares.user='{grid}'", "model.prompt_template=squares")
-
-
-def test_experiments_of_the_other_kind_name_the_command_that_runs_them():
-    with pytest.raises(ConfigError, match=r"plays games: start it with rlforge train \+experiment"):
-        compose_run(["+experiment=simpletak_mirror"], None, ContinuousConfig)
-    with pytest.raises(ConfigError, match=r"start it with rlforge continuous \+experiment=market"):
-        compose_run(["+experiment=market_rolling"], None, RunConfig)
 
 
 def test_looking_at_an_experiment_finds_out_what_it_is():

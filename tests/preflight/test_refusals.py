@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused_in_one_message(heading, monkeypatch):
     assert len({line for line, _ in CASES[heading]}) == len(CASES[heading])
     wrong = {}
     for line, parts in CASES[heading]:
-        said = refusal(line)
+        said = f"^{refusal(line)}$"
         expected = ".*".join(map(re.escape, parts.split(" ... ")))
         if re.search(expected, said) is None or "\n" in said:
             wrong[line] = said
