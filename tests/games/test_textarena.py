@@ -247,18 +247,6 @@ def test_a_step_that_never_returns_is_given_up(scripted_env):
         TextArenaGame(env, 0).step("x")
 
 
-def test_a_real_environment_that_loops_is_given_up_and_others_play_on():
-    # With eliminated players its state looks for the next one for ever.
-    env = EnvSpec(id="PublicGoodsGame-v0-train", num_players=2, timeout_s=0.3, error_allowance=0)
-    game = TextArenaGame(env, 0)
-    script = ["x", "x", "x", "[0]", "x", "{h}", "{h}", "[0]", "[0]", "{h}", "x", "{h}", "x", "{h}"]
-    for action in script[:-1]:
-        game.step(action)
-    with pytest.raises(GameError, match="step failed in turn 14: TimeoutError"):
-        game.step(script[-1])
-    assert transcript(TextArenaGame(DICE, 5), 1)[1].end_reason == "finished"
-
-
 @pytest.mark.parametrize(
     ("rewards", "problem"),
     [

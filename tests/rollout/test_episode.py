@@ -113,7 +113,7 @@ async def test_interleaved_games_of_chance_equal_the_same_games_alone():
         EnvSpec(id="PigDice-v0-short-train"),
         EnvSpec(id="leduc_poker", source="openspiel"),
     ]
-    shares = (200, 30, 20, 100)
+    shares = (80, 12, 8, 40)
     games = [(env, seed) for env, share in zip(envs, shares, strict=True) for seed in range(share)]
     random.Random(0).shuffle(games)
     together = await asyncio.gather(
@@ -249,7 +249,8 @@ async def test_a_failing_environment_is_data():
     assert record.turns == ()
 
 
-async def test_an_environment_that_hangs_is_data():
+async def test_an_environment_that_hangs_is_data_and_others_play_on():
+    # With eliminated players its state looks for the next one for ever.
     env = EnvSpec(id="PublicGoodsGame-v0-train", timeout_s=0.3, error_allowance=0, num_players=2)
     script = ["x", "x", "x", "[0]", "x", "{h}", "{h}", "[0]", "[0]", "{h}", "x", "{h}", "x", "{h}"]
 
@@ -258,8 +259,10 @@ async def test_an_environment_that_hangs_is_data():
 
     record = await play_game(spec(env, seed=0, extraction="raw"), answer)
     assert record.end_reason == "error"
+    assert "step failed in turn 14: TimeoutError" in record.error
     assert "did not return within 0.3 s" in record.error
     assert len(record.turns) == 13
+    assert (await play_game(spec(), scripted(TAK))).end_reason == "finished"
 
 
 async def test_a_mistake_in_the_program_is_not_hidden():

@@ -107,12 +107,18 @@ def test_a_state_is_read_once_however_often_its_window_is_written(tmp_path, make
     assert [state.reads for state in states] == reads == [1, 1]
 
 
-def test_outcomes_count_as_room_of_their_windows(tmp_path, make):
-    with TrajectoryStore(tmp_path, room_for(4.5, make)) as store:
+def test_the_windows_written_last_stay_open_within_their_size(tmp_path, make):
+    with TrajectoryStore(tmp_path / "one", room_for(4.5, make)) as store:
+        for minute in (0, 60, 120, 180, 61):
+            store.append([make(minute)])
+        assert closed(tmp_path / "one") == ["2024-11-13-10:00"]
+        assert store.count() == 5
+    assert len(closed(tmp_path / "one")) == 4
+    with TrajectoryStore(tmp_path / "two", room_for(4.5, make)) as store:
         store.append([make(0), make(60), make(61)])
-        assert closed(tmp_path) == []
-        store.complete([make.outcome(make(n)) for n in (60, 61, 0)])
-        assert len(closed(tmp_path)) == 1
+        assert closed(tmp_path / "two") == []
+        store.complete([make.outcome(make(n)) for n in (60, 61, 0)])  # outcomes need room, too
+        assert len(closed(tmp_path / "two")) == 1
 
 
 def test_the_windows_of_a_killed_writer_keep_their_order_and_size(tmp_path, make):
@@ -138,14 +144,10 @@ def test_repeated_decisions_and_outcomes_are_skipped(tmp_path, make):
         assert store.complete([make.outcome(d, reward=0.9) for d in decisions]) == 2
         assert store.append([]) == store.complete([]) == 0
         assert [d.reward for d in store.decisions()] == [0.1, 0.9, 0.9]
-
-
-def test_a_name_that_cannot_be_written_is_found_again(tmp_path, make):
-    decision = make(1, id="half \ud83d of a sign")
-    with TrajectoryStore(tmp_path) as store:
-        store.append([decision])
-        assert store.complete([make.outcome(decision)]) == 1
-        assert store.decisions()[0].complete
+        odd = make(9, id="half \ud83d of a sign")
+        assert (store.append([odd]), store.append([odd])) == (1, 0)
+        assert store.complete([make.outcome(odd)]) == 1
+        assert store.decisions()[-1].complete
 
 
 def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path, make):
@@ -538,7 +540,7 @@ def test_a_disk_too_full_to_close_windows_still_appends_and_reads(
     assert len(closed(tmp_path)) == StoreReader(tmp_path).count() == 2
 
 
-def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path):
+def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path, make):
     with pytest.raises(StoreError, match=r"no trajectory store .*nowhere"):
         StoreReader(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
@@ -561,26 +563,14 @@ def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path):
     about.write_text("{")
     with pytest.raises(StoreError, match=r"store.json is damaged"):
         StoreReader(tmp_path / "new")
-
-
-def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path, make):
-    (tmp_path / "windows").mkdir()
-    with TrajectoryStore(tmp_path) as store:
+    (tmp_path / "begun" / "windows").mkdir(parents=True)
+    with TrajectoryStore(tmp_path / "begun") as store:  # whose creation was interrupted
         assert store.append([make(1)]) == 1
 
 
 def test_a_store_lies_in_the_run_or_where_its_path_says(tmp_path):
     assert store_folder(StoreConfig(), tmp_path / "run") == tmp_path / "run" / "store"
     assert store_folder(StoreConfig(path="there"), tmp_path / "run") == Path("there")
-
-
-def test_the_windows_written_last_stay_open_within_their_size(tmp_path, make):
-    with TrajectoryStore(tmp_path, room_for(4.5, make)) as store:
-        for minute in (0, 60, 120, 180, 61):
-            store.append([make(minute)])
-        assert closed(tmp_path) == ["2024-11-13-10:00"]
-        assert store.count() == 5
-    assert len(closed(tmp_path)) == 4
 
 
 def test_deleted_windows_are_gone_open_or_closed(tmp_path, make):
