@@ -137,10 +137,7 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(start, make_ada
     [
         (("rollback",), 1, "deployments: no service was ever started here"),
         (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
-        (("serve", "nowhere"), 2, "nowhere: no such directory"),
         (("serve", "model=tiny", "serve.port=99999"), 2, ": must lie in [0, 65535]"),
-        (("serve", "model=tiny", "engine.max_loras=1"), 2, "): must be at least 2 for"),
-        (("serve", "model=tiny", "deployment.test=x"), 2, "): no such choice (there are t, "),
     ],
 )
 def test_wrong_arguments_are_one_line_that_says_what_to_change(

@@ -54,6 +54,8 @@ def test_a_run_brings_its_own_configuration(run):
         (["nowhere"], "no such directory; give a run or an adapter"),
         (["a", "b"], "serve one run, not 2"),
         (["serve.port=many"], r"serve\.port=many.*Integer"),
+        (["model=tiny", "engine.max_loras=1"], r"\): must be at least 2 for"),
+        (["model=tiny", "deployment.test=x"], r"\): no such choice \(there are t, "),
     ],
 )
 def test_wrong_arguments_are_one_message(arguments, message):
