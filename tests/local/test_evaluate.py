@@ -253,11 +253,11 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
         ("SimpleTak-v0-train", "random_legal"),
     ]
     assert own.complete
-    asked = await evaluate_run(run_dir, "step-0", ["minimax", "win_block"], 2)
+    asked = await evaluate_run(run_dir, "step-0", ["random_legal", "win_block"], 2)
     assert [(result.env_id, result.opponent) for result in asked.results] == [
-        ("TicTacToe-v0-train", "minimax"),
+        ("TicTacToe-v0-train", "random_legal"),
         ("TicTacToe-v0-train", "win_block"),
-        ("SimpleTak-v0-train", "minimax"),
+        ("SimpleTak-v0-train", "random_legal"),
         ("SimpleTak-v0-train", "win_block"),
     ]
 
