@@ -75,22 +75,17 @@ def test_the_overview_names_every_command(rlforge):
     assert "To begin: rlforge train simpletak_mirror" in answer.out
 
 
-def test_config_prints_what_can_be_read_back(rlforge):
-    answer = rlforge("config", "+experiment=simpletak_mirror", "seed=3", "learner.batch_size=512")
+def test_config_prints_what_can_be_read_back_also_of_an_experiment_named_alone(rlforge):
+    given = ("seed=3", "learner.batch_size=512")
+    answer = rlforge("config", "+experiment=simpletak_mirror", *given)
     printed = yaml.safe_load(answer.out)
-    assert answer.code == 0
     assert (printed["seed"], printed["learner"]["batch_size"]) == (3, 512)
     assert printed["pool"]["mode"] == "mirror"
+    assert answer == rlforge("config", "simpletak_mirror", *given) == (0, answer.out, "")
 
 
 def test_the_version_is_shown(rlforge):
     assert rlforge("--version") == (0, f"rlforge {__version__}\n", "")
-
-
-def test_an_experiment_may_be_named_alone(rlforge):
-    named = rlforge("config", "simpletak_mirror", "seed=3")
-    assert named.code == 0
-    assert named.out == rlforge("config", "+experiment=simpletak_mirror", "seed=3").out
 
 
 def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.factories import SHARES, completion, evaluation, game_record, game_spec, turn, update
+from tests.harness.composed import composed
 
 from rlforge.cli import main
-from rlforge.config.compose import compose, to_yaml
+from rlforge.config.compose import to_yaml
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
@@ -23,7 +24,7 @@ RUN = Path("run")
 def run_dir():
     """A finished run whose texts have characters that no 8-bit encoding has."""
     tracker = Tracker(RUN, TrackerConfig(), "größe – 🎮", 2, about={"seed": 0})
-    config = compose(["+experiment=tictactoe_mirror"]).config
+    config = composed("+experiment=tictactoe_mirror").config
     (RUN / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     for version in (1, 2):
         tracker.log_learner(update(version), SHARES)

@@ -4,9 +4,10 @@ import dataclasses
 import json
 
 import pytest
+from tests.harness.composed import composed
 
 from rlforge import load_run, play_game
-from rlforge.config.compose import compose, to_yaml
+from rlforge.config.compose import to_yaml
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.report import write_report
 
@@ -17,7 +18,7 @@ PERFECT = ("--seat", "0=minimax", "--seat", "1=minimax")
 def run_dir(small_model, tmp_path):
     """A run with the game ``lost``: O plays 8 in turn 4 and lets X complete 0, 1, 2."""
     model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
-    config = compose(["env=tictactoe", *model, "model.action_extraction=bracket"]).config
+    config = composed("env=tictactoe", *model, "model.action_extraction=bracket").config
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(config))

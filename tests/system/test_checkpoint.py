@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
@@ -69,6 +69,7 @@ def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["step-3"]
 
 
+@settings(max_examples=30)  # each waits for the disk
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(), max_size=4))
 def test_any_contents_are_read_back_verified(tmp_path_factory, contents):
     root = tmp_path_factory.mktemp("root")

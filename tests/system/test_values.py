@@ -97,7 +97,7 @@ records = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(records)
 def test_a_game_record_comes_back_from_arrow_and_json_as_it_was(record):
     games, plain = Codec(GameRecord), Codec(GameRecord, form="json")
