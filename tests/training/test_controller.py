@@ -189,43 +189,43 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The entropy of the updates from the twelfth on is an eighth of what it was."""
+    """The entropy of the updates from the seventh on is an eighth of what it was."""
     measure = rlforge.learner.learner.logprob_metrics
 
     def planted(*arguments: Any) -> dict[str, float]:
         metrics = measure(*arguments)
-        if arguments[-1] >= 11:  # updates before it
+        if arguments[-1] >= 6:  # updates before it
             metrics["entropy"] /= 8
         return metrics
 
     monkeypatch.setattr(rlforge.learner.learner, "logprob_metrics", planted)
     train_kuhn(
         "algorithm=nash_pg",
-        "learner.total_updates=18",
+        "learner.total_updates=12",
         "learner.warmup_updates=0",
         "learner.schedule=constant",
         "learner.keep_checkpoints=0",
         "sentinel.actions=[opponents,rollback,magnet,smaller_steps]",
         "sentinel.watch=[entropy]",
-        "sentinel.warmup=6",
+        "sentinel.warmup=4",
     )
     (alarm,) = rows("sentinel.jsonl")
     at = alarm["step"]
-    assert (alarm["signal"], alarm["since"], alarm["good"]) == ("entropy", 12, 11)
-    assert 12 < at <= 15
+    assert (alarm["signal"], alarm["since"], alarm["good"]) == ("entropy", 7, 6)
+    assert 7 < at <= 10
     assert alarm["observed"] < alarm["expected"] / 4
-    done = ["opponents from the past", "rollback to step-11", "new snapshot as reference"]
+    done = ["opponents from the past", "rollback to step-6", "new snapshot as reference"]
     assert alarm["actions"] == [*done, "learning rate × 0.5"]
     assert f"sentinel, update {at}: entropy: " in capsys.readouterr().err
     parents = {
         path.name: read_manifest(path).meta["parent_uid"]
         for path in list_checkpoints(Path("run/checkpoints"))
     }
-    assert parents[f"step-{at}"] == "step-11"
-    assert parents["step-18"] == "step-17"
+    assert parents[f"step-{at}"] == "step-6"
+    assert parents["step-12"] == "step-11"
     rates = {row["step"]: row["lr"] for row in rows("metrics.jsonl")}
     assert rates[at + 1] == rates[at] / 2
     pool = json.loads(Path("run/pool.json").read_text())
     assert pool["mode"] == "fictitious"
     page = write_report(Path("run")).read_text()
-    assert "rollback to step-11" in page
+    assert "rollback to step-6" in page

@@ -26,7 +26,7 @@ def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
     small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("learner.total_updates=8", "learner.state_every=4", "buffer.max_staleness=0")
-    settings += ("learner.batch_size=8",)
+    settings += ("learner.batch_size=8", "env.train.0.error_allowance=1")
     done = in_process.rlforge_here(*train_arguments(small_model, LEAGUE, *settings))
     said = capsys.readouterr().err
     assert done == 0, said
@@ -70,7 +70,7 @@ def test_two_policies_share_the_seats_of_a_game(small_model: Path, in_process: M
         "policies={first: {seats: [0], opponents: [second]}, "
         "second: {seats: [1], opponents: [first], algorithm: {entropy_coef: 0.01}}}"
     )
-    small = ("learner.total_updates=4", "learner.batch_size=8")
+    small = ("learner.total_updates=4", "learner.batch_size=8", "env.train.0.error_allowance=1")
     arguments = train_arguments(small_model, seats, *small)
     assert in_process.rlforge_here(*arguments) == 0
     for game in read_games(Path("run")):
