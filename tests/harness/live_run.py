@@ -92,6 +92,16 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.1)
 
 
+def killed_by_a_dead(actor: str, process: subprocess.Popen[str]) -> str:
+    """The last line that a run prints which ends because ``actor`` died."""
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert f"the {actor} died" in last
+    assert "Traceback" not in stderr
+    return last
+
+
 def rows(name: str) -> list[dict[str, Any]]:
     """The lines of a JSONL file of the run; none before the file exists."""
     path = RUN / name
