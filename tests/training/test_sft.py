@@ -126,6 +126,7 @@ def test_training_on_games_goes_on_from_the_newest_version_and_needs_it_no_more_
 ) -> None:
     source = shutil.copytree(adapted.path, tmp_path / "sft")
     few = ("learner.total_updates=1", "learner.batch_size=8", "learner.learning_rate=1e-9")
+    few += ("env.train.0.error_allowance=1",)
     code = rlforge_here(
         *train_arguments(small_model, *few, "algorithm.kl.coef=0.1", "algorithm.kl.to=base"),
         f"model.lora.rank={adapted.config.model.lora.rank}",
