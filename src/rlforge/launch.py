@@ -209,13 +209,15 @@ def sweep(
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     own = [*SWEEP, f"hydra.sweep.dir={sweep_dir}"]
     own += [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    fixed = [item for item in _of_jobs(overrides) if not item.is_sweep_override()]
+    shared = [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
     sweep_dir.mkdir(parents=True)
     try:
         with (
             RunLock(sweep_dir),  # held as long as further jobs may start
             initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"),
         ):
-            write_sweep(sweep_dir, _shared(overrides), None if _own_sweeper(overrides) else jobs)
+            write_sweep(sweep_dir, shared, None if _own_sweeper(overrides) else jobs)
             register_schemas(root)
             GlobalHydra.instance().hydra.multirun(
                 root.primary, sweep_job, [*own, *as_hydra_takes(overrides)]
@@ -300,12 +302,6 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     batches = BasicSweeper.split_arguments(_of_jobs(overrides), max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     return jobs[:1] if _own_sweeper(overrides) else jobs
-
-
-def _shared(overrides: Sequence[str]) -> list[str]:
-    """What all jobs of a sweep have, as Hydra writes it into each."""
-    fixed = [item for item in _of_jobs(overrides) if not item.is_sweep_override()]
-    return [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
 
 
 def _of_jobs(overrides: Sequence[str]) -> list[Override]:

@@ -293,13 +293,18 @@ class NodeAgent:
         packed: Packed = _got(self._server.pack.remote(path))
         place = self._policies / packed.digest
         if not place.exists():
-            self._drop_old()
+            kept = _got(self._server.digests.remote())
+            for policy in self._policies.iterdir():
+                if policy.name not in kept and not policy.name.startswith("."):
+                    shutil.rmtree(policy)
             files: Files = _got(packed.files)
             if _digest(files) != packed.digest:
                 raise RunError(f"{path} arrived damaged at {platform.node()}")
             try:
                 with atomic_path(place) as work:
-                    _write(work, files)
+                    for name, data in files.items():
+                        (work / name).parent.mkdir(parents=True, exist_ok=True)
+                        (work / name).write_bytes(data.data)
             except OSError as error:
                 raise RunError(
                     f"{platform.node()} cannot keep {path} in {place.parent}: "
@@ -307,28 +312,15 @@ class NodeAgent:
                 ) from error
         return str(place)
 
-    def _drop_old(self) -> None:
-        kept = _got(self._server.digests.remote())
-        for policy in self._policies.iterdir():
-            if policy.name not in kept and not policy.name.startswith("."):
-                shutil.rmtree(policy)
-
     def send_logs(self) -> None:
         """Send what was added to the logs since the last call."""
         with self._sending:
             for file in sorted((self._folder / "logs").glob("*.log")):
-                while self._send_part(file):
-                    pass
-
-    def _send_part(self, file: Path) -> bool:
-        begin = self._sent.get(file.name, 0)
-        with file.open("rb") as stream:
-            stream.seek(begin)
-            data = stream.read(_MOST_LOG_BYTES)
-        if data:
-            _got(self._server.append.remote(self._node, file.name, begin, data))
-            self._sent[file.name] = begin + len(data)
-        return bool(data)
+                with file.open("rb") as stream:
+                    begin = stream.seek(self._sent.get(file.name, 0))
+                    while data := stream.read(_MOST_LOG_BYTES):
+                        _got(self._server.append.remote(self._node, file.name, begin, data))
+                        begin = self._sent[file.name] = begin + len(data)
 
     def _send_on(self) -> None:
         while not self._ends.wait(LOGS_EVERY_S):
@@ -354,12 +346,6 @@ def _read(folder: Path, *, state: bool) -> Files:
         for name, file in files.items()
         if state or not name.startswith(f"{STATE}/")
     }
-
-
-def _write(folder: Path, files: Files) -> None:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data.data)
 
 
 def _digest(files: Files) -> str:

@@ -186,7 +186,9 @@ class _Samples:
         own = of_policy(config, name)
         self.rewards = RewardPipeline(own.rewards)
         self.batch_size = own.learner.batch_size
-        most_replaced = _max_replaced(own)
+        algorithm, most_replaced = own.algorithm, 0  # episodes of groups without advantage, a batch
+        if isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling:
+            most_replaced = round(algorithm.max_replaced * self.batch_size)
         self._dynamic = most_replaced > 0
         self.buffer = make_buffer(
             config.buffer,
@@ -367,11 +369,3 @@ class BufferActor:
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, own in state["policies"].items():
             self._samples[name].load_state_dict(own)
-
-
-def _max_replaced(config: RunConfig) -> int:
-    """Most episodes of groups without advantage that are replaced for one batch."""
-    algorithm = config.algorithm
-    if not (isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling):
-        return 0
-    return round(algorithm.max_replaced * config.learner.batch_size)

@@ -1,4 +1,4 @@
-"""REINFORCE, GRPO and window GRPO without a critic; advantage actor-critic and PPO with one."""
+"""REINFORCE, GRPO and window GRPO without a critic, A2C and PPO with one; supervised learning."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from rlforge.config.schema import (
     ReinforceConfig,
     WindowGrpoConfig,
 )
+from rlforge.config.training import SupervisedConfig
 from rlforge.rewards.sampling import is_constant
 from rlforge.types import Step
 
@@ -209,6 +210,26 @@ class Grpo(PolicyGradient[GrpoConfig]):
         return ratio_loss(inputs, self.config)
 
 
+class Supervised(PolicyGradient[SupervisedConfig]):
+    """-log pi(a_t | s_t) per answer token: the score-function loss at advantage 1, unweighted.
+
+    Its mean is the cross-entropy of the answers. Prompts have no loss. Rewards and the log-probs of
+    an engine are not read.
+
+    Example:
+        >>> Supervised(SupervisedConfig(), max_tokens=64).targets((), None).advantages
+        ()
+    """
+
+    config_class = SupervisedConfig
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        return Targets(advantages=(1.0,) * len(steps), metrics={})
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return score_function_loss(inputs, None)
+
+
 class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
     """The clipped objective on the decisions of a time window, grouped by agent.
 
@@ -224,7 +245,10 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         rewards = [step.reward for step in steps]
-        agents = _by_agent(steps)
+        by_agent: dict[tuple[str, int], list[int]] = {}
+        for index, step in enumerate(steps):
+            by_agent.setdefault((step.game_id, step.player_id), []).append(index)
+        agents = list(by_agent.values())
         compared = [list(range(len(steps)))] if self.config.advantage == "documented" else agents
         advantages = [0.0] * len(steps)
         for group in compared:
@@ -348,11 +372,3 @@ def ratio_loss(inputs: LossInputs, config: RatioConfig) -> TokenLoss:
 
 def _group_metrics(groups: int, constant: int) -> dict[str, float]:
     return {"groups": float(groups), "constant_groups": float(constant)}
-
-
-def _by_agent(steps: Sequence[Step]) -> list[list[int]]:
-    """Indexes of each agent's steps in ``steps``, agents in order of their first."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for index, step in enumerate(steps):
-        groups.setdefault((step.game_id, step.player_id), []).append(index)
-    return list(groups.values())

@@ -154,7 +154,10 @@ def _type(hint: Any) -> str:
 
 def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
     """The keys of a class and of those nested in it. only: a field; None is all."""
-    comments, types = _inherited_comments(cls), hints(cls)
+    comments, types = dict[str, str](), hints(cls)
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            comments |= field_comments(base)
     nested: list[Iterator[Key]] = []
     for field in dataclasses.fields(cls):
         if only not in (None, field.name):
@@ -184,14 +187,6 @@ def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[s
 def _row(key: Key) -> str:
     about = key.meaning.replace("|", "\\|")
     return f"| `{key.name}` | {key.type} | `{key.default}` | {about} |"
-
-
-def _inherited_comments(cls: type) -> dict[str, str]:
-    comments: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            comments |= field_comments(base)
-    return comments
 
 
 HEAD = ["", "| key | type | default | meaning |", "|---|---|---|---|"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,11 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
     return sorted(
         name
         for name in named
-        if any(part in others and part not in own for part in _beginnings(name))
+        if any(
+            part in others and part not in own
+            for part in itertools.accumulate(name.split("."), "{}.{}".format)
+        )
     )
-
-
-def _beginnings(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:

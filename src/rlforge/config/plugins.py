@@ -269,8 +269,8 @@ ALGORITHMS = Kind(
             window_grpo="WindowGrpo",
             a2c="A2c",
             ppo="Ppo",
+            supervised="Supervised",
         ),
-        **_in("algorithms.supervised", supervised="Supervised"),
     },
     needs=("config_class", "targets", "loss"),
 )

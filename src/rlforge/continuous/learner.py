@@ -108,10 +108,13 @@ class WindowLearner:
                 log.warning("window %s: no optimizer step was finite", window_id)
                 await self.restore(parent)
                 return None
+            # Without the names of deployments, which count interrupted ones too.
+            steps = tuple(dataclasses.replace(step, policy_uid="") for step in batch.steps)
+            digest = digest_of_batch(dataclasses.replace(batch, steps=steps))
             facts = {
                 "samples": result.samples,
                 "metrics": dict(result.metrics),
-                "digests": {"batch": _digest(batch), **result.digests},
+                "digests": {"batch": digest, **result.digests},
             }
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
@@ -131,12 +134,6 @@ class WindowLearner:
     def prune(self, protected: Collection[str]) -> None:
         """Delete all but the newest versions, the first and ``protected``."""
         self._retention.prune({*protected, self.standing})
-
-
-def _digest(batch: TrainBatch) -> str:
-    """Of a batch, without the names of deployments, which count interrupted ones too."""
-    steps = tuple(dataclasses.replace(step, policy_uid="") for step in batch.steps)
-    return digest_of_batch(dataclasses.replace(batch, steps=steps))
 
 
 def _checkpoint(path: Path) -> Checkpoint:

@@ -13,7 +13,7 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rlforge.trajectories.columns import decision_row, to_decision
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
-from rlforge.types import Completion, SamplingParams
+from rlforge.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,9 @@ class AnswerLog:
 
         What fails is logged: the client gets its answer in any case.
         """
-        if not self._can_learn(answer):
+        if answer.completion is None or not answer.completion.logprobs:
+            return
+        if _distribution(answer.params) != self._sampling:
             return
         try:
             decision = self._decision(answer)
@@ -116,14 +118,6 @@ class AnswerLog:
 
     # ------------------------------------------------------------ answers
 
-    def _can_learn(self, answer: Answered) -> bool:
-        completion = answer.completion
-        return (
-            completion is not None
-            and bool(completion.logprobs)
-            and _distribution(answer.params) == self._sampling
-        )
-
     def _decision(self, answer: Answered) -> Decision | None:
         """The decision without its outcome; None where ``requests.redact`` keeps nothing."""
         completion = answer.completion
@@ -134,8 +128,13 @@ class AnswerLog:
                 kept: Conversation | None = self._redact(conversation, answer.text)
                 if kept is None:
                     return None
-                if kept != conversation:
-                    conversation, completion = kept, self._reread(completion, kept, answer.tools)
+                if kept != conversation:  # log-probs remain those after the original prompt
+                    conversation = kept
+                    if isinstance(kept, str):
+                        tokens = self._tokenizer.encode(kept, add_special_tokens=False)
+                    else:
+                        tokens = conversation_tokens(self._tokenizer, kept, answer.tools)
+                    completion = dataclasses.replace(completion, prompt_token_ids=tuple(tokens))
         return answer_decision(
             answer.id,
             answer.user,
@@ -147,19 +146,6 @@ class AnswerLog:
             completion,
             self._tokenizer,
         )
-
-    def _reread(
-        self,
-        completion: Completion,
-        conversation: Conversation,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> Completion:
-        """The answer after a redacted prompt; its log-probs remain those after the original."""
-        if isinstance(conversation, str):
-            tokens = self._tokenizer.encode(conversation, add_special_tokens=False)
-        else:
-            tokens = conversation_tokens(self._tokenizer, conversation, tools)
-        return dataclasses.replace(completion, prompt_token_ids=tuple(tokens))
 
     def _keep(self, decision: Decision) -> None:
         row = json.dumps(decision_row(decision))

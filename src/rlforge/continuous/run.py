@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from rlforge.continuous.assembly import Assembly, assembled
-from rlforge.continuous.journal import Journal
 from rlforge.continuous.performance import POLICY
 from rlforge.continuous.policy_side import DEPLOYMENTS, PolicySide, continuous_config
 from rlforge.continuous.trainer import ContinuousTrainer
@@ -60,7 +59,10 @@ class ContinuousRun:
         """Train until all windows are done; measure the policy before and after."""
         assert self._parts is not None, "begin comes first"
         await self._compare("before", self._parts.policy)
-        self._forget_after(self._parts.journal)
+        windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
+        if "after" in measured and (windows is None or self._parts.journal.done() < windows):
+            del measured["after"]  # more windows follow
+            write_json(self._paths.comparison, measured)
         done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
         if done:
             self._comparison = await self._compare("after", self._parts.policy)
@@ -82,11 +84,16 @@ class ContinuousRun:
         if self._parts is None:
             return self._last_summary
         journal, deployments = self._parts.journal, self._parts.policy.deployments
+        # After training, else in the last window.
+        done = [entry for entry in journal.entries() if entry.phase == "done"]
+        mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
+        if "after" in self._comparison:
+            mean = self._comparison["after"]["players"][POLICY]["avg_reward"]
         return {
             "windows": journal.done(),
             "serving": deployments.serving(),
             "comparison": self._comparison,
-            "objective": _objective(self._comparison, journal),
+            "objective": -math.inf if mean is None else float(mean),
         }
 
     async def _continue_from_deployment(self, parts: Assembly) -> None:
@@ -139,14 +146,6 @@ class ContinuousRun:
         """Report what takes the next minutes, as a note and in the display."""
         self._context.note(doing)
         self._context.actors.tracker.log_activity.remote(doing)
-
-    def _forget_after(self, journal: Journal) -> None:
-        """Drop what was measured after training if more windows follow."""
-        windows = self._config.continuous.windows
-        content = read_json(self._paths.comparison)
-        if "after" in content and (windows is None or journal.done() < windows):
-            del content["after"]
-            write_json(self._paths.comparison, content)
 
 
 @contextlib.asynccontextmanager
@@ -201,12 +200,3 @@ def _in_words(comparison: Mapping[str, Any]) -> list[str]:
         f"{name}: {say(before[name])} before, {say(after[name])} after"
         for name, say in _FIGURES.items()
     ]
-
-
-def _objective(comparison: Mapping[str, Any], journal: Journal) -> float:
-    """Mean reward of the policy after training, else in its last window; -inf where unknown."""
-    done = [entry for entry in journal.entries() if entry.phase == "done"]
-    mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
-    if "after" in comparison:
-        mean = comparison["after"]["players"][POLICY]["avg_reward"]
-    return -math.inf if mean is None else float(mean)

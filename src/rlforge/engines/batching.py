@@ -209,21 +209,18 @@ class BatchGenerator(StepGenerator[Generation]):
         prompts = set[tuple[PolicyKey, tuple[int, ...]]]()
 
         def to_read(key: PolicyKey, generation: Generation) -> int:
-            unread, before = self._recall(key, generation), len(prompts)
+            """Gives a request what is kept of its prompt; returns how many tokens it reads."""
+            generation.row, generation.known = self._kept.take(key, generation.prompt)
+            row, known = self._shared.find(key, generation.prompt)
+            if known > generation.known:
+                generation.row, generation.known = row, known
+            before = len(prompts)
             prompts.add((key, generation.prompt))
-            return unread if len(prompts) > before else 0
+            return generation.unread if len(prompts) > before else 0
 
         for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens, to_read):
             admitted.setdefault(key, []).append(generation)
         return admitted
-
-    def _recall(self, key: PolicyKey, generation: Generation) -> int:
-        """Gives a request what is kept of its prompt; returns how many tokens it has to read."""
-        generation.row, generation.known = self._kept.take(key, generation.prompt)
-        row, known = self._shared.find(key, generation.prompt)
-        if known > generation.known:
-            generation.row, generation.known = row, known
-        return generation.unread
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
         """Batches of prompts with similar numbers of tokens to read; equal ones count once.

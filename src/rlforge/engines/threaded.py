@@ -215,10 +215,16 @@ class ThreadedEngine(LocalEngine):
             return False
         results = self._submit(orders.calls)
         if orders.cancelled:
-            self._drop_cancelled()
+            gone = [i for i, caller in self._pending.items() if caller.gone]
+            self._core.cancel(gone)
+            for i in gone:
+                del self._pending[i]
+                self._streams.pop(i, None)
         self._advance_sleep(orders.rest)
         if self._state is not _State.ASLEEP:
-            results += self._step_once()
+            for answer in self._core.step():
+                results.append((self._pending.pop(answer.id), answer.completion, answer.error))
+                self._streams.pop(answer.id, None)
         _deliver(results, self._new_tokens() if self._streams else [])
         return True
 
@@ -255,13 +261,6 @@ class ThreadedEngine(LocalEngine):
                 self._streams[number] = caller
         return refused
 
-    def _drop_cancelled(self) -> None:
-        gone = [i for i, caller in self._pending.items() if caller.gone]
-        self._core.cancel(gone)
-        for i in gone:
-            del self._pending[i]
-            self._streams.pop(i, None)
-
     def _advance_sleep(self, rest: bool) -> None:
         """Makes the transitions that are possible now; answers ``sleep`` and ``wake`` once done."""
         if rest and self._state is _State.AWAKE:
@@ -281,13 +280,6 @@ class ThreadedEngine(LocalEngine):
                 return
             callers, self._turn_callers = self._turn_callers, []
         _deliver([(caller, None, None) for caller in callers], [])
-
-    def _step_once(self) -> list[_Result]:
-        results: list[_Result] = []
-        for answer in self._core.step():
-            results.append((self._pending.pop(answer.id), answer.completion, answer.error))
-            self._streams.pop(answer.id, None)
-        return results
 
     def _new_tokens(self) -> list[_StreamUpdate]:
         """Tokens that streams have not got yet."""

@@ -114,14 +114,16 @@ class ExactGame:
         to 1.
         """
         policy = self._policy(table)
+        start, players = self._game.new_initial_state(), range(self._game.num_players())
         if self._open:
-            return self._by_induction(policy)
+            best = [_value_of(seat, policy, self.key, responds=True)(start) for seat in players]
+            values = [_value_of(seat, policy, self.key, responds=False)(start) for seat in players]
+            return _exploitability(values, best)
         joint = _tabular(policy)
-        start = self._game.new_initial_state()
         values = pyspiel.expected_returns(start, joint, -1, True)
         best = [
             pyspiel.TabularBestResponse(self._game, player, joint).value_from_state(start)
-            for player in range(self._game.num_players())
+            for player in players
         ]
         return _exploitability(values, best)
 
@@ -217,13 +219,6 @@ class ExactGame:
         if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
             raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
         return {number: row.get(action, 0.0) for action, number in known.items()}
-
-    def _by_induction(self, policy: Mapping[str, Mapping[int, float]]) -> Exploitability:
-        players = range(self._game.num_players())
-        start = self._game.new_initial_state()
-        best = [_value_of(player, policy, self.key, responds=True)(start) for player in players]
-        values = [_value_of(player, policy, self.key, responds=False)(start) for player in players]
-        return _exploitability(values, best)
 
 
 def _tabular(policy: Mapping[str, Mapping[int, float]]) -> pyspiel.TabularPolicy:

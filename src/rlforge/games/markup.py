@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -263,7 +263,14 @@ class _Chat:
         written, contents = around[0], []
         for number, after in zip(pieces[1::2], around[1:], strict=True):
             index, content = texts[int(number)]
-            forms = _forms(content)
+            # What a template may make of a content: trimmed, or a text in JSON.
+            trimmed = (content, content.strip(), content.lstrip(), content.rstrip())
+            in_json = (
+                json.dumps(form, ensure_ascii=ascii_only)[1:-1]
+                for form in trimmed[:2]
+                for ascii_only in (False, True)
+            )
+            forms = itertools.chain(trimmed, in_json)
             found = (one for one in forms if text.startswith(f"{one}{after}", len(written)))
             form = next(found, content)
             contents.append((index, len(written), len(written) + len(form)))
@@ -292,12 +299,3 @@ def _apart(message: Mapping[str, Any], trim: Callable[[str], str], kept: bool) -
     reasoning, *_, answer = message["content"].split(_END)
     said = reasoning.rpartition("<think>")[2].strip("\n") if kept else None
     return {**message, _REASONING: said, "content": trim(answer)}
-
-
-def _forms(content: str) -> Iterator[str]:
-    """What a chat template may make of a content: trimmed, or a text in JSON."""
-    trimmed = (content, content.strip(), content.lstrip(), content.rstrip())
-    yield from trimmed
-    for form in trimmed[:2]:
-        yield json.dumps(form, ensure_ascii=False)[1:-1]
-        yield json.dumps(form)[1:-1]

@@ -108,7 +108,12 @@ class TextArenaGame(TurnGame):
         player, text = self._call("get_observation", self._env.get_observation)
         if player not in range(self._spec.num_players):
             raise self._failure("get_observation", f"it is the turn of player {player!r}")
-        observation = text if isinstance(text, str) else _plain(text)
+        observation = text
+        if not isinstance(text, str):  # the messages of a ``-raw`` environment
+            observation = "\n".join(
+                f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {message}"
+                for sender, message, _ in text
+            )
         reason = self._rejections.get(player)
         # Some wrappers hide the error message, and the same prompt would get the same answer.
         if reason is not None and reason not in observation:
@@ -214,14 +219,6 @@ def _problem(env_id: str, num_players: int) -> str | None:
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
         return " ".join(text.replace("*", " ").split())[:200]
     return None
-
-
-def _plain(messages: list[tuple[int, str, Any]]) -> str:
-    """The messages of a ``-raw`` environment as text."""
-    return "\n".join(
-        f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {text}"
-        for sender, text, _ in messages
-    )
 
 
 _GRID_GAMES: dict[str, tuple[GridGame, str]] = {

@@ -87,7 +87,10 @@ class AgentPrompter:
         self._prose: Template | None = None
         self.extraction = asked_form(config.model)
         if config.model.prompt_template != "board":
-            self._prose = _about_markets(self._prompter.template(config.model.prompt_template))
+            template = self._prompter.template(config.model.prompt_template)
+            texts = {name: getattr(template, name) for name in ("user", "later", "system")}
+            ours = {name: text.replace(ANY_GAME, _TRADER) for name, text in texts.items()}
+            self._prose = replace(template, **ours)
         self._constrained = constrained and self._prose is not None
         self._config, self._room = config, longest_prompt(config)
         self._most = market.prompt_chars
@@ -155,10 +158,3 @@ class AgentPrompter:
             return self._prompter.encode("board", view, self.extraction)
         asked = self._prose.render(self._prose.messages(view, _REQUEST), self._tokenizer)
         return asked.text, self._prompter.ids(asked)
-
-
-def _about_markets(template: Template) -> Template:
-    """``template`` with the words of markets where it speaks of any game."""
-    texts = ("user", "later", "system")
-    ours = {name: getattr(template, name).replace(ANY_GAME, _TRADER) for name in texts}
-    return replace(template, **ours)

@@ -68,7 +68,11 @@ class NgramWindow:
         self._count(game)
         self._games_total += 1
         if len(self._games) > self._size:
-            self._discount(self._games.popleft())
+            for gram in self._grams(self._games.popleft()):
+                self._ngrams -= 1
+                self._counts[gram] -= 1
+                if not self._counts[gram]:
+                    del self._counts[gram]
 
     def look(self) -> Coverage:
         """The current counts."""
@@ -90,13 +94,6 @@ class NgramWindow:
             self._counts[gram] += 1
             self._ngrams += 1
             self._ngrams_total += 1
-
-    def _discount(self, game: tuple[str, ...]) -> None:
-        for gram in self._grams(game):
-            self._ngrams -= 1
-            self._counts[gram] -= 1
-            if not self._counts[gram]:
-                del self._counts[gram]
 
     def state_dict(self) -> dict[str, Any]:
         """The games in the window and the totals, as plain data."""

@@ -86,7 +86,8 @@ class ConnectedRanks(Ranks):
         present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
         wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
         for bucket in _buckets(wanted):
-            flat = torch.cat([_gradient(parameter).flatten() for parameter in bucket])
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
             self.sum_(flat)
             parts = torch.split(flat, [parameter.numel() for parameter in bucket])
             for parameter, part in zip(bucket, parts, strict=True):
@@ -136,10 +137,6 @@ def stay_local(host: str) -> None:
     if host.startswith("127."):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

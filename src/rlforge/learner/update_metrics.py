@@ -315,11 +315,16 @@ class Stopwatch:
     def metrics(self, tokens: int, operations: float, devices: int = 1) -> dict[str, float]:
         """Speed since the start, in which ``devices`` together trained ``tokens``."""
         seconds = self._now() - self._started
+        if self._device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        else:  # of this process since its start
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         metrics = {
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
             "tflops": operations / seconds / 1e12,
-            "memory_peak_gb": _peak_bytes(self._device) / 1e9,
+            "memory_peak_gb": peak_bytes / 1e9,
         }
         peak = peak_operations(self._device)
         if peak is not None:
@@ -330,11 +335,3 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Peak memory of the card in this update; on a CPU of this process since its start."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -252,7 +252,15 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
         numbers = numbers if run.whole else numbers[:_LENGTH]
         say(f"updates {numbers[0]} to {numbers[-1]}")
         maker = Updates(run.config, run.dir, run.computed.get("threads"))
-        for made in maker.after(state, _drawn(run, numbers)):
+        drawn = (
+            (
+                number,
+                run.steps[number].get("name", ""),
+                run.batches.get(number) or read_batch(run.batch_file(number)),
+            )
+            for number in numbers
+        )
+        for made in maker.after(state, drawn):
             checked += 1
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
@@ -290,12 +298,6 @@ def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
             numbers.append(number)
         if numbers:
             yield states.get(start), numbers
-
-
-def _drawn(run: RecordedGames, numbers: Iterable[int]) -> Iterator[tuple[int, str, TrainBatch]]:
-    for number in numbers:
-        batch = run.batches.get(number) or read_batch(run.batch_file(number))
-        yield number, run.steps[number].get("name", ""), batch
 
 
 def _update_problem(run: RecordedGames, made: Made) -> str | None:

@@ -301,7 +301,13 @@ def _rewards(run: RecordedGames) -> Check:
     }
     for number, batch in run.batches.items():
         pipeline = pipelines[run.steps[number].get("name", "")]
-        shaped = _shaped(run, batch, pipeline)
+        games = dict.fromkeys(step.game_id for step in batch.steps)
+        shaped = {
+            (step.game_id, step.player_id, step.turn_index): step
+            for record in filter(None, map(run.records.get, games))
+            for episode in pipeline.shape(record, learned_players(record, run.config.collector))
+            for step in episode.steps
+        }
         if any(step.game_id not in run.records for step in batch.steps):
             continue  # no games were saved, or some are missing, which is said elsewhere
         checked += 1
@@ -318,19 +324,6 @@ def _rewards(run: RecordedGames) -> Check:
         problems=tuple(problems),
         notes=tuple(notes),
     )
-
-
-def _shaped(
-    run: RecordedGames, batch: TrainBatch, pipeline: RewardPipeline
-) -> dict[tuple[str, int, int], Step]:
-    """The steps of the games of ``batch``, by game, player and turn."""
-    games = dict.fromkeys(step.game_id for step in batch.steps)
-    return {
-        (step.game_id, step.player_id, step.turn_index): step
-        for record in filter(None, map(run.records.get, games))
-        for episode in pipeline.shape(record, learned_players(record, run.config.collector))
-        for step in episode.steps
-    }
 
 
 def _batch_problem(

@@ -129,7 +129,9 @@ class Collector:
         records = list[GameRecord]()
         while not records or records[-1].error is not None:
             record = await self._play_once(spec, self._legal_tokens)
-            if record.end_reason == "timeout" or _by_chance(record):
+            # Time, or an engine that died: reasons outside of the game.
+            by_chance = (record.error or "").startswith(("TimeoutError", "Engine"))
+            if record.end_reason == "timeout" or by_chance:
                 raise RunError(
                     f"determinism=strict: {spec.env_id} {spec.game_id} did not end by its rules: "
                     f"{record.error or 'it was cut by env.timeout_s'}; raise env.timeout_s and "
@@ -219,8 +221,3 @@ def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, .
     return tuple(
         player for player in record.spec.trained if not filtering or player == record.invalid_by
     )
-
-
-def _by_chance(record: GameRecord) -> bool:
-    """Whether the game failed for a reason outside of itself: time, or an engine that died."""
-    return record.error is not None and record.error.startswith(("TimeoutError", "Engine"))

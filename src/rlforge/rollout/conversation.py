@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
@@ -79,10 +80,11 @@ class Conversation:
 
         Raises ConfigError as ``Prompter.messages`` and ``Prompter.render`` do.
         """
+        room = math.inf if self._room is None else self._room
         whole = question = self._encoded(self.say(view))
         for since_first in (True, False):
             shorter = whole
-            while not self._fits(question) and len(shorter.answers) > 1:
+            while len(question.token_ids) > room and len(shorter.answers) > 1:
                 shorter = _without_older_half(shorter, since_first=since_first)
                 question = self._encoded(shorter)
         return question
@@ -95,9 +97,6 @@ class Conversation:
     def _reply(self, view: View, news: str) -> Message:
         shown = dataclasses.replace(view, news=news)
         return self._prompter.reply(self._template, shown, self._extraction)
-
-    def _fits(self, question: Question) -> bool:
-        return self._room is None or len(question.token_ids) <= self._room
 
     def _encoded(self, question: Question) -> Question:
         """``question`` with its tokens: those of the engine in answers, and what is between."""

@@ -164,21 +164,19 @@ def _of_row(row: Row, tokenizer: Any) -> Iterator[tuple[Prompt, str]]:
     first = 0 if row.get("messages") is not None else len(row["prompt"])
     for index, message in enumerate(said):
         if message["role"] == "assistant" and index >= first:
-            yield _asked(said[:index], tokenizer), _text(message["content"])
+            if not index:
+                raise ValueError("an answer stands before any question")
+            if not tokenizer.chat_template:
+                raise ValueError(
+                    "messages need a chat template, which this tokenizer does not have"
+                )
+            yield by_chat_template(said[:index], "", tokenizer), _text(message["content"])
 
 
 def _text(answer: Any) -> str:
     if not isinstance(answer, str):
         raise ValueError(f"the answer {answer!r} is no text")
     return answer
-
-
-def _asked(messages: Sequence[Message], tokenizer: Any) -> Prompt:
-    if not messages:
-        raise ValueError("an answer stands before any question")
-    if not tokenizer.chat_template:
-        raise ValueError("messages need a chat template, which this tokenizer does not have")
-    return by_chat_template(messages, "", tokenizer)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -124,7 +124,12 @@ async def _play_past(
     for then in past:
         given = partial(_given, answer, then.completion)
         turn = await _play_turn(spec, game, turns, given, None)
-        _check_repeats(spec, len(turns) + 1, turn, then)
+        for what in ("player_id", "observation", "action", "legal"):
+            if getattr(turn, what) != getattr(then, what):
+                raise GameError(
+                    f"{spec.env_id}: turn {len(turns) + 1} does not repeat: its {what} is "
+                    f"{getattr(turn, what)!r}, in the record {getattr(then, what)!r}"
+                )
         turns.append(turn)
     turns[:] = [
         dataclasses.replace(turn, legal_tokens=()) if turn.legal_tokens else turn for turn in past
@@ -154,16 +159,6 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
 def seed_of(text: str) -> int:
     """A seed that follows from ``text``, from 0 to 2⁶³ − 1."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _check_repeats(spec: GameSpec, number: int, turn: Turn, past: Turn) -> None:
-    """Raises GameError where turn ``number`` is not what it was in the past."""
-    for what in ("player_id", "observation", "action", "legal"):
-        if getattr(turn, what) != getattr(past, what):
-            raise GameError(
-                f"{spec.env_id}: turn {number} does not repeat: its {what} is "
-                f"{getattr(turn, what)!r}, in the record {getattr(past, what)!r}"
-            )
 
 
 async def _play_turn(

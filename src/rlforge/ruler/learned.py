@@ -115,8 +115,11 @@ class LearnedScorer(abc.ABC):
             if self.memory.knows(window.id):
                 continue
             features, rewards = self._known(window)
-            if (judged := self._forecast(features)) is not None:
-                forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
+            if self.config.features == STATE_ACTION and len(features) > 1:
+                # Scores without these outcomes, which are in no other features.
+                judged = self.judge(features, [None] * len(features))
+                if judged is not None:
+                    forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
             added += self.memory.add(window.id, features, rewards)
         self._fitted &= not added
         self._unsaved |= added > 0 and self._path is not None
@@ -140,12 +143,6 @@ class LearnedScorer(abc.ABC):
         return featurize(shown, self.config.features), np.array(
             [rewards[place] for place in known], dtype=np.float64
         )
-
-    def _forecast(self, features: Floats) -> Judgement | None:
-        """Scores without these outcomes; None if the features contain the outcome."""
-        if self.config.features != STATE_ACTION or len(features) < 2:
-            return None
-        return self.judge(features, [None] * len(features))
 
     def _save(self) -> None:
         if self._path is None or not self._unsaved:

@@ -76,7 +76,10 @@ class PreferenceScorer(LearnedScorer):
         pairs = self._pairs(rewards, "") if own else _NO_PAIRS
         if self._weights is None and not len(pairs):
             return None
-        contributions = self._contributions(features)
+        # Each feature's part of each strength, [n, features].
+        contributions: Floats = np.zeros_like(features)
+        if self._weights is not None and self._scale is not None:
+            contributions = self._scale.standardise(features) * self._weights
         learned = contributions.sum(axis=1)
         games = 2 * len(pairs) / len(learned)  # of a decision, on average
         strengths = fit_strengths(pairs, learned, prior_games=games * MODEL_WEIGHT)
@@ -91,13 +94,6 @@ class PreferenceScorer(LearnedScorer):
             ],
             metrics={"pairs": float(len(pairs)), "learned_pairs": float(self._learned_pairs)},
         )
-
-    def _contributions(self, features: Floats) -> Floats:
-        """Each feature's part of each strength, shape [n, features]; 0 without a model."""
-        if self._weights is None or self._scale is None:
-            return np.zeros_like(features)
-        added: Floats = self._scale.standardise(features) * self._weights
-        return added
 
     def _pairs(self, rewards: Sequence[float | None], salt: str) -> Pairs:
         return generate_pairs(

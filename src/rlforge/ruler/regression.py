@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
@@ -55,7 +54,11 @@ class RegressionScorer(LearnedScorer):
             if len(known) < _FEWEST:
                 return None
             seen = np.array([rewards[i] for i in known], dtype=np.float64)
-            predicted = self._cross_fitted(features, known, seen)
+            predicted = np.asarray(self._make_model().fit(features[known], seen).predict(features))
+            # Of decisions with a reward by models that did not see it.
+            folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
+            one = self._make_model()
+            predicted[known] = cross_val_predict(one, features[known], seen, cv=folds)
         deviation = float(seen.std())
         spread = self.config.temperature * deviation if deviation > 1e-9 else 1.0
         return Judgement(
@@ -66,13 +69,6 @@ class RegressionScorer(LearnedScorer):
                 "mean_predicted_reward": float(predicted.mean()),
             },
         )
-
-    def _cross_fitted(self, features: Floats, known: NDArray[np.intp], seen: Floats) -> Floats:
-        """Predictions of decisions by models that did not see their own reward."""
-        predicted = np.asarray(self._make_model().fit(features[known], seen).predict(features))
-        folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
-        predicted[known] = cross_val_predict(self._make_model(), features[known], seen, cv=folds)
-        return predicted
 
     def _make_model(self) -> Any:
         if self.config.regression.model == "gradient_boosting":

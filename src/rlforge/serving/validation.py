@@ -69,7 +69,9 @@ class Validator:
             return f"{len(files)} files"
 
         async def load() -> str:
-            answers.extend(await self._ask(candidate))
+            engine = self._engine
+            asked = (engine.generate(p.prompt_token_ids, p.params, candidate) for p in self._probes)
+            answers.extend(await asyncio.gather(*asked))
             return "the engine loaded it"
 
         async def read_answers() -> str:
@@ -104,11 +106,6 @@ class Validator:
                 checks.append(Check(name=name, passed=False, detail=str(error)))
                 break
         return Report(checks=tuple(checks), files=files)
-
-    async def _ask(self, policy: PolicyRef) -> list[Completion]:
-        return await asyncio.gather(
-            *(self._engine.generate(p.prompt_token_ids, p.params, policy) for p in self._probes)
-        )
 
     def _check_format(self, answers: Sequence[Completion]) -> str:
         read = [p.well_formed(a.text) for p, a in zip(self._probes, answers, strict=True)]

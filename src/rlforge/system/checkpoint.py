@@ -33,6 +33,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlforge.errors import CheckpointError
 from rlforge.system.files import readable_size, says_full_disk, sync
 from rlforge.types import value
@@ -323,13 +325,7 @@ def _is_leftover(path: Path) -> bool:
         return False
     if match["host"] != socket.gethostname():
         return time.time() - path.stat().st_mtime > _ABANDONED_S
-    try:
-        os.kill(int(match["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    return not psutil.pid_exists(int(match["pid"]))
 
 
 def _describe(directory: Path) -> dict[str, FileEntry]:

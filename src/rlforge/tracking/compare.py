@@ -146,20 +146,17 @@ def compare(paths: Sequence[Path]) -> Comparison:
     configurations = tuple(map(_configuration, groups.values()))
     runs = [run for one in configurations for run in one.runs]
     best = best_of(runs)
+    folders = [path.parent for path in paths]
+    try:  # the nearest folder above, as the user wrote it where that is possible
+        folder = os.path.commonpath(folders) or "."
+    except ValueError:  # some are absolute
+        folder = os.path.commonpath([one.absolute() for one in folders])
     return Comparison(
-        folder=_common([path.parent for path in paths]),
+        folder=folder,
         keys=tuple(keys),
         configurations=configurations,
         best=None if best is None else best.path,
     )
-
-
-def _common(folders: Sequence[Path]) -> str:
-    """The nearest folder above, as the user wrote it where that is possible."""
-    try:
-        return os.path.commonpath(folders) or "."
-    except ValueError:  # some are absolute
-        return os.path.commonpath([folder.absolute() for folder in folders])
 
 
 def best_of(candidates: Sequence[T]) -> T | None:

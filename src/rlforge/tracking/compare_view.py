@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.tracking.compare import ComparedRun, Comparison, Configuration, Result, best_of
+from rlforge.tracking.compare import ComparedRun, Comparison, Result, best_of
 from rlforge.tracking.formatting import NOTHING, duration, number, percent
 from rlforge.types import value
 
@@ -62,7 +62,18 @@ def of_runs(comparison: Comparison) -> list[Line]:
 def of_seeds(comparison: Comparison) -> list[Line]:
     """A line per configuration, where one has several runs."""
     best = best_of(comparison.seeds)
-    return [_of_configuration(one, one is best) for one in comparison.seeds]
+    return [
+        Line(
+            name=f"n={one.counted}{f' of {len(one.runs)}' * (one.counted != len(one.runs))}",
+            status="",
+            done="",
+            wall=duration(one.wall_s),
+            settings=dict(one.settings),
+            results={result.name: result_text(result) for result in one.results},
+            best=one is best,
+        )
+        for one in comparison.seeds
+    ]
 
 
 def _of_run(comparison: Comparison, run: ComparedRun) -> Line:
@@ -74,19 +85,6 @@ def _of_run(comparison: Comparison, run: ComparedRun) -> Line:
         settings=dict(run.settings),
         results={result.name: result_text(result) for result in run.results},
         best=run.path == comparison.best,
-    )
-
-
-def _of_configuration(one: Configuration, best: bool) -> Line:
-    of = "" if one.counted == len(one.runs) else f" of {len(one.runs)}"
-    return Line(
-        name=f"n={one.counted}{of}",
-        status="",
-        done="",
-        wall=duration(one.wall_s),
-        settings=dict(one.settings),
-        results={result.name: result_text(result) for result in one.results},
-        best=best,
     )
 
 

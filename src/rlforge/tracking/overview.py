@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rlforge.errors import ConfigError
 from rlforge.tracking.files import RunPaths, read_jsonl, runs_below
@@ -41,10 +40,21 @@ def overview(folder: Path) -> list[RunRow]:
 def run_row(path: Path) -> RunRow:
     """The run in ``path``; of a folder without one, that it is not started."""
     run = RunPaths(root=path)
+    result = ""
     if windows := read_jsonl(run.windows):
-        result = _of_window(windows[-1])
-    else:
-        result = _of_evaluations(read_jsonl(run.evals))
+        row = windows[-1]
+        reward, control = row["policy_reward"], row["control_reward"]
+        if reward is None:
+            result = str(row["reason"])
+        else:
+            result = f"reward {reward:.3f}" + (
+                "" if control is None else f", control {control:.3f}"
+            )
+    elif rows := read_jsonl(run.evals):
+        newest = rows[-1]["policy_uid"]
+        rates = {row["opponent"]: row["win_rate"] for row in rows if row["policy_uid"] == newest}
+        won = ", ".join(f"{percent(rate, 0)} vs {name}" for name, rate in rates.items())
+        result = f"{newest}: {won}"
     status, done = how_far(run)
     return RunRow(path=str(path), status=status, done=done, result=result)
 
@@ -61,21 +71,3 @@ def how_far(run: RunPaths) -> tuple[str, str]:
     if status == "not started" and (run.root / FAILED).is_file():
         status = "failed"
     return status, f"{done} {unit}" if total is None else f"{done}/{total} {unit}"
-
-
-def _of_evaluations(rows: list[dict[str, Any]]) -> str:
-    """Win rates of the version that was evaluated last."""
-    if not rows:
-        return ""
-    last = [row for row in rows if row["policy_uid"] == rows[-1]["policy_uid"]]
-    rates = {row["opponent"]: row["win_rate"] for row in last}
-    won = ", ".join(f"{percent(rate, 0)} vs {name}" for name, rate in rates.items())
-    return f"{rows[-1]['policy_uid']}: {won}"
-
-
-def _of_window(row: dict[str, Any]) -> str:
-    """The reward of the policy in a window, and that of the control agents."""
-    reward, control = row["policy_reward"], row["control_reward"]
-    if reward is None:
-        return str(row["reason"])
-    return f"reward {reward:.3f}" + ("" if control is None else f", control {control:.3f}")

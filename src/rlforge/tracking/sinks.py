@@ -303,21 +303,16 @@ def check_sinks(config: TrackerConfig) -> list[Sink]:
 
     Raises ConfigError where a package is missing, and for W&B without a key to go online.
     """
-    sinks = [*_own_sinks(config), *further_sinks(config)]
-    for sink in sinks:
-        if (check := getattr(sink, "check", None)) is not None:
-            check()
-    return sinks
-
-
-def _own_sinks(config: TrackerConfig) -> list[Sink]:
-    """Those that have keys of their own."""
     sinks: list[Sink] = [JsonlSink()]
     if config.tensorboard:
         sinks.append(TensorBoardSink())
     if config.wandb_project is not None:
         project, mode = config.wandb_project, config.wandb_mode
         sinks.append(WandbSink(project, mode, group=config.group, tags=config.tags))
+    sinks += further_sinks(config)
+    for sink in sinks:
+        if (check := getattr(sink, "check", None)) is not None:
+            check()
     return sinks
 
 

@@ -20,6 +20,7 @@ from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
+from rlforge.tracking.game_files import sample_turns
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
     ALARMS,
@@ -35,7 +36,6 @@ from rlforge.tracking.progress import (
     WinRateRow,
     match_rows,
 )
-from rlforge.tracking.sample_games import sample_turns
 from rlforge.tracking.sinks import Sink, TakesAdapters, TakesTables, make_sinks, next_step
 from rlforge.types import Alarm, EvalResult, ExactResult, GameRecord, UpdateResult
 

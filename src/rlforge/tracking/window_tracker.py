@@ -149,10 +149,12 @@ def window_line(row: Row, total: int | None) -> str:
     count = f"{row['window']}/{total}" if total else str(row["window"])
     parts = [f"window {count} {row['window_id']}: {row['trajectories']} decisions"]
     if row["policy_reward"] is not None:
-        parts.append(
-            f"policy reward {row['policy_reward']:.3f}{_to_control(row)}, "
-            f"wins {percent(row['win_rate'], 1)}"
-        )
+        reward = f"policy reward {row['policy_reward']:.3f}"
+        if row["reward_difference"] is not None:
+            low, high = row["reward_difference_low"], row["reward_difference_high"]
+            difference = f"{row['reward_difference']:+.3f} to the control"
+            reward += f" ({difference}, {low:+.3f} to {high:+.3f})"
+        parts.append(f"{reward}, wins {percent(row['win_rate'], 1)}")
     if row["version"] is not None:
         trained = int(row["batch/trained_decisions"])
         parts.append(f"{row['version']} trained on {trained}, loss {number(row['training_loss'])}")
@@ -161,14 +163,6 @@ def window_line(row: Row, total: int | None) -> str:
     else:
         parts.append(f"nothing trained: {row['reason']}")
     return ", ".join(parts)
-
-
-def _to_control(row: Row) -> str:
-    """The difference to the control agents, with its interval."""
-    if row["reward_difference"] is None:
-        return ""
-    low, high = row["reward_difference_low"], row["reward_difference_high"]
-    return f" ({row['reward_difference']:+.3f} to the control, {low:+.3f} to {high:+.3f})"
 
 
 def _update_row(row: Row, update: Row) -> dict[str, Any]:

@@ -48,12 +48,14 @@ def _windows(p: Progress, width: int) -> RenderableType:
     titles = [title for title, least in _COLUMNS.items() if width >= least]
     table = table_of(("window", "left"), *((title, "right") for title in titles[1:]))
     for row in p.windows[-_ROWS:]:
+        unknown = row.low is None or row.high is None
+        interval = "–" if unknown else f"{row.low:+.3f} {row.high:+.3f}"
         cells: dict[str, RenderableType] = {
             "window": Text(row.window_id),
             "decisions": count(row.decisions),
             "reward": Text(number(row.reward, 3), style="bold"),
             "to control": _difference(row),
-            "95% CI": Text(_interval(row), style="dim"),
+            "95% CI": Text(interval, style="dim"),
             "wins": percent(row.win_rate),
             "trained": count(row.trained),
             "version": _version(row),
@@ -79,12 +81,6 @@ def _difference(row: WindowRow) -> Text:
         return Text("–", style="dim")
     sure = row.low is not None and row.high is not None and significant((row.low, row.high))
     return signed(f"{row.difference:+.3f}", row.difference, sure)
-
-
-def _interval(row: WindowRow) -> str:
-    if row.low is None or row.high is None:
-        return "–"
-    return f"{row.low:+.3f} {row.high:+.3f}"
 
 
 def _version(row: WindowRow) -> Text:

@@ -215,8 +215,9 @@ class Evaluations:
         if self._planned is not None:  # its games have all slots, and come first in the record
             await self._planned
         while True:
-            if (dealt := self._next_game()) is not None:
-                evaluation, spec = dealt
+            dealt = ((one, spec) for one in self._open if (spec := one.next_game()) is not None)
+            if (game := next(dealt, None)) is not None:
+                evaluation, spec = game
                 [record] = await self._play(collector, [spec])
                 await self._played([record])
                 evaluation.add(record)
@@ -226,12 +227,6 @@ class Evaluations:
             else:
                 self._more.clear()
                 await self._more.wait()
-
-    def _next_game(self) -> tuple[OpenEvaluation, GameSpec] | None:
-        for evaluation in self._open:
-            if (spec := evaluation.next_game()) is not None:
-                return evaluation, spec
-        return None
 
 
 def _newest(seated: Sequence[Checkpoint]) -> Checkpoint:

@@ -6,7 +6,7 @@ and the batch of an update follows from its number alone, so a resumed run conti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any
@@ -18,7 +18,6 @@ from rlforge.rollout.demonstrations import batch_of, load_samples
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
-from rlforge.types import Step, TrainBatch
 
 #: Metrics of an update that say nothing about given answers: they have no rewards, no version that
 #: sampled them, and the loss for entropy.
@@ -64,10 +63,13 @@ class SupervisedRun:
 
     async def run(self) -> bool:
         """Update until ``data.epochs`` are over; save and measure every ``learner.save_every``."""
-        settings = self._config.learner
+        settings, samples = self._config.learner, self._samples.train
         self._actors.tracker.log_activity.remote("learning")
         while self._version < self._total and not self._interrupted:
-            batch = _batch(self._samples.train, self._version, settings.batch_size, self._config)
+            size = settings.batch_size  # the next ones of passes in random order
+            epoch, place = divmod(self._version * size, len(samples))
+            order = islice(_order(len(samples), epoch, self._config.seed), place, place + size)
+            batch = batch_of(samples[index] for index in order)
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
             last = self._version == self._total
@@ -129,14 +131,6 @@ def _in_words(measured: Mapping[str, float]) -> str:
         f"held-out loss {measured['validation_loss']:.4f}, probability of an answer "
         f"{measured['validation_answer_prob']:.4f}"
     )
-
-
-def _batch(samples: Sequence[Step], version: int, size: int, config: SftConfig) -> TrainBatch:
-    """The batch of the update after ``version``: the next ``size`` of passes in random order."""
-    start = version * size
-    epoch, place = divmod(start, len(samples))
-    orders = islice(_order(len(samples), epoch, config.seed), place, place + size)
-    return batch_of(samples[index] for index in orders)
 
 
 def _order(length: int, epoch: int, seed: int) -> Iterator[int]:

@@ -6,11 +6,10 @@ struct of their type. Floats keep 64 bits, so that values are read back exactly.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -110,13 +109,19 @@ def to_decisions(table: pa.Table) -> list[Decision]:
     Equal JSON texts, as the next state of one decision and the state of the following one, share
     one object.
     """
-    parsed = _Parser()
-    with _collector_paused():
+    parsed, collects = _Parser(), gc.isenabled()
+    # Thousands of states are a million small objects, none of them garbage: to walk them again and
+    # again would take as long as to parse them.
+    gc.disable()
+    try:
         return [
             to_decision(row, parsed)
             for batch in table.to_batches(max_chunksize=1024)
             for row in batch.to_pylist()
         ]
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Parser(dict[str, Any]):
@@ -152,22 +157,6 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
         observation=row.get("observation") or "",
         completion=None if completion is None else _COMPLETION.decode(completion),
     )
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection while the block runs.
-
-    Thousands of states are a million small objects, none of them garbage; the collector would walk
-    them repeatedly, which takes as long as parsing them.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _result_columns(who: str, result: Result | None) -> dict[str, Any]:

@@ -219,11 +219,12 @@ def _card(rows: int, windows: int) -> str:
         places = [{"split": "train", "path": f"{folder}/*.parquet"}]
         return {"config_name": name, "data_files": places}
 
+    sizes = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
     head = {
         "pretty_name": "Decisions of agents",
         "task_categories": ["reinforcement-learning"],
         "tags": ["rlforge", "trajectories"],
-        "size_categories": [_size_category(rows)],
+        "size_categories": [next((sizes[most] for most in sizes if rows < most), "n>10M")],
         "configs": [
             files("default", "data") | {"default": True},
             *([files("windows", "windows")] if windows else []),
@@ -242,13 +243,6 @@ def _card(rows: int, windows: int) -> str:
         "agent = dataset.filter(lambda x: x['agentId'] == 'agent-123')\n"
         f"{metrics if windows else ''}"
         "```\n"
-    )
-
-
-def _size_category(rows: int) -> str:
-    steps = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100K<n<1M"))
-    return next(
-        (name for most, name in steps if rows < most), "1M<n<10M" if rows < 1e7 else "n>10M"
     )
 
 

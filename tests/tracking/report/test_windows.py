@@ -7,7 +7,6 @@ import pytest
 
 from rlforge.tracking.report import windows
 from rlforge.tracking.report.data import load_run
-from rlforge.tracking.report.decisions import sample_decisions
 
 
 def figures(reward, decisions=400):
@@ -127,16 +126,16 @@ def test_decisions_of_the_newest_and_the_first_window_are_shown(run):
     newest = {"window": "12:00", "decisions": [decision("refused", "[what]")]}
     path = run.paths.decisions
     path.write_text(json.dumps({"first": first, "newest": newest}))
-    html = str(sample_decisions(load_run(run.paths.root)))
+    html = str(windows.sample_decisions(load_run(run.paths.root)))
     assert html.index("Newest window, 12:00") < html.index("First window, 10:00")
     assert "reward 0.25, profit -1.50, score 0.75: it waits" in html
     assert "no action &amp; no reason" in html
     assert "Minute 5 &lt;b&gt;" in html
     assert 'class="turn loss wrong"' in html
     path.write_text(json.dumps({"first": newest, "newest": newest}))
-    assert "First window" not in str(sample_decisions(load_run(run.paths.root)))
+    assert "First window" not in str(windows.sample_decisions(load_run(run.paths.root)))
     path.unlink()
-    assert sample_decisions(load_run(run.paths.root)) is None
+    assert windows.sample_decisions(load_run(run.paths.root)) is None
 
 
 def test_scores_that_never_change_are_folded(run):

@@ -101,7 +101,9 @@ def _grid_lessons(states: list[State], first: Grid, tokenizer: Any) -> Lessons:
 
     # A row's token follows from its cells: 0 free, 1 mine, 2 theirs, as digits to base 3.
     digits = (mine + 2 * theirs.astype(np.int64)) @ 3 ** np.arange(cols)
-    table = _row_tokens(first, tokenizer)
+    patterns = [spaced_words(board)[1:-1] for board in _row_boards(first)]
+    # [rows, 3 ** cols]: the token of each row of cells, in each place.
+    table = np.array([[token_id(tokenizer, word) for word in words] for words in patterns]).T
     copies = len(free) // len(grids)
     empty = Grid(game=first.game, rows=rows, cols=cols, me=0, op=0)
     name, *_, end = tokenizer.encode(grid_board(empty), add_special_tokens=False)
@@ -145,12 +147,6 @@ def _row_boards(grid: Grid) -> list[str]:
             grid_board(Grid(game=grid.game, rows=grid.rows, cols=grid.cols, me=me, op=op))
         )
     return boards
-
-
-def _row_tokens(grid: Grid, tokenizer: Any) -> _Ints:
-    """[rows, 3 ** cols]: the token of each row of cells, in each place."""
-    patterns = [spaced_words(board)[1:-1] for board in _row_boards(grid)]
-    return np.array([[token_id(tokenizer, word) for word in words] for words in patterns]).T
 
 
 def _board(view: View) -> str:

@@ -270,11 +270,6 @@ def _head_number(job: LearnerJob) -> int:
     return 4 if job.fp32_head else job.compute_bytes
 
 
-def last_norm_workspace(job: LearnerJob) -> int:
-    """Gradients around the last norm: five float32 tensors [n, H], one of them for the layers."""
-    return 20 * job.shape.hidden * job.tokens
-
-
 def layer_workspace(job: LearnerJob) -> int:
     """Temporaries while one layer's gradient is computed, at their peak in down_proj.
 
@@ -332,5 +327,7 @@ def pass_bytes(job: LearnerJob) -> tuple[int, int]:
     The peak comes at the head, with everything kept, or in the backward pass of the last layer.
     """
     head = logits_bytes(job) + head_bytes(job)
-    at_head = final_bytes(job) + max(head, last_norm_workspace(job))
+    # Around the last norm: five float32 tensors [n, H], one of them for the layers.
+    last_norm = 20 * job.shape.hidden * job.tokens
+    at_head = final_bytes(job) + max(head, last_norm)
     return kept_bytes(job), max(at_head, in_layer_bytes(job))

@@ -140,18 +140,13 @@ def _shared(shape: ModelShape) -> list[str]:
 def _longest_answers(shape: ModelShape, card: int, *, alternate: bool) -> str:
     """Cells for the longest answers and how many of them run at once."""
     for length in LENGTHS:
-        sequences = _sequences(shape, card, length, alternate=alternate)
-        if sequences >= LEAST_SEQUENCES:
-            return f"{length:,} | {sequences}"
+        config = with_engine(RunConfig(), max_model_len=length)
+        config = with_learner(config, gradient_checkpointing=True, micro_batch_tokens=length)
+        config = with_turns(config) if alternate else config
+        plan = make_plan(config, shape, SHARED, card * GIB, bf16=True)
+        if not plan.excess and plan.sequences >= LEAST_SEQUENCES:
+            return f"{length:,} | {plan.sequences}"
     return "does not fit | "
-
-
-def _sequences(shape: ModelShape, card: int, length: int, *, alternate: bool) -> int:
-    config = with_engine(RunConfig(), max_model_len=length)
-    config = with_learner(config, gradient_checkpointing=True, micro_batch_tokens=length)
-    config = with_turns(config) if alternate else config
-    plan = make_plan(config, shape, SHARED, card * GIB, bf16=True)
-    return 0 if plan.excess else plan.sequences
 
 
 def _tokens(number: int) -> str:

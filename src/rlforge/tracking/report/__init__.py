@@ -1,8 +1,7 @@
 """``report.html``: curves, tables and games of a run, in one file that opens offline.
 
-``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` and
-``decisions`` make the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the
-style sheet.
+``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows``
+make the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
-from rlforge.tracking.report.decisions import sample_decisions
 from rlforge.tracking.report.games import analysed, sample_games
 from rlforge.tracking.report.html import Html, check_page, el, write_page
 from rlforge.tracking.status import why_it_ended
@@ -32,15 +30,12 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     check_page(target)
     run = load_run(run_dir)
     top, *sections = _of_windows(run) if run.continuous else _of_games(run)
-    body = el("body", top, _warnings(run), *sections)
-    return write_page(target or run.paths.report, f"{run.name}: rlforge report", body)
-
-
-def _warnings(run: RunData) -> Html | None:
-    """What a reader must know before any figure: why the run ended, and what its files lack."""
+    # What a reader must know before any figure: why the run ended, and what its files lack.
     ending = why_it_ended(run.summary)
     found = [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in run.damage)]
-    return el("div", *(el("p", each, cls="bad") for each in found), role="alert") if found else None
+    warnings = el("div", *(el("p", each, cls="bad") for each in found), role="alert")
+    body = el("body", top, warnings if found else None, *sections)
+    return write_page(target or run.paths.report, f"{run.name}: rlforge report", body)
 
 
 def _of_games(run: RunData) -> list[Html | None]:
@@ -72,6 +67,6 @@ def _of_windows(run: RunData) -> list[Html | None]:
         windows.listed(run),
         curves.learner(run),
         windows.scoring(run),
-        sample_decisions(run),
+        windows.sample_decisions(run),
         tables.made_by(run),
     ]

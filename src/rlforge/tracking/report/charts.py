@@ -114,7 +114,9 @@ def figure(chart: Chart) -> Html | None:
     shown = chart.shown
     if not shown:
         return None
-    return el("figure", el("figcaption", chart.caption), _legend(shown), _plot(chart, shown))
+    entries = [el("li", el("i", cls=f"key {one.colour}"), one.name) for one in shown]
+    legend = el("ul", *entries, cls="legend") if len(shown) > 1 else None
+    return el("figure", el("figcaption", chart.caption), legend, _plot(chart, shown))
 
 
 def y_ticks(chart: Chart, shown: Sequence[Series]) -> list[float]:
@@ -333,13 +335,6 @@ def _hover(
         for x, start, end in zip(xs, starts, ends, strict=True)
         if x in rows
     ]
-
-
-def _legend(shown: Sequence[Series]) -> Html | None:
-    if len(shown) < 2:
-        return None
-    entries = [el("li", el("i", cls=f"key {one.colour}"), one.name) for one in shown]
-    return el("ul", *entries, cls="legend")
 
 
 def _px(place: float) -> str:

@@ -50,22 +50,17 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
     found = compare(runs)
     target = output or Path(found.folder) / "comparison.html"
     title = Path(found.folder).name or "comparison"
-    drawn = _drawn(found)
+    ranked = [*found.configurations]  # with curves: the first, or the best where colours run out
+    if len(ranked) > COLOURS and best_of(ranked) is not None:
+        ranked.sort(key=lambda one: -float("inf") if one.objective is None else one.objective)
+        ranked.reverse()
+    drawn = ranked[:COLOURS]
     ended = sum(run.status == "done" for run in found.runs)
     state = f"{ended} of {len(found.runs)} runs done. "
     best = el("code", f"Best objective: {found.best}.") if found.best else None
     top = el("header", el("h1", title), el("p", state, best))
     body = el("body", top, _tables(found, drawn, target), *_curves(found, drawn))
     return write_page(target, f"{title}: rlforge comparison", body)
-
-
-def _drawn(found: Comparison) -> list[Configuration]:
-    """The configurations with curves: the first, or the best where colours are too few for all."""
-    ranked = [*found.configurations]
-    if len(ranked) > COLOURS and best_of(ranked) is not None:
-        ranked.sort(key=lambda one: -float("inf") if one.objective is None else one.objective)
-        ranked.reverse()
-    return ranked[:COLOURS]
 
 
 def _tables(found: Comparison, drawn: Sequence[Configuration], target: Path) -> Html:

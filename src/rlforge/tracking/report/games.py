@@ -103,22 +103,13 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
             if game.spec.env.outcome(game.rewards, focus.player_id) == result:
                 chosen[f"Evaluation: a {result} of {focus.policy.uid}"] = game
                 break
-    return _without_repeats(chosen)
+    # In short runs, several titles stand for the same game: the first is kept.
+    first = {game.spec.game_id: title for title, game in reversed(chosen.items())}
+    return {title: game for title, game in chosen.items() if first[game.spec.game_id] == title}
 
 
 def _focus(game: GameIndex) -> Seat:
     return next(seat for seat in game.spec.seats if seat.player_id == game.spec.focus)
-
-
-def _without_repeats(chosen: dict[str, GameIndex]) -> dict[str, GameIndex]:
-    """In short runs, several titles stand for the same game: keep the first."""
-    seen: set[str] = set()
-    kept = {}
-    for title, game in chosen.items():
-        if game.spec.game_id not in seen:
-            seen.add(game.spec.game_id)
-            kept[title] = game
-    return kept
 
 
 def _card(title: str, record: GameRecord) -> Html:

@@ -43,7 +43,16 @@ def write_ladder_page(target: Path, card: LadderCard) -> Path:
         section("Scores", ABOUT_SCORES, _scores(card), _pairings(card)),
         section("Cycles", _ABOUT_CYCLES, *_sentences(cycle_text(card))),
         section("First move", _ABOUT_FIRST_MOVE, *_sentences(first_move_text(card))),
-        section("Neighbours", _ABOUT_NEIGHBOURS, _neighbours(card)),
+        section(
+            "Neighbours",
+            _ABOUT_NEIGHBOURS,
+            table(
+                ["stronger", "weaker", "score", "games"],
+                neighbour_texts(card),
+                "Games that separate neighbours",
+                names=2,
+            ),
+        ),
         section("How to check it", _ABOUT_CHECKS, _members(card), _rules(card)),
     )
     return write_page(target, title, body)
@@ -164,11 +173,6 @@ def _pairings(card: LadderCard) -> Html:
         for one in card.pairings
     ]
     return fold("Games of each pairing", table(heads, rows, "Games of each pairing", names=2))
-
-
-def _neighbours(card: LadderCard) -> Html:
-    heads = ["stronger", "weaker", "score", "games"]
-    return table(heads, neighbour_texts(card), "Games that separate neighbours", names=2)
 
 
 def _members(card: LadderCard) -> Html:
