@@ -239,20 +239,17 @@ def _transforms() -> list[str]:
     lines: list[str] = []
     for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
         lines += [f"### `{kind.key}`", "", "| name | parameters | effect |", "|---|---|---|"]
-        ours = (row.name for row in kind.rows() if row.origin == "rlforge")
-        lines += [_transform_row(name, kind.find(name)) for name in ours]
+        for name in (row.name for row in kind.rows() if row.origin == "rlforge"):
+            transform = kind.find(name)
+            parameters = [
+                f"`{field.name}: {field.type}{_given(field)}`".replace("|", "\\|")
+                for field in dataclasses.fields(transform)
+                if field.init
+            ]
+            about = (inspect.getdoc(transform) or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{name}` | {', '.join(parameters) or '–'} | {about} |")
         lines.append("")
     return lines
-
-
-def _transform_row(name: str, transform: Any) -> str:
-    parameters = [
-        f"`{field.name}: {field.type}{_given(field)}`".replace("|", "\\|")
-        for field in dataclasses.fields(transform)
-        if field.init
-    ]
-    about = (inspect.getdoc(transform) or "").split("\n\n")[0].replace("\n", " ")
-    return f"| `{name}` | {', '.join(parameters) or '–'} | {about} |"
 
 
 def _given(field: dataclasses.Field[Any]) -> str:

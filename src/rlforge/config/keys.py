@@ -77,7 +77,8 @@ def alike(key: str, known: Sequence[str]) -> str:
     """
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]
-    found = found or [one for one, name in last.items() if _initials(name) == key]
+    initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
+    found = found or [one for one in last if initials[one] == key]
     if 0 < len(found) <= _MOST_ALIKE:
         return f"; did you mean {', '.join(found)}?"
     return nearest(key, known)
@@ -85,7 +86,3 @@ def alike(key: str, known: Sequence[str]) -> str:
 
 #: More keys than these are no suggestion.
 _MOST_ALIKE = 4
-
-
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.split("_"))

@@ -70,24 +70,19 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
         policy = await stack.enter_async_context(policy_side(context))
         learning = await stack.enter_async_context(learning_side(context, policy))
         source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
+        digests = DigestChain(run_dir)
+        if digests.begun:
+            digests.rewind(journal.done())  # to the lines of the windows that are done
+        else:
+            digests.append(0, {"computed": facts(context.config, context.hardware)})
         yield Assembly(
             policy=policy,
             source=source,
             learning=learning,
             journal=journal,
             scores=ScoreFiles(run_dir),
-            digests=_digests(context, journal.done()),
+            digests=digests,
         )
-
-
-def _digests(context: RunContext, done: int) -> DigestChain:
-    """The chain of digests, with the lines of the windows that are done."""
-    chain = DigestChain(context.run_dir)
-    if chain.begun:
-        chain.rewind(done)
-    else:
-        chain.append(0, {"computed": facts(context.config, context.hardware)})
-    return chain
 
 
 # ---------------------------------------------------------------- learning side

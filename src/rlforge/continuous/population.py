@@ -18,7 +18,7 @@ from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.games.trading import AgentPrompter, Question
 from rlforge.market.actions import CONFIDENCE, NO_OP
 from rlforge.market.books import Receipt, Settled
-from rlforge.market.traders import Choice, Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.rollout.episode import seed_of
 from rlforge.trajectories.records import (
@@ -144,7 +144,10 @@ class Population:
         """Run one tick."""
         state, now = self.state, self._labels.now(self.state)
         decisions = await self._decide(state.agents, now)
-        decisions += [self._scripted(choice, now) for choice in state.crowd.act()]
+        for choice in state.crowd.act():
+            meta = Metadata(provider=f"{SCRIPTED}{choice.kind}")
+            made = self._decision(choice.receipt, choice.state, choice.action, now, meta)
+            decisions.append(made)
         settled = state.world.tick()
         state.states = {agent_id: state.world.state(agent_id) for agent_id in state.world.agent_ids}
         state.next_states |= {d.id: state.states[d.agent_id] for d in decisions}
@@ -153,7 +156,12 @@ class Population:
             Tick(
                 decisions=tuple(d for d in decisions if d.id not in self._recorded),
                 outcomes=tuple(
-                    self._outcome(known.decision_id, one)
+                    DecisionOutcome(
+                        decision_id=known.decision_id,
+                        reward=self._reward(one),
+                        next_state=state.next_states.pop(known.decision_id),
+                        result=result_of(one),
+                    )
                     for known, one in zip(closed, settled, strict=True)
                 ),
                 closed=tuple(closed),
@@ -225,10 +233,6 @@ class Population:
             action = {**action, PROBLEM: reading.problem or receipt.problem}
         return self._decision(receipt, question.state, action, now, meta, question.text, answer)
 
-    def _scripted(self, choice: Choice, now: float) -> Decision:
-        meta = Metadata(provider=f"{SCRIPTED}{choice.kind}")
-        return self._decision(choice.receipt, choice.state, choice.action, now, meta)
-
     def _decision(
         self,
         receipt: Receipt,
@@ -258,14 +262,6 @@ class Population:
             metadata=metadata,
             observation=observation,
             completion=completion,
-        )
-
-    def _outcome(self, decision_id: str, settled: Settled) -> DecisionOutcome:
-        return DecisionOutcome(
-            decision_id=decision_id,
-            reward=self._reward(settled),
-            next_state=self.state.next_states.pop(decision_id),
-            result=result_of(settled),
         )
 
     # ------------------------------------------------------------ names and draws

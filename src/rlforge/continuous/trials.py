@@ -124,22 +124,18 @@ class MarketTrials:
         )
         for _ in range(market.episode_ticks):
             await population.tick()
-        return _settled(ticks)
-
-
-def _settled(ticks: Sequence[Tick]) -> list[Decision]:
-    """The decisions with a known outcome, in the order in which they were settled."""
-    decisions = {decision.id: decision for tick in ticks for decision in tick.decisions}
-    return [
-        dataclasses.replace(
-            decisions[outcome.decision_id],
-            reward=outcome.reward,
-            next_state=outcome.next_state,
-            result=outcome.result,
-        )
-        for tick in ticks
-        for outcome in tick.outcomes
-    ]
+        # Those with a known outcome, in the order in which they were settled.
+        decisions = {decision.id: decision for tick in ticks for decision in tick.decisions}
+        return [
+            dataclasses.replace(
+                decisions[outcome.decision_id],
+                reward=outcome.reward,
+                next_state=outcome.next_state,
+                result=outcome.result,
+            )
+            for tick in ticks
+            for outcome in tick.outcomes
+        ]
 
 
 def market_probes(

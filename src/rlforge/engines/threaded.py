@@ -225,7 +225,13 @@ class ThreadedEngine(LocalEngine):
             for answer in self._core.step():
                 results.append((self._pending.pop(answer.id), answer.completion, answer.error))
                 self._streams.pop(answer.id, None)
-        _deliver(results, self._new_tokens() if self._streams else [])
+        updates: list[_StreamUpdate] = []  # tokens that streams have not got yet
+        for number, tokens in self._core.drawn(self._streams).items() if self._streams else ():
+            caller = self._streams[number]
+            if len(tokens) > caller.sent:
+                updates.append((caller, tuple(tokens[caller.sent :])))
+                caller.sent = len(tokens)
+        _deliver(results, updates)
         return True
 
     def _take_inbox(self) -> _Orders | None:
@@ -280,16 +286,6 @@ class ThreadedEngine(LocalEngine):
                 return
             callers, self._turn_callers = self._turn_callers, []
         _deliver([(caller, None, None) for caller in callers], [])
-
-    def _new_tokens(self) -> list[_StreamUpdate]:
-        """Tokens that streams have not got yet."""
-        updates: list[_StreamUpdate] = []
-        for number, tokens in self._core.drawn(self._streams).items():
-            caller = self._streams[number]
-            if len(tokens) > caller.sent:
-                updates.append((caller, tuple(tokens[caller.sent :])))
-                caller.sent = len(tokens)
-        return updates
 
     # ------------------------------------------------------------ the watchdog
 

@@ -44,7 +44,12 @@ class Encoder:
         added = tokenizer.added_tokens_decoder.items()
         self._added = {i: token for i, token in added if i not in harmless and _text_of(token)}
         self._template = str(tokenizer.chat_template or "")
-        self._written = frozenset(self._ids(_tried(tokenizer)))
+        tried = []  # what the template writes for conversations without words, if it has any
+        for roles in _TRIED:
+            with contextlib.suppress(ConfigError):
+                messages = [{"role": role, "content": "?"} for role in roles]
+                tried.append(chat_text(messages, tokenizer))
+        self._written = frozenset(self._ids("\n".join(tried)))
         self._control_of = lru_cache(maxsize=64)(self._find_control)
         self._added_in = lru_cache(maxsize=1024)(self._find_added)
 
@@ -143,13 +148,3 @@ def _text_of(token: Any) -> str:
     """What a token writes; nothing for white space and single bytes (``<0x0A>``)."""
     text = str(token.content).strip("▁ \n\t")
     return "" if re.fullmatch("<0x[0-9A-F]{2}>", text) else text
-
-
-def _tried(tokenizer: Tokenizer) -> str:
-    """What the chat template writes for conversations without words, if it has any."""
-    texts = []
-    for roles in _TRIED:
-        with contextlib.suppress(ConfigError):
-            messages = [{"role": role, "content": "?"} for role in roles]
-            texts.append(chat_text(messages, tokenizer))
-    return "\n".join(texts)

@@ -189,7 +189,18 @@ class ExactGame:
         return mixed
 
     def _policy(self, table: Table) -> dict[str, dict[int, float]]:
-        return {each.key: self._checked(each.key, table) for each in self.decisions}
+        """The rows of all decisions, with OpenSpiel's numbers of the actions."""
+        policy = {}
+        for key in (each.key for each in self.decisions):
+            if key not in table:
+                raise ValueError(f"{self.name}: the policy has no decision {key!r}")
+            row, known = table[key], self._numbers[key]
+            if unknown := set(row) - set(known):
+                raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
+            if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
+                raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
+            policy[key] = {number: row.get(action, 0.0) for action, number in known.items()}
+        return policy
 
     def _states(self) -> Iterator[pyspiel.State]:
         """Every history of the game; where nothing is hidden every state once."""
@@ -208,17 +219,6 @@ class ExactGame:
         if self._open:
             return f"{state.current_player()}\n{state}"
         return str(state.information_state_string())
-
-    def _checked(self, key: str, table: Table) -> dict[int, float]:
-        """The row of a decision, with OpenSpiel's numbers of the actions."""
-        if key not in table:
-            raise ValueError(f"{self.name}: the policy has no decision {key!r}")
-        row, known = table[key], self._numbers[key]
-        if unknown := set(row) - set(known):
-            raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
-        if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
-            raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
-        return {number: row.get(action, 0.0) for action, number in known.items()}
 
 
 def _tabular(policy: Mapping[str, Mapping[int, float]]) -> pyspiel.TabularPolicy:

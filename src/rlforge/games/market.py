@@ -81,9 +81,20 @@ class MarketGame(TurnGame):
         state = self._world.state(self._names[self._player])
         focus = self._compact.focus(state)
         legal = self._compact.actions(state, focus)
+        rounds = self._config.episode_ticks - self._world.ticks
+        lines = [
+            f"You are {self._names[self._player]}.",
+            prompt(state, self._config.prompt_chars),
+            f"{rounds} rounds are left.",
+            f"Instead of JSON you may answer with one of these words about {focus}: "
+            f"{', '.join(legal)}. yes, no, long and short stake "
+            f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "
+            f"balance with 1, 2 and 3, long and short with leverage {COMPACT_LEVERAGE:g}.",
+            self._feedback,
+        ]
         return View(
             player_id=self._player,
-            observation=self._observation(state, focus, legal),
+            observation="\n\n".join(line for line in lines if line),
             legal_actions=legal,
             board=self._compact.text(state, focus),
             retry=bool(self._feedback),
@@ -112,20 +123,6 @@ class MarketGame(TurnGame):
         if receipt.accepted:
             return ""
         return f"Your last action was not accepted: {receipt.problem}. Try another action."
-
-    def _observation(self, state: Json, focus: str, legal: tuple[str, ...]) -> str:
-        rounds = self._config.episode_ticks - self._world.ticks
-        lines = [
-            f"You are {self._names[self._player]}.",
-            prompt(state, self._config.prompt_chars),
-            f"{rounds} rounds are left.",
-            f"Instead of JSON you may answer with one of these words about {focus}: "
-            f"{', '.join(legal)}. yes, no, long and short stake "
-            f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "
-            f"balance with 1, 2 and 3, long and short with leverage {COMPACT_LEVERAGE:g}.",
-            self._feedback,
-        ]
-        return "\n\n".join(line for line in lines if line)
 
     def _end(self, reason: EndReason, invalid_by: int | None) -> None:
         rewards = {}

@@ -154,7 +154,17 @@ class Prompter:
         self, tokenizer: Tokenizer | None, prompts: Mapping[str, PromptConfig] | None = None
     ) -> None:
         self._tokenizer: Any = tokenizer
-        self._templates = {name: _of_config(one) for name, one in (prompts or {}).items()}
+        self._templates = {
+            name: Template(
+                system=one.system,
+                user=one.user,
+                later=one.later or "",
+                assistant=one.assistant,
+                markup=Markup(**one.roles) if one.roles else MARKUPS[one.markup],
+                games=tuple(one.games),
+            )
+            for name, one in (prompts or {}).items()
+        }
         self._boards: dict[tuple[str, str, str | Grid | None], tuple[str, tuple[int, ...]]] = {}
 
     def template(self, name: str) -> Template:
@@ -219,17 +229,6 @@ def _shows_a_board_only(form: Template) -> bool:
 def _request(extraction: str) -> str:
     extractor: Extractor = EXTRACTIONS.find(extraction)
     return extractor.request
-
-
-def _of_config(config: PromptConfig) -> Template:
-    return Template(
-        system=config.system,
-        user=config.user,
-        later=config.later or "",
-        assistant=config.assistant,
-        markup=Markup(**config.roles) if config.roles else MARKUPS[config.markup],
-        games=tuple(config.games),
-    )
 
 
 # ---------------------------------------------------------------- texts with placeholders

@@ -65,7 +65,13 @@ class Watchdog:
 
     def run(self, function: Callable[[], _T], limit_s: float) -> _T:
         """Call ``function``; raises ``TimeoutError`` when it takes longer than ``limit_s``."""
-        self._ensure_thread()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._patrol, name="game-watchdog", daemon=True
+                    )
+                    self._thread.start()
         thread_id = threading.get_ident()
         watch = _Watch(limit_s)
         self._watches[thread_id] = watch
@@ -84,15 +90,6 @@ class Watchdog:
             watch = self._watches.pop(thread_id, None)
         if watch is not None and watch.fired:
             _take_delivery(thread_id)
-
-    def _ensure_thread(self) -> None:
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._patrol, name="game-watchdog", daemon=True
-                    )
-                    self._thread.start()
 
     def _after_fork(self) -> None:
         """Threads do not survive a fork, and the lock may have been held by one of them."""

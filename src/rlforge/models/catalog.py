@@ -30,21 +30,20 @@ class ModelRow:
 
 def describe_models(folder: Path) -> list[ModelRow]:
     """One row per YAML file in ``folder``."""
-    return [_row(path) for path in sorted(folder.glob("*.yaml"))]
-
-
-def _row(path: Path) -> ModelRow:
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    model = loaded.get("model", loaded)  # a file of the whole configuration, or of the group
-    kind, name = str(model.get("kind", "hf")), model.get("name")
-    about = first_sentence(path) or str(name)
-    made = made_model(kind)
-    if made is None:
-        state = "fetched from the hub by transformers" if name else "needs model.name=…"
-    else:
-        state = f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
-    return ModelRow(option=path.stem, about=about, state=state)
+    rows = []
+    for path in sorted(folder.glob("*.yaml")):
+        loaded = OmegaConf.load(path)
+        assert isinstance(loaded, DictConfig)
+        model = loaded.get("model", loaded)  # a file of the whole configuration, or of the group
+        kind, name = str(model.get("kind", "hf")), model.get("name")
+        about = first_sentence(path) or str(name)
+        made = made_model(kind)
+        if made is None:
+            state = "fetched from the hub by transformers" if name else "needs model.name=…"
+        else:
+            state = f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
+        rows.append(ModelRow(option=path.stem, about=about, state=state))
+    return rows
 
 
 @value

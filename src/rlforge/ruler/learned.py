@@ -123,7 +123,12 @@ class LearnedScorer(abc.ABC):
             added += self.memory.add(window.id, features, rewards)
         self._fitted &= not added
         self._unsaved |= added > 0 and self._path is not None
-        self._save()
+        if self._path is not None and self._unsaved:
+            try:
+                self.memory.save(self._path)
+                self._unsaved = False
+            except CheckpointError as error:
+                log.error("%s", error)
         return {
             "learned_windows": float(len(self.memory.windows)),
             "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),
@@ -143,15 +148,6 @@ class LearnedScorer(abc.ABC):
         return featurize(shown, self.config.features), np.array(
             [rewards[place] for place in known], dtype=np.float64
         )
-
-    def _save(self) -> None:
-        if self._path is None or not self._unsaved:
-            return
-        try:
-            self.memory.save(self._path)
-            self._unsaved = False
-        except CheckpointError as error:
-            log.error("%s", error)
 
     def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
         """Score rows of features, shape [n, features], by the model of the whole memory.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -60,7 +59,16 @@ class WindowMemory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path, durable=True) as work, work.open("wb") as file:
-                self._write(file)
+                empty = np.zeros((0, len(self.names)))
+                np.savez_compressed(
+                    file,
+                    format=np.array(_FORMAT),
+                    names=np.array(self.names),
+                    ids=np.array([one.id for one in self.windows], dtype=np.str_),
+                    counts=np.array([len(one.rewards) for one in self.windows], dtype=np.int64),
+                    features=np.concatenate([empty, *(one.features for one in self.windows)]),
+                    rewards=np.concatenate([empty[:, 0], *(one.rewards for one in self.windows)]),
+                )
         except OSError as error:
             raise CheckpointError(
                 f"the scorer's memory cannot be written to {path} ({error}); make room, or "
@@ -91,15 +99,3 @@ class WindowMemory:
             LearnedWindow(id=str(name), features=features[start:end], rewards=rewards[start:end])
             for name, start, end in zip(ids, ends - counts, ends, strict=True)
         ][-self._most_windows :]
-
-    def _write(self, file: BinaryIO) -> None:
-        empty = np.zeros((0, len(self.names)))
-        np.savez_compressed(
-            file,
-            format=np.array(_FORMAT),
-            names=np.array(self.names),
-            ids=np.array([window.id for window in self.windows], dtype=np.str_),
-            counts=np.array([len(window.rewards) for window in self.windows], dtype=np.int64),
-            features=np.concatenate([empty, *(window.features for window in self.windows)]),
-            rewards=np.concatenate([empty[:, 0], *(window.rewards for window in self.windows)]),
-        )

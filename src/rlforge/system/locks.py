@@ -50,7 +50,9 @@ class Lock:
             time.sleep(PROBE_S)  # a reader may be asking ``held``
             if not _locked(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
-                raise BusyError(_holder(self._file))
+                other = _named(self._file.read_bytes())
+                held = f"process {other['pid']} on {other['host']}" if other else "another process"
+                raise BusyError(held)
         holder = {"pid": os.getpid(), "host": socket.gethostname()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
@@ -123,12 +125,6 @@ def _locked(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _holder(file: Path) -> str:
-    """``process 12 on host``, from the lock file."""
-    holder = _named(file.read_bytes())
-    return f"process {holder['pid']} on {holder['host']}" if holder else "another process"
 
 
 def _named(content: bytes) -> dict[str, Any] | None:

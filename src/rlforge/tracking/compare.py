@@ -266,23 +266,23 @@ def _results(run: RunPaths, evals: Sequence[Row], several: bool) -> list[Result]
 
 def _configuration(runs: Sequence[ComparedRun]) -> Configuration:
     counted = [run for run in runs if run.status == "done"] or [run for run in runs if run.results]
-    names = dict.fromkeys(result.name for run in counted for result in run.results)
+    found: dict[str, list[Result]] = {}
+    for result in (result for run in counted for result in run.results):
+        found.setdefault(result.name, []).append(result)
+    results = []
+    for name, of_runs in found.items():
+        means = [result.mean for result in of_runs]
+        low, high = (min(means), max(means)) if len(means) > 1 else (None, None)
+        mean, share = statistics.fmean(means), of_runs[0].share
+        results.append(Result(name=name, mean=mean, low=low, high=high, share=share))
     return Configuration(
         settings={key: text for key, text in runs[0].settings.items() if key != "seed"},
         runs=tuple(runs),
         counted=len(counted),
-        results=tuple(_over_seeds(name, counted) for name in names),
+        results=tuple(results),
         wall_s=_mean(counted, lambda run: run.wall_s),
         objective=_mean(counted, lambda run: run.objective),
     )
-
-
-def _over_seeds(name: str, runs: Sequence[ComparedRun]) -> Result:
-    found = [result for run in runs for result in run.results if result.name == name]
-    means = [result.mean for result in found]
-    low, high = (min(means), max(means)) if len(means) > 1 else (None, None)
-    mean = statistics.fmean(means)
-    return Result(name=name, mean=mean, low=low, high=high, share=found[0].share)
 
 
 def _mean(

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.tracking.compare import ComparedRun, Comparison, Result, best_of
+from rlforge.tracking.compare import Comparison, Result, best_of
 from rlforge.tracking.formatting import NOTHING, duration, number, percent
 from rlforge.types import value
 
@@ -56,7 +56,18 @@ def result_text(result: Result) -> str:
 
 def of_runs(comparison: Comparison) -> list[Line]:
     """A line per run."""
-    return [_of_run(comparison, run) for run in comparison.runs]
+    return [
+        Line(
+            name=comparison.name(run),
+            status=run.status,
+            done="" if run.status == "done" else run.done,
+            wall=duration(run.wall_s),
+            settings=dict(run.settings),
+            results={result.name: result_text(result) for result in run.results},
+            best=run.path == comparison.best,
+        )
+        for run in comparison.runs
+    ]
 
 
 def of_seeds(comparison: Comparison) -> list[Line]:
@@ -74,18 +85,6 @@ def of_seeds(comparison: Comparison) -> list[Line]:
         )
         for one in comparison.seeds
     ]
-
-
-def _of_run(comparison: Comparison, run: ComparedRun) -> Line:
-    return Line(
-        name=comparison.name(run),
-        status=run.status,
-        done="" if run.status == "done" else run.done,
-        wall=duration(run.wall_s),
-        settings=dict(run.settings),
-        results={result.name: result_text(result) for result in run.results},
-        best=run.path == comparison.best,
-    )
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -106,7 +105,14 @@ def show(comparison: Comparison, console: Console) -> None:
 
 def _table(lines: Sequence[Line], name: str, caption: str, console: Console) -> Table:
     """A column per setting and result where they fit, else a line each in a cell."""
-    wide = _wide(lines, name)
+    settings, results = columns(lines)
+    wide = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in (name, "status", *settings):
+        wide.add_column(Text(title), no_wrap=True)
+    for title in (*results, "wall"):
+        wide.add_column(Text(title), justify="right", no_wrap=True)
+    for cells, line in zip(_cells(lines), lines, strict=True):
+        wide.add_row(*map(Text, cells), style="bold" if line.best else "")
     needed = Measurement.get(console, console.options.update(width=10_000), wide).maximum
     return wide if needed <= console.width else _tall(lines, name, caption)
 
@@ -116,18 +122,6 @@ def columns(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
     settings = dict.fromkeys(key for line in lines for key in line.settings)
     results = dict.fromkeys(key for line in lines for key in line.results)
     return [*settings], [*results]
-
-
-def _wide(lines: Sequence[Line], name: str) -> Table:
-    settings, results = columns(lines)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in (name, "status", *settings):
-        table.add_column(Text(title), no_wrap=True)
-    for title in (*results, "wall"):
-        table.add_column(Text(title), justify="right", no_wrap=True)
-    for cells, line in zip(_cells(lines), lines, strict=True):
-        table.add_row(*map(Text, cells), style="bold" if line.best else "")
-    return table
 
 
 def _cells(lines: Sequence[Line]) -> Iterator[list[str]]:
@@ -147,17 +141,14 @@ def _tall(lines: Sequence[Line], name: str, caption: str) -> Table:
     for line in lines:
         state = ", ".join(filter(None, [line.status, line.wall]))
         about = [line.name, state, line.done, BEST * line.best]
-        cells = [filter(None, about), settings_text(line.settings), _aligned(line.results)]
+        # Name, figure and interval of each result, below one another.
+        rows = [(name, *text.partition(" ")) for name, text in line.results.items()]
+        named, long = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
+        results = [f"{name:{named}} {mean:>{long}} {rest}" for name, mean, _, rest in rows]
+        cells = [filter(None, about), settings_text(line.settings), results]
         texts = ["\n".join(cell) for cell in cells]
         table.add_row(*map(Text, texts), style="bold" if line.best else "")
     return table
-
-
-def _aligned(results: dict[str, str]) -> list[str]:
-    """Name, figure and interval of each, below one another."""
-    rows = [(name, *text.partition(" ")) for name, text in results.items()]
-    named, long = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
-    return [f"{name:{named}} {mean:>{long}} {rest}" for name, mean, _, rest in rows]
 
 
 def settings_text(settings: dict[str, str]) -> list[str]:

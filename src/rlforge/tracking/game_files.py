@@ -39,17 +39,6 @@ def _schema() -> Any:
     return pa.schema([*index.items(), *_GAMES.arrow_type])
 
 
-def _to_row(record: GameRecord) -> dict[str, Any]:
-    return {
-        "game_id": record.spec.game_id,
-        "env_id": record.spec.env_id,
-        "purpose": record.spec.purpose,
-        "num_turns": len(record.turns),
-        "written_at": time.time(),
-        **_GAMES.encode(record),
-    }
-
-
 class GameWriter:
     """Gathers finished games and writes them in chunks.
 
@@ -80,7 +69,14 @@ class GameWriter:
         for record in records:
             if not self._rows:
                 self._oldest = time.monotonic()
-            self._rows.append(_to_row(record))
+            about = {
+                "game_id": record.spec.game_id,
+                "env_id": record.spec.env_id,
+                "purpose": record.spec.purpose,
+                "num_turns": len(record.turns),
+                "written_at": time.time(),
+            }
+            self._rows.append({**about, **_GAMES.encode(record)})
             if len(self._rows) >= self._chunk_games:
                 self.flush()
         self.tick()

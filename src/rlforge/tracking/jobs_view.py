@@ -36,19 +36,15 @@ def job_rows(folder: Path) -> list[JobRow]:
 
     Raises RlforgeError where a JSON file is damaged.
     """
-    return [_row(folder, path) for path in all_jobs(folder)]
-
-
-def _row(folder: Path, path: Path) -> JobRow:
-    job = job_of(path)
-    run = run_row(path)
-    running = run.status == "running"
-    return JobRow(
-        name=str(path.relative_to(folder)),
-        run=run,
-        overrides=() if job is None else job.overrides,
-        eta_s=read_progress(RunPaths(root=path)).get("eta_s") if running else None,
-    )
+    rows = []
+    for path in all_jobs(folder):
+        job, run, eta_s = job_of(path), run_row(path), None
+        if run.status == "running":
+            eta_s = read_progress(RunPaths(root=path)).get("eta_s")
+        own = () if job is None else job.overrides
+        name = str(path.relative_to(folder))
+        rows.append(JobRow(name=name, run=run, overrides=own, eta_s=eta_s))
+    return rows
 
 
 def headline(folder: Path, rows: Sequence[JobRow]) -> str:

@@ -150,7 +150,12 @@ def show_ladder(card: LadderCard, console: Console) -> None:
         if text is not None:
             console.print(Text(text[0].upper() + text[1:]))
     console.print()
-    console.print(_neighbours(card))
+    neighbours = _table(
+        ("stronger", "left"), ("weaker", "left"), ("score", "right"), ("games to tell", "right")
+    )
+    for texts in neighbour_texts(card):
+        neighbours.add_row(*texts)
+    console.print(neighbours)
 
 
 def _table(*columns: tuple[str, str]) -> Table:
@@ -199,13 +204,4 @@ def _scores(card: LadderCard, width: int) -> Table:
                 cell.append(f"\n{interval(low, high)}\n{one.pairs} pairs", style="dim")
             cells.append(cell)
         table.add_row(letter(place), *cells)
-    return table
-
-
-def _neighbours(card: LadderCard) -> Table:
-    table = _table(
-        ("stronger", "left"), ("weaker", "left"), ("score", "right"), ("games to tell", "right")
-    )
-    for stronger, weaker, score, games in neighbour_texts(card):
-        table.add_row(stronger, weaker, score, games)
     return table

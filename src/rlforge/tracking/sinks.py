@@ -100,11 +100,6 @@ class HasNextStep(Protocol):
         ...
 
 
-def next_step(sink: Sink) -> str | None:
-    """What ``sink`` leaves to the user, if anything."""
-    return sink.next_step() if isinstance(sink, HasNextStep) else None
-
-
 @dataclass
 class JsonlSink:
     """``scalars.jsonl``: one object per call of ``write``; every run has it."""
@@ -176,7 +171,12 @@ class WandbSink:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        self._wandb, self._root, self._unsent = wandb, run.root, _Unsent(run)
+        self._wandb, self._root = wandb, run.root
+        # By key, until when earlier parts of the run gave it to every sink: read before a rewind.
+        self._sent: dict[str, int] = {}
+        for row in read_jsonl(run.scalars):
+            for key in row:
+                self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
         known = run.config.is_file()
@@ -208,7 +208,7 @@ class WandbSink:
             )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        unsent = self._unsent.of(step, scalars)
+        unsent = {key: scalars[key] for key in scalars if step > self._sent.get(key, step - 1)}
         for axis in ("update", "evaluated_update"):
             if point := {key: unsent[key] for key in unsent if _axis(key) == axis}:
                 self._run.log({**point, axis: step})
@@ -236,25 +236,6 @@ class WandbSink:
         if self.mode == "online":
             return None
         return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
-
-
-class _Unsent:
-    """The points that the earlier parts of a run have not recorded.
-
-    scalars.jsonl holds what those parts gave to every sink, when it is read before its rewind.
-    """
-
-    def __init__(self, run: RunPaths) -> None:
-        self._sent: dict[str, int] = {}
-        for row in read_jsonl(run.scalars):
-            for key in row:
-                self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
-
-    def of(self, step: int, scalars: Mapping[str, float]) -> dict[str, float]:
-        """Those of ``scalars`` that are not recorded at ``step`` or after it."""
-        return {
-            key: number for key, number in scalars.items() if step > self._sent.get(key, step - 1)
-        }
 
 
 def _sweep(run: RunPaths) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -48,20 +49,17 @@ class RunSize:
 def run_size(run_dir: Path) -> RunSize:
     """Measure a run, also one that is under way. Raises RlforgeError where there is none."""
     open_run(run_dir)
-    parts = (_part(path) for path in run_dir.iterdir())
+    parts = []
+    for path in run_dir.iterdir():
+        sizes = []
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
+                if file.is_file() and not file.is_symlink():
+                    sizes.append(file.stat().st_size)
+        limits = _LIMITS.get(path.name, ())
+        size = PartSize(name=path.name, size=sum(sizes), files=len(sizes), limits=limits)
+        parts.append(size)
     return RunSize(
         parts=tuple(sorted(parts, key=lambda part: (-part.size, part.name))),
         free=shutil.disk_usage(run_dir).free,
     )
-
-
-def _part(path: Path) -> PartSize:
-    sizes = []
-    for file in path.rglob("*") if path.is_dir() else (path,):
-        try:
-            if file.is_file() and not file.is_symlink():
-                sizes.append(file.stat().st_size)
-        except FileNotFoundError:  # the run deleted it meanwhile
-            continue
-    limits = _LIMITS.get(path.name, ())
-    return PartSize(name=path.name, size=sum(sizes), files=len(sizes), limits=limits)

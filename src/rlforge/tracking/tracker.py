@@ -36,7 +36,7 @@ from rlforge.tracking.progress import (
     WinRateRow,
     match_rows,
 )
-from rlforge.tracking.sinks import Sink, TakesAdapters, TakesTables, make_sinks, next_step
+from rlforge.tracking.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
 from rlforge.types import Alarm, EvalResult, ExactResult, GameRecord, UpdateResult
 
 log = logging.getLogger(__name__)
@@ -432,7 +432,8 @@ class Tracker:
         self._for_sinks(lambda sink: sink.close())
         if self._sink_failure is not None:
             raise self._sink_failure
-        return [line for sink in self._sinks if (line := next_step(sink)) is not None]
+        steps = [sink.next_step() for sink in self._sinks if isinstance(sink, HasNextStep)]
+        return [step for step in steps if step is not None]
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         if scalars:

@@ -61,7 +61,13 @@ class ProgressView:
         else:
             first = section("Win rate", _win_rates(p, width))
             if p.alarms:
-                first = Group(first, section("Sentinel", _alarms(p)))
+                newest = [
+                    Text.assemble((f"{alarm.step}  ", "dim"), (alarm.text, "yellow"))
+                    for alarm in reversed(p.alarms[-LEAST_ROWS:])
+                ]
+                rest = len(p.alarms) - LEAST_ROWS
+                alarms = _with_rest(Group(*newest), rest, "alarms")
+                first = Group(first, section("Sentinel", alarms))
             if p.exact:
                 first = Group(first, section("Distance from equilibrium", _exact(p, width)))
         top = Group(self._head(width), first)
@@ -179,15 +185,6 @@ def _exact(p: Progress, width: int) -> RenderableType:
         ]
         table.add_row(*cells)
     return table
-
-
-def _alarms(p: Progress) -> RenderableType:
-    """The newest alarms first."""
-    lines = [
-        Text.assemble((f"{alarm.step}  ", "dim"), (alarm.text, "yellow"))
-        for alarm in reversed(p.alarms[-LEAST_ROWS:])
-    ]
-    return _with_rest(Group(*lines), len(p.alarms) - LEAST_ROWS, "alarms")
 
 
 def _change(row: WinRateRow) -> Text:

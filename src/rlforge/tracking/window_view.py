@@ -24,6 +24,8 @@ _COLUMNS = {
     "trained": 80,
     "version": 56,
 }
+#: Whether a version is deployed, in a word and its colour.
+_STATES = {True: ("live", "green"), False: ("refused", "red"), None: ("on trial", "yellow")}
 #: Windows of the table; the curve has all that are known.
 _ROWS = 8
 
@@ -48,6 +50,9 @@ def _windows(p: Progress, width: int) -> RenderableType:
     titles = [title for title, least in _COLUMNS.items() if width >= least]
     table = table_of(("window", "left"), *((title, "right") for title in titles[1:]))
     for row in p.windows[-_ROWS:]:
+        version = Text("–", style="dim")
+        if row.version is not None:
+            version = Text.assemble(row.version, " ", _STATES[row.deployed])
         unknown = row.low is None or row.high is None
         interval = "–" if unknown else f"{row.low:+.3f} {row.high:+.3f}"
         cells: dict[str, RenderableType] = {
@@ -58,7 +63,7 @@ def _windows(p: Progress, width: int) -> RenderableType:
             "95% CI": Text(interval, style="dim"),
             "wins": percent(row.win_rate),
             "trained": count(row.trained),
-            "version": _version(row),
+            "version": version,
         }
         table.add_row(*(cells[title] for title in titles))
     below: list[RenderableType] = []
@@ -81,14 +86,6 @@ def _difference(row: WindowRow) -> Text:
         return Text("–", style="dim")
     sure = row.low is not None and row.high is not None and significant((row.low, row.high))
     return signed(f"{row.difference:+.3f}", row.difference, sure)
-
-
-def _version(row: WindowRow) -> Text:
-    if row.version is None:
-        return Text("–", style="dim")
-    states = {True: ("live", "green"), False: ("refused", "red"), None: ("on trial", "yellow")}
-    word, style = states[row.deployed]
-    return Text.assemble(row.version, " ", (word, style))
 
 
 def _traders(p: Progress, width: int) -> RenderableType:

@@ -198,24 +198,22 @@ class Windows:
                 self._reader.activity(window_ids), lambda agent: agent.window_id
             )
         }
-        return [
-            self._summary(window_id, activity.get(window_id, ()), now) for window_id in window_ids
-        ]
-
-    def _summary(
-        self, window_id: str, activity: tuple[AgentActivity, ...], now: float | None
-    ) -> WindowSummary:
-        start, end = self.grid.span(window_id)
-        reasons = missing(activity, self._config, self._left(window_id, now))
-        return WindowSummary(
-            id=window_id,
-            start_time=start,
-            end_time=end,
-            activity=activity,
-            avg_reward=average_reward(activity),
-            ready=not reasons,
-            reasons=reasons,
-        )
+        summaries = []
+        for window_id in window_ids:
+            start, end = self.grid.span(window_id)
+            agents = activity.get(window_id, ())
+            reasons = missing(agents, self._config, self._left(window_id, now))
+            summary = WindowSummary(
+                id=window_id,
+                start_time=start,
+                end_time=end,
+                activity=agents,
+                avg_reward=average_reward(agents),
+                ready=not reasons,
+                reasons=reasons,
+            )
+            summaries.append(summary)
+        return summaries
 
     def _window(
         self, window_id: str, decisions: Sequence[Decision], now: float | None

@@ -99,7 +99,12 @@ def play_market(game: WarmupMarket, discount: float, seed: int) -> list[State]:
 def _episode(
     game: WarmupMarket, discount: float, rng: random.Random, words: list[str]
 ) -> list[State]:
-    config = _config(game.accounts, rng, noise=game.players // 2)
+    config = MarketConfig(
+        liquidity=rng.choice(_LIQUIDITY),
+        news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[: game.accounts]},
+        feed_length=60,
+        traders={"noise": game.players // 2},
+    )
     world = World(config, seed=rng.randrange(2**32), tip_chance=1.0)
     players = [f"player-{number}" for number in range(game.players)]
     for player in players:
@@ -130,12 +135,3 @@ def _episode(
         ahead = config.episode_ticks - 1 - index // len(players)
         states.append(State(view=view, outcome=rewards[number] * discount**ahead, facts=facts))
     return states
-
-
-def _config(accounts: int, rng: random.Random, noise: int) -> MarketConfig:
-    return MarketConfig(
-        liquidity=rng.choice(_LIQUIDITY),
-        news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[:accounts]},
-        feed_length=60,
-        traders={"noise": noise},
-    )

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlforge.tracking.compare import (
-    ComparedRun,
     Comparison,
     Configuration,
     best_of,
@@ -71,7 +70,12 @@ def _tables(found: Comparison, drawn: Sequence[Configuration], target: Path) -> 
         colour = colours.get(id(one))
         key = None if colour is None else el("i", cls=colour)
         keys.append(key)
-        names += [join([key, _link(found, run, target)]) for run in one.runs]
+        for run in one.runs:
+            name: str = found.name(run)
+            report = RunPaths(root=Path(run.path)).report
+            if report.is_file():
+                name = el("a", name, href=quote(os.path.relpath(report, target.parent)))
+            names.append(join([key, name]))
     seeds = of_seeds(found)
     named = [join([key, line.name]) for key, line in zip(keys, seeds, strict=False)]
     about = f"Runs that differ in nothing but their seed: {OF_SEEDS}, of the runs that are done."
@@ -82,14 +86,6 @@ def _tables(found: Comparison, drawn: Sequence[Configuration], target: Path) -> 
             section("Runs", note, _table(of_runs(found), names, "run")),
         ]
     )
-
-
-def _link(found: Comparison, run: ComparedRun, target: Path) -> Html | str:
-    """The name of a run, which leads to its report if there is one."""
-    report = RunPaths(root=Path(run.path)).report
-    if not report.is_file():
-        return found.name(run)
-    return el("a", found.name(run), href=quote(os.path.relpath(report, target.parent)))
 
 
 def _table(lines: Sequence[Line], names: Sequence[Html], title: str) -> Html:

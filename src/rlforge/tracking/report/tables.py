@@ -37,6 +37,12 @@ def head(run: RunData) -> Html:
     updates = run.summary.get("updates", 0) if status != "running" else last.get("step", 0)
     wall = run.summary.get("wall_time_s") if status != "running" else last.get("time_s")
     games = last.get("games", 0)
+    # Of the updates at which the log-prob gap was measured.
+    gap = "logprob_gap_max"
+    of_policies = {gap, *(f"policies/{policy}/{gap}" for policy in run.policies)}
+    gaps = [row[one] for row in run.metrics for one in of_policies & row.keys()]
+    whole = len(gaps) in (0, len(run.metrics))
+    part = "" if whole else f", {len(gaps)} of {len(run.metrics)} updates"
     tiles = [
         ("updates", f"{updates} of {run.summary.get('total_updates', '?')}"),
         ("wall time", duration(wall)),
@@ -45,7 +51,7 @@ def head(run: RunData) -> Html:
         ("tokens generated", count(last.get("tokens", 0))),
         ("samples learned from", count(last.get("samples_seen", 0))),
         ("engine and learner both idle", percent(last.get("idle_share"), 1)),
-        _largest_gap(run),
+        (f"largest log-prob gap{part}", number(max(gaps, default=None), 3)),
         ("failed games", count(last.get("failed_games", 0))),
     ]
     return titled(run, tiles)
@@ -65,16 +71,6 @@ def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
             cls="tiles",
         ),
     )
-
-
-def _largest_gap(run: RunData) -> tuple[str, str]:
-    """The tile of the log-prob gap, which names its updates where others were not measured."""
-    name = "logprob_gap_max"
-    of_policies = {name, *(f"policies/{policy}/{name}" for policy in run.policies)}
-    gaps = [row[one] for row in run.metrics for one in of_policies & row.keys()]
-    whole = len(gaps) in (0, len(run.metrics))
-    part = "" if whole else f", {len(gaps)} of {len(run.metrics)} updates"
-    return f"largest log-prob gap{part}", number(max(gaps, default=None), 3)
 
 
 def reached(run: RunData) -> Html | None:
