@@ -82,15 +82,12 @@ class Admission:
         # 1e-9 absorbs the rounding error of a mean such as 7 / 3.
         fitting = math.floor(room / self.samples_per_game - self.in_flight + 1e-9)
         granted = max(0, min(games, fitting))
-        if granted == 0 and games > 0 and short and not self.in_flight and not self._publishing:
+        # Whether the update from the newest batch, which may not be made yet, is published.
+        due = bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
+        if granted == 0 and games > 0 and short and not self.in_flight and not due:
             granted = 1
         self.in_flight += granted
         return granted
-
-    @property
-    def _publishing(self) -> bool:
-        """Whether the update from the newest batch, which may not be made yet, is published."""
-        return bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
 
     def release(self, games: int) -> None:
         """Free the places of games that ended, with samples or without."""

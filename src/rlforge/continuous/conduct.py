@@ -51,22 +51,22 @@ def conduct(decisions: Sequence[Decision]) -> tuple[Conduct, ...]:
     for decision in decisions:
         if is_ours(decision) and decision.reward is not None:
             of_agent.setdefault(decision.agent_id, []).append(decision)
-    return tuple(_conduct(own) for _, own in sorted(of_agent.items()))
-
-
-def _conduct(own: Sequence[Decision]) -> Conduct:
-    results = [one.result for one in own if one.result is not None]
-    stakes = [result.investment for result in results if result.investment > 0]
-    accepted = [one for one in own if not one.refused]
-    return Conduct(
-        reward=math.fsum(one.reward or 0.0 for one in own) / len(own),
-        profit=math.fsum(result.pnl for result in results),
-        refused=1 - len(accepted) / len(own),
-        decisions=len(accepted),
-        earned=_mean([one.reward or 0.0 for one in accepted]),
-        idle=None if not accepted else 1 - len(stakes) / len(accepted),
-        stake=_mean(stakes),
-    )
+    found = []
+    for _, own in sorted(of_agent.items()):
+        results = [one.result for one in own if one.result is not None]
+        stakes = [result.investment for result in results if result.investment > 0]
+        accepted = [one for one in own if not one.refused]
+        each = Conduct(
+            reward=math.fsum(one.reward or 0.0 for one in own) / len(own),
+            profit=math.fsum(result.pnl for result in results),
+            refused=1 - len(accepted) / len(own),
+            decisions=len(accepted),
+            earned=_mean([one.reward or 0.0 for one in accepted]),
+            idle=None if not accepted else 1 - len(stakes) / len(accepted),
+            stake=_mean(stakes),
+        )
+        found.append(each)
+    return tuple(found)
 
 
 def concerns(

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlforge.engines.base import Caller, EngineStats, LocalEngine, OnTokens, Question
 from rlforge.engines.core import StepGenerator
@@ -37,12 +37,6 @@ class _State(Enum):
     AWAKE = auto()
     DRAINING = auto()
     ASLEEP = auto()
-
-
-class _Orders(NamedTuple):
-    calls: list[_Call]
-    cancelled: bool
-    rest: bool
 
 
 class ThreadedEngine(LocalEngine):
@@ -210,17 +204,22 @@ class ThreadedEngine(LocalEngine):
     def _round(self) -> bool:
         """Carries out what was ordered and makes one step; False when the engine is to stop."""
         self._note_progress()
-        orders = self._take_inbox()
-        if orders is None:
-            return False
-        results = self._submit(orders.calls)
-        if orders.cancelled:
+        with self._changed:
+            self._changed.wait_for(self._is_called)
+            if self._end is not None:
+                return False
+            calls: list[_Call] = []
+            rest, cancelled, self._cancelled = self._rest, self._cancelled, False
+            if not rest:
+                calls, self._inbox = self._inbox, []
+        results = self._submit(calls)
+        if cancelled:
             gone = [i for i, caller in self._pending.items() if caller.gone]
             self._core.cancel(gone)
             for i in gone:
                 del self._pending[i]
                 self._streams.pop(i, None)
-        self._advance_sleep(orders.rest)
+        self._advance_sleep(rest)
         if self._state is not _State.ASLEEP:
             for answer in self._core.step():
                 results.append((self._pending.pop(answer.id), answer.completion, answer.error))
@@ -233,18 +232,6 @@ class ThreadedEngine(LocalEngine):
                 caller.sent = len(tokens)
         _deliver(results, updates)
         return True
-
-    def _take_inbox(self) -> _Orders | None:
-        """Waits for work; returns what came since the last round, or None to stop."""
-        with self._changed:
-            self._changed.wait_for(self._is_called)
-            if self._end is not None:
-                return None
-            calls: list[_Call] = []
-            if not self._rest:
-                calls, self._inbox = self._inbox, []
-            cancelled, self._cancelled = self._cancelled, False
-            return _Orders(calls=calls, cancelled=cancelled, rest=self._rest)
 
     def _is_called(self) -> bool:
         """Whether the worker has something to do; a ``sleep`` or ``wake`` under way counts."""

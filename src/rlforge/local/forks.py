@@ -194,7 +194,15 @@ async def _better_actions(
         return await play([Start(turn=turn, games=games, action=action) for turn, action in starts])
 
     tried = await fork(starts, max(samples // 4, 1))
-    return tried, await fork(list(_best(record, tried).items()), samples)
+    # By turn, the action with the highest mean reward for the player that moved.
+    best: dict[int, tuple[float, str]] = {}
+    for one in tried:
+        turn = one.start.turn
+        if one.played:
+            mean = one.reward(record.turns[turn - 1].player_id).mean
+            best[turn] = max(best.get(turn, (-math.inf, "")), (mean, one.start.action))
+    finalists = [(turn, action) for turn, (_, action) in best.items()]
+    return tried, await fork(finalists, samples)
 
 
 # ---------------------------------------------------------------- values
@@ -242,17 +250,6 @@ def _moments(
             )
         )
     return moments
-
-
-def _best(record: GameRecord, others: Sequence[Fork]) -> dict[int, str]:
-    """By turn, the action with the highest mean reward for the player that moved."""
-    best: dict[int, tuple[float, str]] = {}
-    for fork in others:
-        turn = fork.start.turn
-        if fork.played:
-            mean = fork.reward(record.turns[turn - 1].player_id).mean
-            best[turn] = max(best.get(turn, (-math.inf, "")), (mean, fork.start.action))
-    return {turn: action for turn, (_, action) in best.items()}
 
 
 def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Moment]:

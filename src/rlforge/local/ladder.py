@@ -24,8 +24,6 @@ from rlforge.tracking.game_files import GameIndex, GameWriter, index_games
 from rlforge.tracking.ladder_card import (
     PAGE,
     LadderCard,
-    LadderMember,
-    LadderRules,
     first_difference,
     read_card,
     write_card,
@@ -65,18 +63,12 @@ async def play_ladder(
                 await collector.evaluate(specs, add)
         finally:
             writer.close()
-            card = write_pages(folder, members, plan.rules)
+            card = make_card(index_games(folder), members, plan.rules, versions())
+            write_card(folder, card)
+            write_ladder_page(folder / PAGE, card)
     if bad := [one for one in card.pairings if not one.pairs]:
         why = f"; the last failure: {causes[-1]}" if causes else ""
         raise RunError(f"{bad[0].first} against {bad[0].second}: no pair was finished{why}")
-    return card
-
-
-def write_pages(folder: Path, members: Sequence[LadderMember], rules: LadderRules) -> LadderCard:
-    """Write the card of the games in ``folder``, as ``ladder.json`` and ``ladder.html``."""
-    card = make_card(index_games(folder), members, rules, versions())
-    write_card(folder, card)
-    write_ladder_page(folder / PAGE, card)
     return card
 
 

@@ -20,7 +20,7 @@ from rlforge.engines.invariant import last_logits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
-from rlforge.learner import Learners, make_learners, read_state
+from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
 from rlforge.local.recorded import Check, RecordedGames, Say
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
@@ -142,8 +142,13 @@ class Updates:
                     learner.recall(self._saved)
         for number, name, batch in batches:
             with self._as_then():
-                made = self._made(learners, number, name, batch)
-            yield made
+                learner = learners.turn(name)
+                learner.version = number - 1
+                digests = learner.update_with_digests(batch).digests
+                with tempfile.TemporaryDirectory() as folder:
+                    path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
+                    files = {file: one.sha256 for file, one in read_manifest(path).files.items()}
+            yield Made(number=number, digests=digests, files=files)
 
     @contextlib.contextmanager
     def _as_then(self) -> Iterator[None]:
@@ -161,15 +166,6 @@ class Updates:
     def _saved(self, uid: str) -> Path | None:
         path = self._checkpoints / uid
         return path if path.is_dir() else None
-
-    def _made(self, learners: Learners, number: int, name: str, batch: TrainBatch) -> Made:
-        learner = learners.turn(name)
-        learner.version = number - 1
-        digests = learner.update_with_digests(batch).digests
-        with tempfile.TemporaryDirectory() as folder:
-            path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
-            files = {file: entry.sha256 for file, entry in read_manifest(path).files.items()}
-        return Made(number=number, digests=digests, files=files)
 
 
 # ---------------------------------------------------------------- against the record

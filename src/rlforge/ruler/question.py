@@ -36,7 +36,13 @@ def situation(decision: Decision) -> str:
 
     Of a market without what agents said: their posts, the agent's own notes and confidence.
     """
-    state = _unspoken_state(decision.state)
+    state = _each(
+        decision.state, "social", "feed", lambda post: post if post.get("stance") else None
+    )
+    state = _each(
+        state, "agent", "memory", lambda note: None if note.get("kind") == "own" else note
+    )
+    state = _each(state, "agent", "recentActions", _unspoken)
     with contextlib.suppress(KeyError):  # of the state of something else than a market
         return describe(state)
     if decision.observation:
@@ -64,15 +70,6 @@ def _unspoken(action: Json) -> Json:
     if PROBLEM in action:  # any field may hold words, and the reason quotes them
         return {"type": action["type"], PROBLEM: "refused"}
     return {key: part for key, part in action.items() if key not in _WORDS}
-
-
-def _unspoken_state(state: Json) -> Json:
-    """A state with the posts of news accounts only, and without the agent's own notes and words."""
-    state = _each(state, "social", "feed", lambda post: post if post.get("stance") else None)
-    state = _each(
-        state, "agent", "memory", lambda note: None if note.get("kind") == "own" else note
-    )
-    return _each(state, "agent", "recentActions", _unspoken)
 
 
 def _each(state: Json, room: str, part: str, change: Callable[[Json], Json | None]) -> Json:

@@ -142,24 +142,21 @@ class TextStream:
     def add(self, ids: Sequence[int]) -> str:
         """The next piece, which may be empty."""
         self._text += self._stream.step(self._tokenizer.backend_tokenizer, list(ids)) or ""
-        return self._release(self._held_back())
-
-    def finish(self, ids: Sequence[int]) -> str:
-        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
-        whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
-        self._text += whole[len(self._text) :]
-        return self._release(0)
-
-    def _held_back(self) -> int:
-        """Number of characters at the end that may begin a stop string."""
         unsent = self._text[self._sent :]
+        # Of the characters at the end that may begin a stop string.
         lengths = (
             length
             for stop in self._stops
             for length in range(min(len(stop) - 1, len(unsent)), 0, -1)
             if unsent.endswith(stop[:length])
         )
-        return max(lengths, default=0)
+        return self._release(max(lengths, default=0))
+
+    def finish(self, ids: Sequence[int]) -> str:
+        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
+        whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
+        self._text += whole[len(self._text) :]
+        return self._release(0)
 
     def _release(self, held_back: int) -> str:
         if self.stopped:

@@ -427,7 +427,10 @@ class Tracker:
         self.flush()
         self._write(self._update, self._since_update.drain())
         if any(isinstance(sink, TakesTables) for sink in self._sinks):
-            self._write_games()
+            try:
+                self._write_table("games", sample_turns(self.paths))
+            except RlforgeError as error:  # a damaged file must not keep the run from its end
+                log.warning("no sample games for the sinks: %s", error)
         self._hand_over_adapters()
         self._for_sinks(lambda sink: sink.close())
         if self._sink_failure is not None:
@@ -446,14 +449,6 @@ class Tracker:
 
         if rows:
             self._for_sinks(write)
-
-    def _write_games(self) -> None:
-        try:
-            turns = sample_turns(self.paths)
-        except RlforgeError as error:  # a damaged file must not keep the run from its end
-            log.warning("no sample games for the sinks: %s", error)
-        else:
-            self._write_table("games", turns)
 
     def _hand_over_adapters(self) -> None:
         if self._cfg.adapters == "off":

@@ -271,7 +271,17 @@ class Sentinel:
 
     def _test(self, key: tuple[str, ...]) -> ShiftTest:
         if key not in self._tests:
-            expectation, change, rate = self._kind(key[0])
+            shift = self._config.shift
+            # What is expected of a signal, the change of it that matters, and the rate of its
+            # course, which lets fast learning pass (benchmarks/sentinel.py says what is missed).
+            kinds: dict[str, tuple[Expectation, float, float]] = {
+                "entropy": ("course", -math.log(ENTROPY_FACTOR), 0.07),
+                "no_advantage": ("course", NO_ADVANTAGE_SHIFT, 0.07),
+                "seat_gap": ("course", SEAT_SHIFT, 0.03),
+                "past": ("target", shift, 1.0),
+                "exploitability": ("best", NASH_CONV_SHIFT, 0.1),
+            }
+            expectation, change, rate = kinds.get(key[0], ("best", shift, 0.1))
             self._tests[key] = ShiftTest(
                 expectation,
                 change=change,
@@ -280,21 +290,6 @@ class Sentinel:
                 warmup=1 if expectation == "best" else self._config.warmup,
             )
         return self._tests[key]
-
-    def _kind(self, signal: str) -> tuple[Expectation, float, float]:
-        """What is expected of a signal, the change of it that matters, and the rate of its course.
-
-        The rates let fast learning pass; see benchmarks/sentinel.py for what they find and miss.
-        """
-        shift = self._config.shift
-        kinds: dict[str, tuple[Expectation, float, float]] = {
-            "entropy": ("course", -math.log(ENTROPY_FACTOR), 0.07),
-            "no_advantage": ("course", NO_ADVANTAGE_SHIFT, 0.07),
-            "seat_gap": ("course", SEAT_SHIFT, 0.03),
-            "past": ("target", shift, 1.0),
-            "exploitability": ("best", NASH_CONV_SHIFT, 0.1),
-        }
-        return kinds.get(signal, ("best", shift, 0.1))
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain data for JSON."""
