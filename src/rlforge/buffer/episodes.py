@@ -139,21 +139,16 @@ class EpisodeBuffer(Buffer):
         self._open_size += len(game)
         self._close_if_complete(group_id)
 
-    def _leave_out(self, group: _Group) -> bool:
-        """Whether a complete group is not stored, as none of its episodes has an advantage."""
-        replacing = self._replacing + len(group.episodes)
-        if replacing > self._settings.max_replaced or group.has_advantage:
-            return False
-        self._replacing = replacing
-        return True
-
     def _close_if_complete(self, group_id: str) -> None:
         group = self._open[group_id]
         if group.complete:
             del self._open[group_id]
             self._open_size -= len(group.episodes)
-            if group.episodes and not self._leave_out(group):
+            replacing = self._replacing + len(group.episodes)
+            if replacing > self._settings.max_replaced or group.has_advantage:
                 self._add_complete(group)
+            else:  # none of its episodes teaches anything
+                self._replacing = replacing
 
     def _add_complete(self, group: _Group) -> None:
         self._complete.add([group])

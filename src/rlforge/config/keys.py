@@ -47,21 +47,16 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
     """Every dotted key of the configuration, for suggestions."""
-    return [
-        key
-        for field in dataclasses.fields(node)
-        for key in _keys_of(field, f"{prefix}{field.name}")
-    ]
-
-
-def _keys_of(field: dataclasses.Field[Any], name: str) -> list[str]:
-    if name == "algorithm":
-        return [
-            name,
-            *(key for cls in ALGORITHM_CONFIGS.values() for key in all_keys(cls, "algorithm.")),
-        ]
-    nested = nested_class(field)
-    return [name, *(all_keys(nested, f"{name}.") if nested else [])]
+    keys = []
+    for field in dataclasses.fields(node):
+        name = f"{prefix}{field.name}"
+        keys.append(name)
+        if name == "algorithm":
+            for cls in ALGORITHM_CONFIGS.values():
+                keys += all_keys(cls, "algorithm.")
+        elif nested := nested_class(field):
+            keys += all_keys(nested, f"{name}.")
+    return keys
 
 
 def nested_class(field: dataclasses.Field[Any]) -> type | None:

@@ -54,22 +54,21 @@ def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
         >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'", "market.news.herald=0.8"])
         ['seed=3', "++prompts={terse: {system: 'Be brief.'}}", '++market.news={herald: 0.8}']
     """
-    return [_with_whole_mappings(override) for override in parse_overrides(overrides)]
-
-
-def _with_whole_mappings(override: Override) -> str:
-    key = override.get_key_element().lstrip("+")
-    line = override.input_line or ""
-    head = next((name for name in MAPPINGS if f"{key}.".startswith(f"{name}.")), None)
-    if head is None or override.is_delete():
-        return line
-    path = key.removeprefix(head).split(".")[1:]
-    texts = [line.partition("=")[2] or "''"]
-    if override.is_discrete_sweep():
-        texts = list(override.sweep_string_iterator())
-    for part in reversed(path):
-        texts = [f"{{{part}: {text}}}" for text in texts]
-    return f"++{head}={','.join(texts)}"
+    lines = []
+    for override in parse_overrides(overrides):
+        key = override.get_key_element().lstrip("+")
+        line = override.input_line or ""
+        head = next((name for name in MAPPINGS if f"{key}.".startswith(f"{name}.")), None)
+        if head is not None and not override.is_delete():
+            path = key.removeprefix(head).split(".")[1:]
+            texts = [line.partition("=")[2] or "''"]
+            if override.is_discrete_sweep():
+                texts = list(override.sweep_string_iterator())
+            for part in reversed(path):
+                texts = [f"{{{part}: {text}}}" for text in texts]
+            line = f"++{head}={','.join(texts)}"
+        lines.append(line)
+    return lines
 
 
 def in_grammar(given: object, quote: str = "'") -> str:

@@ -66,8 +66,14 @@ class ContinuousRun:
         done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
         if done:
             self._comparison = await self._compare("after", self._parts.policy)
-            for line in _in_words(self._comparison):
-                self._context.note(line)
+            if "before" in self._comparison and "after" in self._comparison:
+                before, after = (
+                    self._comparison[when]["players"][POLICY] for when in ("before", "after")
+                )
+                for name, say in _FIGURES.items():
+                    self._context.note(
+                        f"{name}: {say(before[name])} before, {say(after[name])} after"
+                    )
         return done
 
     def stop(self) -> None:
@@ -189,14 +195,3 @@ async def _served_over_http(
         finally:
             over.set()
             await answering
-
-
-def _in_words(comparison: Mapping[str, Any]) -> list[str]:
-    """One line per figure of the policy, before and after training."""
-    if "before" not in comparison or "after" not in comparison:
-        return []
-    before, after = (comparison[when]["players"][POLICY] for when in ("before", "after"))
-    return [
-        f"{name}: {say(before[name])} before, {say(after[name])} after"
-        for name, say in _FIGURES.items()
-    ]

@@ -88,9 +88,16 @@ class Mixture:
 
     def add(self, key: PolicyKey, version: nn.Module) -> None:
         """Lets rows be of ``version``, if it differs from the base in linear layers alone."""
-        layers = self._differing(version)
-        if layers is None:
-            return
+        theirs, layers = dict(version.named_modules()), dict[str, nn.Module]()
+        for name, module in self._modules.items():
+            other = theirs.get(name)
+            if other is None:
+                return
+            if _shares_all(module, other):
+                continue
+            if not isinstance(module, nn.Linear):
+                return
+            layers[name] = other
         self._layers[key] = layers
         names = frozenset(layers)
         if names not in self._works:
@@ -131,21 +138,6 @@ class Mixture:
             layers = [self._layers[key].get(name) for key in self.rows.keys]
             self._changes[name] = (_stacked(layers) or layers) if any(layers) else None
         return self._changes[name]
-
-    def _differing(self, version: nn.Module) -> dict[str, nn.Module] | None:
-        """The linear layers that are not the base's; None if anything else of it differs."""
-        theirs = dict(version.named_modules())
-        differing = {}
-        for name, module in self._modules.items():
-            other = theirs.get(name)
-            if other is None:
-                return None
-            if _shares_all(module, other):
-                continue
-            if not isinstance(module, nn.Linear):
-                return None
-            differing[name] = other
-        return differing
 
     @torch.inference_mode()
     def _computes(self, key: PolicyKey, version: Any) -> bool:

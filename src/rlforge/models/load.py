@@ -84,15 +84,13 @@ def check_source(config: ModelConfig) -> None:
     if made_model(config.kind) is not None:
         return
     name = resolve_model(config)
-    if local_copy(config) is None:
-        _ask_hub(_where(name))
-
-
-def _ask_hub(name: str) -> None:
+    if local_copy(config) is not None:
+        return
     import httpx
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+    name = _where(name)
     try:
         HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=10)
     except GatedRepoError:

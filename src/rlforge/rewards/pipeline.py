@@ -28,6 +28,9 @@ class RewardPipeline:
         self._final: list[FinalTransform | GameTransform] = build_stack(
             config.final, final, "rewards.final"
         )
+        self._stateful = {
+            str(place): one for place, one in enumerate(self._final) if isinstance(one, Stateful)
+        }
         self._step: list[StepTransform] = build_stack(config.step, step, "rewards.step")
         self._sampling: list[SamplingTransform] = build_stack(
             config.sampling, sampling, "rewards.sampling"
@@ -67,7 +70,7 @@ class RewardPipeline:
     @property
     def moves(self) -> bool:
         """Whether a final transform has a state: equal games may then differ in reward."""
-        return any(isinstance(transform, Stateful) for transform in self._final)
+        return bool(self._stateful)
 
     def on_draw(self, steps: Sequence[Step]) -> list[Step]:
         """The steps of one batch, in order, with their rewards after the sampling stack."""
@@ -78,26 +81,17 @@ class RewardPipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the final transforms as plain data, by their place in the stack."""
-        return {
-            str(place): transform.state_dict()
-            for place, transform in enumerate(self._final)
-            if isinstance(transform, Stateful)
-        }
+        return {place: transform.state_dict() for place, transform in self._stateful.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``. Raises CheckpointError for that of another final stack."""
-        stateful = {
-            str(place): transform
-            for place, transform in enumerate(self._final)
-            if isinstance(transform, Stateful)
-        }
-        if stateful.keys() != state.keys():
+        if self._stateful.keys() != state.keys():
             raise CheckpointError(
                 f"reward baselines: the checkpoint has them for places {sorted(state)} of "
-                f"rewards.final, the configuration for {sorted(stateful)}; resume with the "
+                f"rewards.final, the configuration for {sorted(self._stateful)}; resume with the "
                 "rewards.final of the saved run"
             )
-        for place, transform in stateful.items():
+        for place, transform in self._stateful.items():
             transform.load_state_dict(state[place])
 
     def _noted(self, trajectory: Trajectory) -> Trajectory:

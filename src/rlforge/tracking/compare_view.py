@@ -114,7 +114,22 @@ def _table(lines: Sequence[Line], name: str, caption: str, console: Console) -> 
     for cells, line in zip(_cells(lines), lines, strict=True):
         wide.add_row(*map(Text, cells), style="bold" if line.best else "")
     needed = Measurement.get(console, console.options.update(width=10_000), wide).maximum
-    return wide if needed <= console.width else _tall(lines, name, caption)
+    if needed <= console.width:
+        return wide
+    tall = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    tall.add_column(name, no_wrap=True)
+    tall.add_column("settings", overflow="fold")
+    tall.add_column(caption, no_wrap=True)
+    for line in lines:
+        state = ", ".join(filter(None, [line.status, line.wall]))
+        about = [line.name, state, line.done, BEST * line.best]
+        # Name, figure and interval of each result, below one another.
+        rows = [(name, *text.partition(" ")) for name, text in line.results.items()]
+        named, long = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
+        figures = [f"{name:{named}} {mean:>{long}} {rest}" for name, mean, _, rest in rows]
+        texts = ["\n".join(filter(None, about)), "\n".join(settings_text(line.settings))]
+        tall.add_row(*map(Text, [*texts, "\n".join(figures)]), style="bold" if line.best else "")
+    return tall
 
 
 def columns(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
@@ -131,24 +146,6 @@ def _cells(lines: Sequence[Line]) -> Iterator[list[str]]:
         state = ", ".join(filter(None, [line.status, line.done, BEST * line.best]))
         cells = [line.name, state, *(line.settings.get(key, NOTHING) for key in settings)]
         yield [*cells, *(line.results.get(key, NOTHING) for key in results), line.wall]
-
-
-def _tall(lines: Sequence[Line], name: str, caption: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(name, no_wrap=True)
-    table.add_column("settings", overflow="fold")
-    table.add_column(caption, no_wrap=True)
-    for line in lines:
-        state = ", ".join(filter(None, [line.status, line.wall]))
-        about = [line.name, state, line.done, BEST * line.best]
-        # Name, figure and interval of each result, below one another.
-        rows = [(name, *text.partition(" ")) for name, text in line.results.items()]
-        named, long = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
-        results = [f"{name:{named}} {mean:>{long}} {rest}" for name, mean, _, rest in rows]
-        cells = [filter(None, about), settings_text(line.settings), results]
-        texts = ["\n".join(cell) for cell in cells]
-        table.add_row(*map(Text, texts), style="bold" if line.best else "")
-    return table
 
 
 def settings_text(settings: dict[str, str]) -> list[str]:
