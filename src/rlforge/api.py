@@ -20,6 +20,7 @@ from rlforge.config.plugins import MODELS
 from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.sft import SftConfig
+from rlforge.errors import RunError
 from rlforge.models.made import made_model
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
@@ -259,9 +260,6 @@ class Run:
         run. games: per row; None takes that of the run. Raises ConfigError for unknown names, and
         RunError where no game finished.
         """
-        import dataclasses
-
-        from rlforge.errors import RunError
         from rlforge.local.evaluate import evaluate_run
 
         measured = wait_for(evaluate_run(self.path, version, list(opponents) or None, games))

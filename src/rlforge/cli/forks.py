@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import shlex
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from rlforge.local.forks import Fork
     from rlforge.tracking.analyses import Analysis, Estimate, Moment
     from rlforge.types import GameRecord
+
+#: Says how far the games are.
+_say = partial(typer.echo, err=True)
 
 #: Characters of the line on which an analysis draws a value.
 _SCALE = 15
@@ -167,10 +171,6 @@ def analyse(
     for line in _decisive(done):
         console.print(line)
     typer.echo(f"{file}; rlforge report {shlex.quote(str(run_dir))} draws it", err=True)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _found(run_dir: RunDir, game: str) -> GameRecord:

@@ -65,7 +65,7 @@ class TextArenaGame(TurnGame):
         super().__init__(env, seed)
         self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
         self._limit_s = min(STEP_LIMIT_S, env.timeout_s)
-        self._accepted = True
+        self.accepted = True
         #: Why moves of the last step counted as invalid, by seat.
         self._rejections: dict[int, str] = {}
         self._env = self._call("make", lambda: textarena.make(env.id))
@@ -77,10 +77,6 @@ class TextArenaGame(TurnGame):
         self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
 
-    @property
-    def accepted(self) -> bool:
-        return self._accepted
-
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the environment raises, hangs or scores the game wrongly."""
         player = self.view().player_id
@@ -88,7 +84,7 @@ class TextArenaGame(TurnGame):
         self._turn += 1
         self._view = None
         done, _ = self._call("step", lambda: self._env.step(action))
-        self._accepted = player not in self._rejections
+        self.accepted = player not in self._rejections
         if done:
             invalid_by = next(iter(self._rejections), None)
             reason: EndReason = "finished" if invalid_by is None else "invalid_move"

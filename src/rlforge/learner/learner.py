@@ -213,7 +213,7 @@ class Learner:
 
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
         """As ``update``; the result has ``digests``, and that of the weights before as well."""
-        before = self._weights_digest()
+        before = _digest(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
 
@@ -319,12 +319,9 @@ class Learner:
         Of this rank's part, where ranks share the weights.
         """
         return {
-            "policy": self._weights_digest(),
+            "policy": _digest(self._policy.trained()),
             "optimizer": _digest(self._optimizer.state_dict()),
         }
-
-    def _weights_digest(self) -> str:
-        return _digest(self._policy.trained())
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything a resumed run needs; complete on rank 0 only."""

@@ -63,7 +63,8 @@ def save_adapter(peft_model: Any, directory: Path) -> None:
     """
     tensors = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     save_file(
-        {name: _on_cpu(tensor) for name, tensor in tensors.items()}, directory / ADAPTER_WEIGHTS
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        directory / ADAPTER_WEIGHTS,
     )
     config = copy.copy(peft_model.peft_config["default"])
     config.inference_mode = True
@@ -110,7 +111,8 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
 
 def save_value_head(value_head: nn.Module, directory: Path) -> None:
     """Write the critic next to the policy it was trained with."""
-    tensors = {name: _on_cpu(tensor) for name, tensor in value_head.state_dict().items()}
+    state = value_head.state_dict()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / VALUE_HEAD)
 
 
@@ -156,7 +158,3 @@ def _numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
     if lora.last_layers > layers:
         raise ConfigError(f"model.lora.last_layers={lora.last_layers}: the model has {layers}")
     return list(range(layers - lora.last_layers, layers))
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()

@@ -164,7 +164,11 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
         yield _turn(place + 1, turn, "" if hidden else new, board)
     yield Rule(style="dim")
     if record.error is None:
-        yield Text(_winner(record), style="bold")
+        seats, env = record.spec.seats, record.spec.env
+        won = [one for one in seats if env.outcome(record.rewards, one.player_id) == "win"]
+        nobody = "a draw" if len(seats) > 1 else "not won"
+        winner = f"player {won[0].player_id} ({won[0].policy.uid}) wins" if won else nobody
+        yield Text(winner, style="bold")
     result = record.error or _rewards(record.rewards.values())
     yield Text(f"{ending(record)}: {result}", style="bold")
 
@@ -257,17 +261,6 @@ def _turn(place: int, turn: Turn, observed: str, board: str) -> RenderableType:
         action,
         *([Text(f"\n{board}\n")] if board else []),
     )
-
-
-def _winner(record: GameRecord) -> str:
-    won = [
-        seat
-        for seat in record.spec.seats
-        if record.spec.env.outcome(record.rewards, seat.player_id) == "win"
-    ]
-    if won:
-        return f"player {won[0].player_id} ({won[0].policy.uid}) wins"
-    return "a draw" if len(record.spec.seats) > 1 else "not won"
 
 
 def _seats(spec: GameSpec) -> str:

@@ -70,7 +70,7 @@ class PerpDesk:
             paid=margin + fee,
             opened=books.tick,
         )
-        if margin + perp.profit(perpetual.mark()) < self._maintenance(perp):
+        if margin + perp.profit(perpetual.mark()) < portion(perp.size, MAINTENANCE_MARGIN):
             raise ActionError(
                 f"a size of {size / 100:.2f} moves the price so far that it would be liquidated "
                 "at once; take a smaller size or less leverage"
@@ -192,7 +192,5 @@ class PerpDesk:
 
     def _has_fallen(self, perp: Perp) -> bool:
         """Whether margin and profit are below the maintenance margin."""
-        return perp.margin + perp.profit(self._exit(perp)) < self._maintenance(perp)
-
-    def _maintenance(self, perp: Perp) -> int:
-        return portion(perp.size, MAINTENANCE_MARGIN)
+        least = portion(perp.size, MAINTENANCE_MARGIN)
+        return perp.margin + perp.profit(self._exit(perp)) < least

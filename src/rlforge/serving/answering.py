@@ -312,7 +312,7 @@ class Answering:
     ) -> Sequence[Mapping[str, Any]] | str:
         """The messages of a request, or its prompt as text."""
         if isinstance(request, ChatRequest):
-            return _messages(request)
+            return [message.plain() for message in request.messages]
         return str(self._tokenizer.decode(list(checked.prompt_token_ids)))
 
     def token_texts(self, completion: Completion) -> list[str]:
@@ -383,13 +383,10 @@ class Answering:
         try:
             if tools and not takes_tools(self._tokenizer, tools):
                 raise BadRequestError("the model's chat template knows no tools", param="tools")
-            return conversation_tokens(self._tokenizer, _messages(request), tools)
+            messages = [message.plain() for message in request.messages]
+            return conversation_tokens(self._tokenizer, messages, tools)
         except ValueError as error:
             raise BadRequestError(str(error), param="messages") from error
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))
-
-
-def _messages(request: ChatRequest) -> list[dict[str, Any]]:
-    return [message.plain() for message in request.messages]

@@ -54,6 +54,9 @@ from rlforge.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
+#: The header that names the version that answered.
+_VERSION = "x-rlforge-version"
+
 _EXPLAINED = (
     RequestValidationError,
     BadRequestError,
@@ -217,7 +220,8 @@ class Api:
             end.text, end.finish_reason, end.completion, pieces, tools=bool(asked.offered())
         )
         counts = usage(len(checked.prompt_token_ids), end.tokens)
-        return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
+        headers = {_VERSION: end.policy.uid}
+        return JSONResponse(answer | {"usage": counts}, headers=headers)
 
     async def _whole(self, checked: CheckedRequest) -> End:
         async with asyncio.timeout(self._config.request_timeout_s):
@@ -256,7 +260,7 @@ class Api:
                 yield "data: [DONE]\n\n"
 
         return StreamingResponse(
-            events(), media_type="text/event-stream", headers=_version_header(first.policy)
+            events(), media_type="text/event-stream", headers={_VERSION: first.policy.uid}
         )
 
     async def _events(
@@ -432,10 +436,6 @@ async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
         for task in (answer, watch):
             task.cancel()
         await asyncio.gather(answer, watch, return_exceptions=True)
-
-
-def _version_header(policy: PolicyRef) -> dict[str, str]:
-    return {"x-rlforge-version": policy.uid}
 
 
 def _model(name: str, found: Deployment) -> dict[str, Any]:

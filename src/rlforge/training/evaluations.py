@@ -122,7 +122,7 @@ class Evaluations:
         newest names the evaluation. published: returns once the engines have them. edge: at the
         start or the end of training, with ``final_games``.
         """
-        checkpoint = _newest(seated)
+        checkpoint = max(seated, key=lambda one: one.version)
         if not self._is_first(checkpoint, seated):
             return
         settings, before = self._config.eval, self._planned
@@ -171,7 +171,7 @@ class Evaluations:
         if not self._config.eval.continuous or self._closed:
             return
         self._supersede()
-        checkpoint = _newest(seated)
+        checkpoint = max(seated, key=lambda one: one.version)
         if self._is_first(checkpoint, seated):
             evaluation = OpenEvaluation(
                 self._pairings,
@@ -227,7 +227,3 @@ class Evaluations:
             else:
                 self._more.clear()
                 await self._more.wait()
-
-
-def _newest(seated: Sequence[Checkpoint]) -> Checkpoint:
-    return max(seated, key=lambda checkpoint: checkpoint.version)

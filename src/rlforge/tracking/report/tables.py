@@ -104,7 +104,7 @@ def reached(run: RunData) -> Html | None:
 
 def _result(row: Row) -> Html:
     games = max(row["games"], 1)
-    shares = {name: row[f"{name}s" if name != "loss" else "losses"] for name in _OUTCOMES}
+    shares = {"win": row["wins"], "draw": row["draws"], "loss": row["losses"]}
     lines = [
         el("b", f"{percent(row['win_rate'], 1)} wins"),
         _interval(*row["ci95"]),
@@ -121,9 +121,6 @@ def _result(row: Row) -> Html:
         el("div", f"{row['games']} games after {row['step']} updates", cls="soft"),
     ]
     return join(lines)
-
-
-_OUTCOMES = ("win", "draw", "loss")
 
 
 def _interval(low: float, high: float) -> Html:
