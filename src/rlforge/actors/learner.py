@@ -20,14 +20,7 @@ from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.types import (
-    Checkpoint,
-    EnvSpec,
-    ExactResult,
-    PolicyRef,
-    TrainBatch,
-    UpdateResult,
-)
+from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef, TrainBatch, UpdateResult
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learners

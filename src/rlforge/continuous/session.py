@@ -20,15 +20,7 @@ from rlforge.rollout.lineup import env_named
 from rlforge.rollout.policies import ModelPlayers
 from rlforge.rollout.schedule import line_up
 from rlforge.serving.conversations import conversation_tokens, tool_calls, without_calls
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameSpec,
-    PolicyRef,
-    SamplingParams,
-    Seat,
-    value,
-)
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat, value
 
 SeatAnswer = Callable[[View, int], Awaitable[Completion]]
 """Asks at a seat: what its player sees, and seed of the draw."""

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from rlforge.engines.cache import (
-    Row,
-    cache_of,
-    join_rows,
-    keep_rows,
-    new_cache,
-    shrink,
-    trim,
-)
+from rlforge.engines.cache import Row, cache_of, join_rows, keep_rows, new_cache, shrink, trim
 from rlforge.engines.core import EngineRequest
 from rlforge.engines.grammars import GrammarState
 from rlforge.engines.invariant import sequences_begin

@@ -10,12 +10,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.vllm_settings import lora_rank
 from rlforge.errors import ConfigError
-from rlforge.models.fit import (
-    check_adapter_fits,
-    check_lora,
-    check_model_fits,
-    kind_of_weights,
-)
+from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.models.load import resolve_model
 from rlforge.system.loops import in_thread
 from rlforge.types import PolicyRef

@@ -249,12 +249,7 @@ class VllmEngine(ThreadedEngine):
         import torch
 
         from rlforge.models.devices import named_device, resolve_dtype
-        from rlforge.models.load import (
-            load_model_config,
-            load_tokenizer,
-            model_source,
-            positions,
-        )
+        from rlforge.models.load import load_model_config, load_tokenizer, model_source, positions
 
         if threads is not None:
             torch.set_num_threads(threads)

@@ -12,15 +12,7 @@ from torch import Tensor, nn
 
 from rlforge.algorithms.base import Reference
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import (
-    Layout,
-    MicroBatch,
-    Row,
-    collate,
-    join_turns,
-    most_legal,
-    whole,
-)
+from rlforge.learner.batching import Layout, MicroBatch, Row, collate, join_turns, most_legal, whole
 from rlforge.learner.followers import Followers, Weights
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers

@@ -21,13 +21,7 @@ from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.system.hardware import versions
 from rlforge.tracking.game_files import GameIndex, GameWriter, index_games
-from rlforge.tracking.ladder_card import (
-    PAGE,
-    LadderCard,
-    first_difference,
-    read_card,
-    write_card,
-)
+from rlforge.tracking.ladder_card import PAGE, LadderCard, first_difference, read_card, write_card
 from rlforge.tracking.report.ladder import write_ladder_page
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, Seat
 

@@ -29,14 +29,7 @@ from rlforge.rollout.lineup import asked_as, env_named
 from rlforge.rollout.policies import ApiSeat, ModelPlayers, ModelSeat
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Seat,
-)
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 Act = Callable[[View], str]
 """A player of the caller's own: the action in a view."""

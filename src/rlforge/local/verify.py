@@ -38,13 +38,7 @@ from rlforge.rollout.collector import learned_players
 from rlforge.rollout.episode import play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
-from rlforge.tracking.digests import (
-    FILE,
-    broken_at,
-    digest_of,
-    digest_of_batch,
-    digest_of_games,
-)
+from rlforge.tracking.digests import FILE, broken_at, digest_of, digest_of_batch, digest_of_games
 from rlforge.tracking.files import read_json
 from rlforge.tracking.game_files import index_games, read_games
 from rlforge.trajectories.columns import digest_of_decisions

@@ -15,12 +15,7 @@ from typing import Any
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
-from rlforge.models.fit import (
-    check_adapter_fits,
-    check_lora,
-    check_model_fits,
-    kind_of_weights,
-)
+from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
 from rlforge.types import Checkpoint
 

@@ -14,17 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _Convert = Callable[[Any], Any]

@@ -10,12 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.tracking.formatting import NOTHING, count, number, percent
-from rlforge.tracking.ladder_card import (
-    Ending,
-    LadderCard,
-    LadderPairing,
-    LadderRating,
-)
+from rlforge.tracking.ladder_card import Ending, LadderCard, LadderPairing, LadderRating
 
 ENDINGS: dict[Ending, str] = {
     "separated": "separated",

@@ -8,12 +8,7 @@ from typing import Any
 
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import RunConfig
-from rlforge.system.checkpoint import (
-    checkpoint_version,
-    list_checkpoints,
-    policy_in,
-    step_name,
-)
+from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, policy_in, step_name
 from rlforge.tracking.progress import ALARMS
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.sentinel import Sentinel

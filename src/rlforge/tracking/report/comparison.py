@@ -8,12 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from rlforge.tracking.compare import (
-    Comparison,
-    Configuration,
-    best_of,
-    compare,
-)
+from rlforge.tracking.compare import Comparison, Configuration, best_of, compare
 from rlforge.tracking.compare_view import (
     OF_RUNS,
     OF_SEEDS,
