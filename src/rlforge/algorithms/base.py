@@ -122,22 +122,17 @@ class Algorithm(Protocol):
     @property
     def reference(self) -> Reference | None:
         """The policy whose ``reference_logprobs`` must be given; None: they are not read."""
-        ...
 
     @property
     def needs_values(self) -> bool:
         """Whether the learner must carry a value head and the batch whole episodes."""
-        ...
 
     @property
     def needs_entropy(self) -> bool:
         """Whether ``entropy`` must be given with gradient."""
-        ...
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         """Advantages (and returns) of a batch's steps; ``values``: critic estimates or None."""
-        ...
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         """Loss of one micro-batch."""
-        ...

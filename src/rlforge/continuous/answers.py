@@ -22,7 +22,6 @@ class Ask(Protocol):
         self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
     ) -> Completion:
         """draw: seed of the answer. grammar: that it keeps to. Raises EngineError."""
-        ...
 
 
 def answer_decision(

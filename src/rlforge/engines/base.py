@@ -85,7 +85,6 @@ class Generator(Protocol):
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
         """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident."""
-        ...
 
 
 class Engine(Generator, Protocol):
@@ -106,23 +105,18 @@ class Engine(Generator, Protocol):
         The last tokens come with the completion only, which holds all of them. A request that is
         repeated because its engine died starts over; with ``params.seed`` it draws the same tokens.
         """
-        ...
 
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident ahead of its first request."""
-        ...
 
     def stats(self) -> EngineStats:
         """Counters since the start, and the load now."""
-        ...
 
     def take_busy_spans(self) -> list[Span]:
         """The spans of wall-clock time (seconds) in which it computed since the last call."""
-        ...
 
     async def close(self) -> None:
         """Stop; requests under way fail with ``EngineError``."""
-        ...
 
 
 class LocalEngine(Engine, Protocol):
@@ -130,22 +124,18 @@ class LocalEngine(Engine, Protocol):
 
     def ask(self, questions: Iterable[Question]) -> None:
         """As ``generate`` for each question, without waiting: callbacks deliver the answers."""
-        ...
 
     def forget(self, callers: Iterable[Caller]) -> None:
         """Cancel the requests of ``callers``, which get no more callbacks."""
-        ...
 
     async def sleep(self) -> None:
         """Release the device's memory until ``wake``.
 
         Running sequences are finished first; all other requests wait.
         """
-        ...
 
     async def wake(self) -> None:
         """Continue with the requests that wait; an awake engine ignores it."""
-        ...
 
 
 def check_request(

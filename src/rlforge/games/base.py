@@ -86,24 +86,19 @@ class Game(Protocol):
     @property
     def done(self) -> bool:
         """Whether the game is over; then only ``result`` may be called."""
-        ...
 
     @property
     def accepted(self) -> bool:
         """Whether the last action counted as a move; True before the first."""
-        ...
 
     def view(self) -> View:
         """What the player to move sees. Asking again gives the same view."""
-        ...
 
     def step(self, action: str) -> None:
         """Apply the action of the player to move."""
-        ...
 
     def result(self) -> GameResult:
         """How it ended. Raises ``ValueError`` while the game goes on."""
-        ...
 
 
 class TurnGame(ABC):

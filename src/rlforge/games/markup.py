@@ -27,22 +27,18 @@ class Tokenizer(Protocol):
 
     def __hash__(self) -> int:
         """By identity."""
-        ...
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """Added tokens (``tokenizers.AddedToken``) by their ids."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; text of added tokens in it becomes those tokens."""
-        ...
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> Any:
         """The conversation in the model's own turn markup. options: ``tools``, where there are."""
-        ...
 
 
 class Prompt(NamedTuple):

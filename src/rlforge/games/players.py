@@ -36,7 +36,6 @@ class Player(Protocol):
 
     def act(self, view: View) -> str:
         """The action in ``view``."""
-        ...
 
 
 class RandomLegal:

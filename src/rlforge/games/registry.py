@@ -15,15 +15,12 @@ class Source(Protocol):
 
     def make(self, env: EnvSpec, seed: int) -> Game:
         """A fresh game."""
-        ...
 
     def check(self, env: EnvSpec) -> None:
         """Start the game once; raises ``ConfigError`` where that fails."""
-        ...
 
     def env_ids(self) -> list[str]:
         """All ids, sorted."""
-        ...
 
 
 def make_game(env: EnvSpec, seed: int) -> Game:

@@ -37,7 +37,6 @@ class Trader(Protocol):
 
     def decide(self, state: Json) -> Json:
         """The action in ``state``."""
-        ...
 
 
 class NoiseTrader:

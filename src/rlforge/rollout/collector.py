@@ -39,11 +39,9 @@ class Ports(Protocol):
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         """Between 1 and ``wanted`` games, as soon as the buffer admits them; None: stop."""
-        ...
 
     async def deliver(self, delivery: Delivery) -> None:
         """Receive finished games."""
-        ...
 
 
 #: Failed games in a row that end the run.

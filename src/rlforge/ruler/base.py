@@ -69,7 +69,6 @@ class DecisionScorer(Protocol):
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """A score for each; a group that fails is logged and left unscored."""
-        ...
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """Learn from windows whose outcomes are known; a window learned before changes nothing.
@@ -78,11 +77,9 @@ class DecisionScorer(Protocol):
         these windows before learning them (``forecast_kendall_tau``,
         ``forecast_pairwise_accuracy``; missing if it could not).
         """
-        ...
 
     async def close(self) -> None:
         """Close connections."""
-        ...
 
 
 def finite_rewards(decisions: Sequence[Decision]) -> list[float | None]:

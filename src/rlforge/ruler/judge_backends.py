@@ -38,15 +38,12 @@ class JudgeBackend(Protocol):
     @property
     def name(self) -> str:
         """Model and address, without keys: part of the cache key of answers."""
-        ...
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
         """The model's answer, JSON of ``schema`` if it can comply. Raises ChatError."""
-        ...
 
     async def close(self) -> None:
         """Close connections."""
-        ...
 
 
 def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:

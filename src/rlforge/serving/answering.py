@@ -103,11 +103,9 @@ class AnswerObserver(Protocol):
 
     async def answered(self, answer: Answered) -> None:
         """A client got ``answer``. Raises nothing."""
-        ...
 
     async def rewarded(self, answer_id: str, reward: float) -> bool:
         """A client reports the reward of an answer; whether the observer made use of it."""
-        ...
 
 
 class TextStream:

@@ -364,7 +364,12 @@ class DeploymentService:
             log.warning("%s is not served: %s", left.uid, left.reason)
         stack = self._journal.live()
         if not stack:
-            await self._begin_with_base()
+            known = self._journal.history()
+            base = known[0] if known else self._journal.begin("base model", strategy="replace")
+            self._router.live = Live(current=base)
+            await self._deployer.verify()
+            await self._deployer.promote(base.number)
+            await self._deployer.tidy()
             return
         reason = ""
         for deployment in stack:
@@ -384,14 +389,6 @@ class DeploymentService:
             )
         self._router.live = Live(current=deployment)
         await self._resume_trial()
-        await self._deployer.tidy()
-
-    async def _begin_with_base(self) -> None:
-        known = self._journal.history()
-        base = known[0] if known else self._journal.begin("base model", strategy="replace")
-        self._router.live = Live(current=base)
-        await self._deployer.verify()
-        await self._deployer.promote(base.number)
         await self._deployer.tidy()
 
     async def _resume_trial(self) -> None:

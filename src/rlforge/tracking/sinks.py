@@ -51,7 +51,6 @@ class Sink(Protocol):
 
     def open(self, run: RunPaths, name: str) -> None:
         """Called once, before any other method: the run directory, and the experiment's name."""
-        ...
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record ``scalars`` (full namespaced keys) at ``step`` learner updates.
@@ -59,15 +58,12 @@ class Sink(Protocol):
         Called once per update and per evaluation, and in between for what has no step of its own.
         The step of an evaluation is that of its version, which may be below an earlier step.
         """
-        ...
 
     def rewind(self, step: int) -> None:
         """Drop what was recorded after ``step``, where the sink can; the run continues there."""
-        ...
 
     def close(self) -> None:
         """Write everything to disk (or to the server) and close."""
-        ...
 
 
 @runtime_checkable
@@ -79,7 +75,6 @@ class TakesTables(Protocol):
 
         ``ratings``: the policies of the pool. ``games``: turns of a few games, at the end.
         """
-        ...
 
 
 @runtime_checkable
@@ -88,7 +83,6 @@ class TakesAdapters(Protocol):
 
     def adapter(self, folder: Path) -> None:
         """Keep the files of the checkpoint ``folder`` (``step-N``), without its state."""
-        ...
 
 
 @runtime_checkable
@@ -97,7 +91,6 @@ class HasNextStep(Protocol):
 
     def next_step(self) -> str | None:
         """A command for the user after the end of the run; None: nothing is left to do."""
-        ...
 
 
 @dataclass

@@ -91,23 +91,18 @@ class Controller(Protocol):
 
     async def begin(self, *, resume: bool) -> None:
         """Make version 0 ready, or restore the newest saved state."""
-        ...
 
     async def run(self) -> bool:
         """Train and save the result; False where ``stop`` ended it before it was complete."""
-        ...
 
     def stop(self) -> None:
         """End ``run`` after the work in hand, which is saved. Called once, in the event loop."""
-        ...
 
     async def close(self) -> None:
         """Release what ``begin`` opened; called last, also after a failure."""
-        ...
 
     def summary(self) -> Mapping[str, Any]:
         """For summary.json, at any time. ``objective``: the number that a sweeper maximises."""
-        ...
 
 
 @value
