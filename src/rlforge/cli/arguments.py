@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,9 @@ ConfigDir = Annotated[
     typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
 ]
 
+
+say = partial(typer.echo, err=True)
+"""Shows a message on standard error."""
 
 RUNS = Path("runs")
 """Where runs are, below the current directory."""

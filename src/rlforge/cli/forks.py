@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import shlex
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.cli.arguments import JsonFile, RunDir, write_result
+from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from rlforge.local.forks import Fork
     from rlforge.tracking.analyses import Analysis, Estimate, Moment
     from rlforge.types import GameRecord
-
-#: Says how far the games are.
-_say = partial(typer.echo, err=True)
 
 #: Characters of the line on which an analysis draws a value.
 _SCALE = 15
@@ -82,7 +78,7 @@ def fork(
     record = _found(run_dir, game)
     start = forks.Start(turn=turn, games=samples, action=action)
     seats = _seats(seat or [], record, turn)
-    found = asyncio.run(forks.fork_game(run_dir, record, start, seats, _say))
+    found = asyncio.run(forks.fork_game(run_dir, record, start, seats, say))
     by_player = {player: _as_data(found.reward(player)) for player in record.rewards}
     mover = record.turns[turn - 1].player_id
     taken = found.by_action(mover)
@@ -157,7 +153,7 @@ def analyse(
             seats=seats,
             samples=samples,
             seconds=seconds,
-            say=_say,
+            say=say,
         )
     )
     file = write_analysis(run_dir, done)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import must_be_run
+from rlforge.cli.arguments import must_be_run, say
 from rlforge.errors import ConfigError
 
 
@@ -142,7 +142,7 @@ def _play(
         precision=precision,
     )
     try:
-        card = asyncio.run(play_ladder(plan, folder, lambda text: typer.echo(text, err=True)))
+        card = asyncio.run(play_ladder(plan, folder, say))
     except KeyboardInterrupt:
         if (folder / PAGE).is_file():
             raise KeyboardInterrupt(f"the ladder; its page so far: {folder / PAGE}") from None

@@ -23,6 +23,7 @@ from rlforge.cli.arguments import (
     Resume,
     RunDir,
     Store,
+    say,
     with_store,
     write_result,
 )
@@ -247,11 +248,7 @@ def evaluate(
     def keep(results: Sequence[EvalResult]) -> None:
         write_result(json_file, [dataclasses.asdict(result) for result in results])
 
-    measured = asyncio.run(
-        evaluate_run(
-            run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True), keep
-        )
-    )
+    measured = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games, say, keep))
     keep(measured.results)
     Console().print(_eval_table(measured))
     if not measured.complete:
@@ -318,7 +315,7 @@ def export(
         gguf=gguf,
         push=push,
         public=public,
-        say=lambda text: typer.echo(text, err=True),
+        say=say,
     )
     typer.echo(str(written))
 

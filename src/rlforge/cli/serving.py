@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, write_result
+from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, say, write_result
 from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError, DeploymentError
 
@@ -66,7 +66,7 @@ def serve(
         from rlforge.continuous.policy_side import checks_of_run  # imports torch
 
         checks = checks_of_run(setup.source, setup.continuous)
-    server.serve(setup, lambda text: typer.echo(text, err=True), checks)
+    server.serve(setup, say, checks)
 
 
 def deploy(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli.arguments import JsonFile, RunDir, write_result
+from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.errors import RunError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def verify(
     from rlforge.local.verify import verify as check_run
 
     began = time.monotonic()
-    found = check_run(run_dir, whole=whole, seed=seed, say=lambda text: typer.echo(text, err=True))
+    found = check_run(run_dir, whole=whole, seed=seed, say=say)
     write_result(json_file, dataclasses.asdict(found))
     console = Console(highlight=False)
     for line in found.differs:

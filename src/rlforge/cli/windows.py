@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import opened_store
+from rlforge.cli.arguments import opened_store, say
 from rlforge.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -197,10 +197,6 @@ def export_windows(
     rows = export_dataset(reader, folder, window or None, _run_of(where))
     typer.echo(f"{rows:,} decisions", err=True)
     if push is not None:
-
-        def say(text: str) -> None:
-            typer.echo(text, err=True)
-
         push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
     typer.echo(str(folder))
 

@@ -13,10 +13,10 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
-from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies, seated_with
+from rlforge.local.policies import find_opponent, find_policy, seat_policies, seated_with
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.evaluation import Pairing, plan_evaluation, summarise
-from rlforge.rollout.lineup import eval_pairings
+from rlforge.rollout.lineup import can_play, eval_pairings
 from rlforge.types import EvalResult, GameRecord, PolicyRef, value
 
 log = logging.getLogger(__name__)

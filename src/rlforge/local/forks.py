@@ -16,9 +16,10 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, nearest
-from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies
+from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.episode import replayed
+from rlforge.rollout.lineup import can_play
 from rlforge.rollout.schedule import line_up, same_game
 from rlforge.system.checkpoint import is_step_name
 from rlforge.tracking.analyses import Analysis, Estimate, Moment, estimate

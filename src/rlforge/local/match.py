@@ -146,10 +146,12 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
         raise ConfigError(f"{len(players)} players: {env.id} has {env.num_players} seats")
     owners = [*players, *[players[-1]] * (env.num_players - len(players))]
     refs = [_reference(player, env) for player in owners]
-    seats = tuple(
-        _asked_as_trained(seat, player, env)
-        for seat, player in zip(line_up(env, refs, trained_uid=None), owners, strict=True)
-    )
+    seats = list(line_up(env, refs, trained_uid=None))
+    for place, player in enumerate(owners):
+        if isinstance(player, Policy):  # asked as its run asks; others as the environment says
+            template, extraction = asked_as(player.config, env.id)
+            own = {"prompt_template": template, "action_extraction": extraction}
+            seats[place] = dataclasses.replace(seats[place], **own)
     answers = [
         _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)
@@ -158,7 +160,7 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     async def answer(seat: Seat, view: View, draw: int) -> Completion:
         return await answers[seat.player_id](seat, view, draw)
 
-    spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=seats)
+    spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=tuple(seats))
     return wait_for(episode.play_game(spec, answer))
 
 
@@ -178,14 +180,6 @@ def transcript(record: GameRecord, width: int = 80) -> str:
         for piece in turns(record):
             console.print(piece, highlight=False)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
-
-
-def _asked_as_trained(seat: Seat, player: str | Policy | Act, env: EnvSpec) -> Seat:
-    """The seat of a ``Policy`` is asked as its run asks; any other as the environment says."""
-    if not isinstance(player, Policy):
-        return seat
-    template, extraction = asked_as(player.config, env.id)
-    return dataclasses.replace(seat, prompt_template=template, action_extraction=extraction)
 
 
 def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -131,15 +132,12 @@ def _asked(
         folder = store_folder(config.store, run.paths.root)
         if not folder.is_dir():
             return
-        reader = StoreReader(folder)
-        try:
+        with closing(StoreReader(folder)) as reader:
             for decision in reader.newest_complete(_DECISIONS, before=float("inf")):
                 made = decision.completion
                 if made is not None and made.prompt_token_ids:
                     form = (model.prompt_template, model.action_extraction)
                     yield made.prompt_token_ids, *form, decision.observation
-        finally:
-            reader.close()
         return
     for purpose in ("train", "eval"):
         for record in read_games(run.paths.root, purpose=purpose):

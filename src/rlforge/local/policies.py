@@ -17,7 +17,7 @@ from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.rollout.lineup import eval_envs
+from rlforge.rollout.lineup import can_play, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -31,7 +31,7 @@ from rlforge.system.checkpoint import (
 from rlforge.system.garbage import frozen_gc
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.tracking.files import RunPaths, read_jsonl
-from rlforge.types import EnvSpec, PolicyRef
+from rlforge.types import PolicyRef
 
 #: Names the version with the highest win rate where a name is asked for.
 BEST = "best"
@@ -175,13 +175,3 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
     if not any(can_play(policy, env) for env in envs):
         check_player(policy.path_or_name or name, envs[0])
     return policy
-
-
-def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
-    """Whether ``policy`` knows the game; only scripted players may not."""
-    try:
-        if policy.kind == "scripted":
-            check_player(policy.path_or_name or policy.uid, env)
-    except ConfigError:
-        return False
-    return True

@@ -40,15 +40,15 @@ def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
     if config.eval.opponents is not None:
         return "eval.opponents", config.eval.opponents
     env = env_spec(entry, config)
-    return "env.opponents", [name for name in config.env.opponents if _plays(name, env)]
+    names = config.env.opponents
+    return "env.opponents", [name for name in names if can_play(parse_opponent(name), env)]
 
 
-def _plays(name: str, env: EnvSpec) -> bool:
-    """Whether the opponent knows the game, as far as that is known before it is played."""
-    policy = parse_opponent(name)
+def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
+    """Whether ``policy`` knows the game; only scripted players may not."""
     try:
         if policy.kind == "scripted":
-            check_player(policy.path_or_name or name, env)
+            check_player(policy.path_or_name or policy.uid, env)
     except ConfigError:
         return False
     return True
