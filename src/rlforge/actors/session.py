@@ -183,16 +183,13 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
                     "Ray did not start in time: this machine is busy, or short of memory; stop "
                     "other work and start again"
                 ) from error
-        _remove_old_folders(Path(context.address_info["session_dir"]))
-
-
-def _remove_old_folders(ours: Path) -> None:
-    """Ray never removes its session folders: keep ``KEPT_FOLDERS`` of our own that have ended."""
-    (ours / f"rlforge.{os.getpid()}").touch()
-    marks = ours.parent.glob("session_[0-9]*/rlforge.*")
-    ended = sorted(mark.parent for mark in marks if not psutil.pid_exists(int(mark.suffix[1:])))
-    for folder in ended[:-KEPT_FOLDERS]:
-        shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+        # Ray never removes its session folders: ``KEPT_FOLDERS`` of our own that ended are kept.
+        ours = Path(context.address_info["session_dir"])
+        (ours / f"rlforge.{os.getpid()}").touch()
+        marks = ours.parent.glob("session_[0-9]*/rlforge.*")
+        ended = sorted(mark.parent for mark in marks if not psutil.pid_exists(int(mark.suffix[1:])))
+        for folder in ended[:-KEPT_FOLDERS]:
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:

@@ -26,10 +26,6 @@ def _run_or_folder(path: Path) -> Path:
     return path if path.is_dir() and all_jobs(path) else must_be_run(path) or path
 
 
-def _runs_or_folders(paths: list[Path]) -> list[Path]:
-    return [_run_or_folder(path) for path in paths]
-
-
 RunOrFolder = Annotated[
     Path,
     typer.Argument(
@@ -44,7 +40,7 @@ RunsOrFolders = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Runs, latest, or folders with several, such as that of a sweep.",
-        callback=_runs_or_folders,
+        callback=lambda paths: [_run_or_folder(path) for path in paths],
         autocompletion=completion.runs,
     ),
 ]

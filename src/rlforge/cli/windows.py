@@ -96,13 +96,23 @@ def show(
     rlforge windows show RUN 2024-11-13-10:00
     ```
     """
+    from rlforge.tracking.formatting import number, percent
     from rlforge.trajectories.windows import Windows
 
     reader, config = opened_store(where)
     _check_ids([window_id], reader)
     (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
     console = Console()
-    console.print(Text(_headline(window, config), overflow="fold"))
+    known = percent(window.complete / window.decisions if window.decisions else None)
+    lines = [
+        f"{window.id} UTC, {config.minutes:g} minutes",
+        f"{window.decisions:,} decisions of {len(window.activity):,} agents, {known} with known "
+        f"outcome, average reward {number(window.avg_reward, 3)}",
+        "ready" if window.ready else "not ready:",
+        *(f"  - {reason}" for reason in window.reasons),
+        "",
+    ]
+    console.print(Text("\n".join(lines), overflow="fold"))
     console.print(_agents_table(window, config))
 
 
@@ -338,21 +348,6 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         table.add_row("answer", text(decision.metadata.reasoning, _SHOWN))
     table.add_row("", "")
     return table
-
-
-def _headline(window: WindowSummary, config: WindowConfig) -> str:
-    from rlforge.tracking.formatting import number, percent
-
-    known = percent(window.complete / window.decisions if window.decisions else None)
-    lines = [
-        f"{window.id} UTC, {config.minutes:g} minutes",
-        f"{window.decisions:,} decisions of {len(window.activity):,} agents, {known} with known "
-        f"outcome, average reward {number(window.avg_reward, 3)}",
-        "ready" if window.ready else "not ready:",
-        *(f"  - {reason}" for reason in window.reasons),
-        "",
-    ]
-    return "\n".join(lines)
 
 
 def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:

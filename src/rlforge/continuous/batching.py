@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -142,8 +143,10 @@ class WindowFilter:
                 dataclasses.replace(one, to_go=to_go) for one, to_go in zip(ours, sums, strict=True)
             ]
         chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
-        fresh = keep("stale", self._fresh, chosen)
-        fitting = keep("too_long", self._fits, fresh)
+        oldest = -math.inf if self.max_staleness is None else self.version - self.max_staleness
+        fresh = keep("stale", lambda one: one.completion.policy_version >= oldest, chosen)
+        room = math.inf if self.max_length is None else self.max_length
+        fitting = keep("too_long", lambda one: len(one.completion.prompt_token_ids) < room, fresh)
         shared = self._shared(batch_id, fitting)
         steps = self._steps(batch_id, shared)
         punished = sum(self._punished(one) for one in ours)
@@ -187,15 +190,6 @@ class WindowFilter:
             return True
         measure = one.score if settings.selects_by == "score" else one.reward
         return measure is not None and measure > settings.threshold
-
-    def _fresh(self, one: Scored) -> bool:
-        if self.max_staleness is None:
-            return True
-        return self.version - one.completion.policy_version <= self.max_staleness
-
-    def _fits(self, one: Scored) -> bool:
-        length = len(one.completion.prompt_token_ids)
-        return self.max_length is None or length < self.max_length
 
     def _shared(self, batch_id: str, decisions: list[Scored]) -> list[Scored]:
         """``decisions`` without those by which an agent would exceed its share, drawn by window."""

@@ -71,23 +71,20 @@ async def source_of(
     store = TrajectoryStore(store_folder(config.store, context.run_dir))
     with contextlib.closing(store):
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
+        windows = Windows(store, config.window)
+        if config.continuous.source == "requests":  # rewards with other bounds are left out
+            bounds = config.serve.outcome_low, config.serve.outcome_high
+            windows = Windows(store, config.window, bounds)
         run = _Recording(
             context=context,
             policy=policy,
             store=store,
-            windows=_windows(store, config),
+            windows=windows,
             last=last,
             stop=stop,
         )
         async with made[config.continuous.source](run) as source:
             yield source
-
-
-def _windows(store: TrajectoryStore, config: ContinuousConfig) -> Windows:
-    """The windows of the run's own store; rewards of clients that had other bounds are left out."""
-    if config.continuous.source != "requests":
-        return Windows(store, config.window)
-    return Windows(store, config.window, (config.serve.outcome_low, config.serve.outcome_high))
 
 
 @value

@@ -18,15 +18,6 @@ def family(env_id: str) -> str:
     return re.split(r"-v\d", env_id, maxsplit=1)[0]
 
 
-def _kuhn_poker(env: Any, player: int) -> list[str]:
-    return [f"[{name}]" for name in env.state.game_state["current_legal_action_tree"]]
-
-
-def _nim(env: Any, player: int) -> list[str]:
-    piles = env.state.game_state["piles"]
-    return [f"[{i} {n}]" for i, size in enumerate(piles) for n in range(1, size + 1)]
-
-
 def _liars_dice(env: Any, player: int) -> list[str]:
     """A call, and every higher bid up to the number of dice on the table.
 
@@ -42,12 +33,6 @@ def _liars_dice(env: Any, player: int) -> list[str]:
         if (q, f) != (quantity, face)
     ]
     return [*bids, "[Call]"] if quantity else bids
-
-
-def _othello(env: Any, player: int) -> list[str]:
-    moves = env.state.game_state["valid_moves"]
-    # Without a legal move the turn passes with any answer.
-    return [f"[{r}, {c}]" for r, c in moves] or ["[skip]"]
 
 
 def _breakthrough(env: Any, player: int) -> list[str]:
@@ -74,14 +59,6 @@ def _santorini(env: Any, player: int) -> list[str]:
     return moves.split(", ") if moves else []
 
 
-def _wild_tic_tac_toe(env: Any, player: int) -> list[str]:
-    return [f"[{mark} {cell}]" for cell in _empty_cells(env) for mark in "XO"]
-
-
-def _three_player_tic_tac_toe(env: Any, player: int) -> list[str]:
-    return [f"[{cell}]" for cell in _empty_cells(env)]
-
-
 def _empty_cells(env: Any) -> list[int]:
     cells = [cell for row in env.state.game_state["board"] for cell in row]
     return [i for i, cell in enumerate(cells) if cell == ""]
@@ -92,14 +69,25 @@ def _always(*actions: str) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    "KuhnPoker": _kuhn_poker,
-    "Nim": _nim,
+    "KuhnPoker": lambda env, player: [
+        f"[{name}]" for name in env.state.game_state["current_legal_action_tree"]
+    ],
+    "Nim": lambda env, player: [
+        f"[{pile} {taken}]"
+        for pile, size in enumerate(env.state.game_state["piles"])
+        for taken in range(1, size + 1)
+    ],
     "LiarsDice": _liars_dice,
-    "Othello": _othello,
+    # Without a legal move the turn passes with any answer.
+    "Othello": lambda env, player: (
+        [f"[{r}, {c}]" for r, c in env.state.game_state["valid_moves"]] or ["[skip]"]
+    ),
     "Breakthrough": _breakthrough,
     "SantoriniBaseFixed": _santorini,
-    "WildTicTacToe": _wild_tic_tac_toe,
-    "ThreePlayerTicTacToe": _three_player_tic_tac_toe,
+    "WildTicTacToe": lambda env, player: [
+        f"[{mark} {cell}]" for cell in _empty_cells(env) for mark in "XO"
+    ],
+    "ThreePlayerTicTacToe": lambda env, player: [f"[{cell}]" for cell in _empty_cells(env)],
     "PigDice": _always("[roll]", "[hold]"),
     "IteratedRockPaperScissors": _always("[rock]", "[paper]", "[scissors]"),
     "IteratedMatchingPennies": _always("[heads]", "[tails]"),

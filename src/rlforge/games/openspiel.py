@@ -63,7 +63,11 @@ class OpenSpielGame(TurnGame):
             given = token or "no action in brackets"
             self._feedback = f"Your last action was not accepted: {given}. Try another action."
             if self._errors > self._spec.error_allowance:
-                self._finish(self._forfeit(player), "invalid_move", player)
+                worst, players = self._game.min_utility(), range(self._game.num_players())
+                zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+                others = -worst / (len(players) - 1) if zero_sum else 0.0
+                rewards = {one: worst if one == player else others for one in players}
+                self._finish(rewards, "invalid_move", player)
                 return
         if self._state.is_terminal():
             self._finish(dict(enumerate(self._state.returns())), "finished", None)
@@ -91,12 +95,6 @@ class OpenSpielGame(TurnGame):
         if not all(math.isfinite(reward) for reward in rewards.values()):
             raise GameError(f"{self._spec.id}: rewards {rewards} are not finite")
         super()._finish(rewards, reason, invalid_by)
-
-    def _forfeit(self, loser: int) -> dict[int, float]:
-        worst, players = self._game.min_utility(), self._game.num_players()
-        zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
-        others = -worst / (players - 1) if zero_sum else 0.0
-        return {player: worst if player == loser else others for player in range(players)}
 
     def _settle_chance(self) -> None:
         while self._state.is_chance_node():

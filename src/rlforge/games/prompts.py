@@ -209,7 +209,10 @@ class Prompter:
             return known
         prompt = self.render(template, self.messages(template, view, extraction))
         encoded = prompt.text, self.ids(prompt)
-        if len(prompt.text) <= _CACHED_LENGTH and _shows_a_board_only(self.template(template)):
+        form = self.template(template)
+        shown = f"{form.system}{form.user}"
+        more = any(place in shown for place in ("{observation}", "{legal_actions}"))
+        if len(prompt.text) <= _CACHED_LENGTH and type(form) is Template and not more:
             if len(self._boards) >= _CACHE_SIZE:
                 self._boards.clear()
             self._boards[key] = encoded
@@ -218,12 +221,6 @@ class Prompter:
     @cached_property
     def _encoder(self) -> Encoder:
         return Encoder(self._tokenizer)
-
-
-def _shows_a_board_only(form: Template) -> bool:
-    texts = f"{form.system}{form.user}"
-    shown = ("{observation}", "{legal_actions}")
-    return type(form) is Template and not any(place in texts for place in shown)
 
 
 def _request(extraction: str) -> str:

@@ -106,7 +106,14 @@ class AgentPrompter:
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
         while True:
-            text, token_ids = self._encoded(board, prompt(state, most) if self._prose else "")
+            prose = prompt(state, most) if self._prose else ""
+            view = View(player_id=0, observation=prose, board=board)
+            if self._prose is None:
+                text, token_ids = self._prompter.encode("board", view, self.extraction)
+            else:
+                said = self._prose.messages(view, _REQUEST)
+                asked = self._prose.render(said, self._tokenizer)
+                text, token_ids = asked.text, self._prompter.ids(asked)
             over = len(token_ids) - self._room
             if over <= 0:
                 break
@@ -151,10 +158,3 @@ class AgentPrompter:
             f"{self._room}, as an answer may have engine.max_tokens={answer}; raise it to "
             f"{tokens + answer} or more"
         )
-
-    def _encoded(self, board: str, prose: str) -> tuple[str, tuple[int, ...]]:
-        view = View(player_id=0, observation=prose, board=board)
-        if self._prose is None:
-            return self._prompter.encode("board", view, self.extraction)
-        asked = self._prose.render(self._prose.messages(view, _REQUEST), self._tokenizer)
-        return asked.text, self._prompter.ids(asked)

@@ -321,24 +321,16 @@ def _neighbours(
     scores: NDArray[np.float64],
 ) -> tuple[Neighbours, ...]:
     pairings = dict(zip(combinations(uids, 2), met, strict=True))
+    z = float(stats.norm.ppf(1 - _ERROR / 2) + stats.norm.ppf(_POWER))
     found = []
     for stronger, weaker in pairwise(ranked):
         one, other = uids.index(stronger), uids.index(weaker)
         score = float(scores[one, other])
         of_both = pairings[(stronger, weaker) if one < other else (weaker, stronger)]
-        spread = float(np.var([*of_both.scores, 0.0, 1.0]))
-        found.append(
-            Neighbours(
-                stronger=stronger, weaker=weaker, score=score, games=_games_needed(score, spread)
-            )
-        )
+        variance = float(np.var([*of_both.scores, 0.0, 1.0]))
+        # 2 n games, n = V (z₀.₉₇₅ + z₀.₈)² / (score − 1/2)² pairs of variance V: a test of a mean.
+        gap, games = score - 0.5, None
+        if 2 * variance * z**2 <= _MOST_GAMES * gap**2:
+            games = 2 * math.ceil(float(variance * z**2 / gap**2))
+        found.append(Neighbours(stronger=stronger, weaker=weaker, score=score, games=games))
     return tuple(found)
-
-
-def _games_needed(score: float, variance: float) -> int | None:
-    """2 n games, n = V (z₀.₉₇₅ + z₀.₈)² / (score − 1/2)² pairs of variance V: a test of a mean."""
-    gap = score - 0.5
-    z = float(stats.norm.ppf(1 - _ERROR / 2) + stats.norm.ppf(_POWER))
-    if 2 * variance * z**2 > _MOST_GAMES * gap**2:
-        return None
-    return 2 * math.ceil(float(variance * z**2 / gap**2))

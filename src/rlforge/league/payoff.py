@@ -183,22 +183,19 @@ def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
     if size == 1:
         return [1.0]
     gain = alpha * (matrix.T - matrix)  # of the mutant, the column, over the row's strategy
-    chain = _fixation(gain, population) / (size - 1)
+    # A mutant takes over with (1 - e^-u) / (1 - e^-mu), without powers that overflow; 1 / m at 0.
+    least = np.abs(gain)
+    with np.errstate(invalid="ignore"):
+        better = np.expm1(-least) / np.expm1(-population * least)
+    better = np.where(least < 1e-14, 1 / population, better)
+    takes_over = np.where(gain < 0, better * np.exp(-(population - 1) * least), better)
+    chain = takes_over / (size - 1)
     np.fill_diagonal(chain, 0.0)
     np.fill_diagonal(chain, 1 - chain.sum(axis=1))
     # pi (P - 1) = 0 has one equation too many; the last one becomes sum(pi) = 1.
     system = chain.T - np.eye(size)
     system[-1] = 1.0
     return _distribution(np.linalg.solve(system, np.eye(size)[-1]))
-
-
-def _fixation(gain: Floats, population: int) -> Floats:
-    """(1 - e^-u) / (1 - e^-mu), without powers that overflow; 1 / m where u is 0."""
-    size = np.abs(gain)
-    with np.errstate(invalid="ignore"):
-        better = np.expm1(-size) / np.expm1(-population * size)
-    better = np.where(size < 1e-14, 1 / population, better)
-    return np.where(gain < 0, better * np.exp(-(population - 1) * size), better)
 
 
 def _distribution(shares: Floats) -> list[float]:

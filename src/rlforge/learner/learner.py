@@ -325,6 +325,12 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything a resumed run needs; complete on rank 0 only."""
+        optimizer, keep = self._optimizer.state_dict(), self._ranks.rank == 0
+        moments = {  # without a second copy on the device
+            index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
+            for index, entry in optimizer["state"].items()
+        }
+        groups = copy.deepcopy(optimizer["param_groups"])
         return {
             "version": self.version,
             "updates": self.updates,
@@ -333,8 +339,8 @@ class Learner:
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "step_factor": self._step_factor,
             "policy": self._policy.state_dict(),
-            "followers": self._policy.followers.state_dict(keep=self._ranks.rank == 0),
-            "optimizer": _on_cpu(self._optimizer.state_dict(), keep=self._ranks.rank == 0),
+            "followers": self._policy.followers.state_dict(keep=keep),
+            "optimizer": {"state": moments, "param_groups": groups},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -487,17 +493,6 @@ class Learner:
 
     def _tensor(self, numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
-
-
-def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """A CPU copy of an optimizer's state, made without a second copy on the device."""
-    return {
-        "state": {
-            index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
-            for index, entry in optimizer_state["state"].items()
-        },
-        "param_groups": copy.deepcopy(optimizer_state["param_groups"]),
-    }
 
 
 def _digest(state: Any) -> str:

@@ -138,6 +138,8 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
     """Rewards and lags of the batch, and counts of steps that are not trained on."""
     versions = [batch.steps[row.step].policy_version for row in selection.turns]
     lags = [version - one for one in versions if one != OTHER_RUN]
+    first = [step.raw_reward for step in batch.steps if step.player_id == 0]
+    others = [step.raw_reward for step in batch.steps if step.player_id != 0]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),
@@ -145,18 +147,12 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "samples_truncated": float(selection.truncated),
         "reward_mean": _mean([step.reward for step in batch.steps]),
         "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
-        **_seat_gap(batch.steps),
+        **({"seat_gap": _mean(first) - _mean(others)} if first and others else {}),
         **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),
         "dropped_stale": float(batch.dropped_stale),
         "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
         **_info_means(batch.steps),
     }
-
-
-def _seat_gap(steps: Sequence[Step]) -> dict[str, float]:
-    first = [step.raw_reward for step in steps if step.player_id == 0]
-    others = [step.raw_reward for step in steps if step.player_id != 0]
-    return {"seat_gap": _mean(first) - _mean(others)} if first and others else {}
 
 
 def _info_means(steps: Iterable[Step]) -> dict[str, float]:

@@ -80,8 +80,16 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
     tensors = _read(directory / ADAPTER_WEIGHTS)
     expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     check_fit(tensors, expected, f"adapter {directory}")
+    made = peft_model.peft_config["default"]
+    config = LoraConfig(  # that ``attach_lora`` made the adapter from
+        rank=made.r,
+        alpha=made.lora_alpha,
+        use_rslora=made.use_rslora,
+        target_modules=sorted(made.target_modules),
+        last_layers=made.layers_to_transform and len(made.layers_to_transform),
+    )
     try:
-        problem = untrainable(read_adapter(directory), _configured(peft_model))
+        problem = untrainable(read_adapter(directory), config)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     if problem is not None:
@@ -136,18 +144,6 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file.parent} holds no {file.name}") from error
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-
-
-def _configured(peft_model: Any) -> LoraConfig:
-    """The configuration that ``attach_lora`` made the adapter from."""
-    made = peft_model.peft_config["default"]
-    return LoraConfig(
-        rank=made.r,
-        alpha=made.lora_alpha,
-        use_rslora=made.use_rslora,
-        target_modules=sorted(made.target_modules),
-        last_layers=made.layers_to_transform and len(made.layers_to_transform),
-    )
 
 
 def _numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:

@@ -150,8 +150,9 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     for place, player in enumerate(owners):
         if isinstance(player, Policy):  # asked as its run asks; others as the environment says
             template, extraction = asked_as(player.config, env.id)
-            own = {"prompt_template": template, "action_extraction": extraction}
-            seats[place] = dataclasses.replace(seats[place], **own)
+            seats[place] = dataclasses.replace(
+                seats[place], prompt_template=template, action_extraction=extraction
+            )
     answers = [
         _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)

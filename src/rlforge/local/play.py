@@ -6,6 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ async def play(
     modelled = any(policy.kind == "checkpoint" for policy in policies)
     # Ctrl-C must end the reading of a line at once; asyncio's own handler waits for the line.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    seats = seat_policies(config, policies, say) if modelled else nullcontext(_no_model(config))
+    absent: Any = None  # without a model of the run neither tokenizer nor engine is needed
+    alone = partial(SeatPolicies, config, absent, absent, ())
+    seats = seat_policies(config, policies, say) if modelled else nullcontext(alone())
     async with seats as answers:
         others = answers.for_game(spec)
 
@@ -182,12 +185,6 @@ async def play(
     if drawn := boards(record):
         say(f"\nFinal board:\n{drawn[-1]}\n")
     return record
-
-
-def _no_model(config: GamesConfig) -> SeatPolicies:
-    """Seats without a model of the run, which need neither tokenizer nor engine."""
-    absent: Any = None
-    return SeatPolicies(config, absent, absent, ())
 
 
 def verdict(record: GameRecord) -> str:

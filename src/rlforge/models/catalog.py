@@ -5,6 +5,7 @@ No model is loaded and no network is used.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -59,17 +60,13 @@ def locate(config: ModelConfig) -> Located:
     name = config.label
     folder = local_copy(config)
     if folder is not None:
-        return Located(place=str(folder), shape=_read(name, folder / MODEL_CONFIG))
+        shape = None
+        # The loader raises the error that explains a file that is not there, or is damaged.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):
+            described = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
+            shape = shape_from_config(name, described) if isinstance(described, dict) else None
+        return Located(place=str(folder), shape=shape)
     if made_model(config.kind) is not None:
         known = known_shape("SmolLM2-135M") if config.kind == "smollm2_135m" else None
         return Located(place="made on first use", shape=known)
     return Located(place="not on this machine: fetched from the hub", shape=known_shape(name))
-
-
-def _read(name: str, file: Path) -> ModelShape | None:
-    """None for a file that is not there, is damaged or describes another architecture."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        return shape_from_config(name, config) if isinstance(config, dict) else None
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
-        return None  # the loader raises the error that explains it

@@ -138,8 +138,11 @@ def check_answers(config: PolicyConfig) -> None:
     tokenizer = load_tokenizer(config.model)
     prompter = AgentPrompter(config, market, tokenizer)
     question = prompter.ask(_fullest_state(market))
-    board = config.model.prompt_template == "board"
-    action = "[hold]" if board else _longest_form(market)
+    action = "[hold]"
+    if config.model.prompt_template != "board":  # the longest trade of the forms that prompts show
+        kinds = {"BUY_SHARES": market.predictions > 0, "OPEN_POSITION": bool(market.tickers)}
+        shown = [one for one in json_objects(forms(perpetuals=True)) if kinds.get(one["type"])]
+        action = max(map(json.dumps, [*shown, NO_OP]), key=len)
     answer = EXTRACTIONS.find(prompter.extraction).write(action)
     tokens = tokenizer.encode(answer, add_special_tokens=False)
     most = config.engine.max_tokens
@@ -167,13 +170,6 @@ def _fullest_state(market: MarketConfig) -> Json:
             pass
         world.tick()
     return max(map(world.state, world.agent_ids), key=lambda state: len(describe(state)))
-
-
-def _longest_form(market: MarketConfig) -> str:
-    """The longest trade of the forms that prompts show."""
-    kinds = {"BUY_SHARES": market.predictions > 0, "OPEN_POSITION": bool(market.tickers)}
-    shown = [form for form in json_objects(forms(perpetuals=True)) if kinds.get(form["type"])]
-    return max(map(json.dumps, [*shown, NO_OP]), key=len)
 
 
 def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:

@@ -94,7 +94,12 @@ def examine(
             findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
         else:
             memory = _memory(config, located, hardware, capacity, found)
-            findings += _host(memory)
+            # What leaves the card in turns has its place on the host.
+            size, wanted = ram(), memory.plan.on_host
+            if size is not None and wanted > size:
+                moves = f"hardware.alternate moves up to {_gib(wanted)} to the host"
+                detail = f"{moves}, which has {_gib(size)}"
+                findings.append(Finding(what="RAM", state="problem", detail=detail))
     return Report(findings=tuple(findings), memory=memory)
 
 
@@ -113,11 +118,15 @@ def check_fit(config: PolicyConfig) -> None:
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
     saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    ranks = "the learner" if card.learners == 1 else f"{card.learners} learner ranks"
+    engines = f"{card.engines} engine{'s' if card.engines > 1 else ''}"
+    parts = ((card.learners, ranks), (card.engines, engines))
+    who = " and ".join(text for number, text in parts if number)
     turns = " in turns" if plan.alternate else ""
     room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
     raise ConfigError(
         f"{config.model.label} does not fit {room} with "
-        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need{turns} "
+        f"hardware={config.hardware.name}: {who} need{turns} "
         f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
         "rlforge doctor shows each part"
     )
@@ -153,12 +162,6 @@ def _memory_here(config: PolicyConfig, located: Located) -> Memory | None:
     if located.shape is None or capacity is None:
         return None
     return _memory(config, located, hardware, capacity, found)
-
-
-def _who(learners: int, engines: int) -> str:
-    parts = ["the learner" if learners == 1 else f"{learners} learner ranks"] if learners else []
-    parts += [f"{engines} engine{'s' if engines > 1 else ''}"] if engines else []
-    return " and ".join(parts)
 
 
 def _gib(size: int) -> str:
@@ -211,15 +214,6 @@ def _memory(
 
 def _unplanned(why: str) -> Finding:
     return Finding(what="memory", state="note", detail=f"not planned: {why}")
-
-
-def _host(memory: Memory) -> list[Finding]:
-    """What is wrong with the host as the place for what leaves the card in turns."""
-    size, wanted = ram(), memory.plan.on_host
-    if size is None or wanted <= size:
-        return []
-    detail = f"hardware.alternate moves up to {_gib(wanted)} to the host, which has {_gib(size)}"
-    return [Finding(what="RAM", state="problem", detail=detail)]
 
 
 def _configuration(composed: Composed[Any], check: Callable[[Composed[Any]], None]) -> Finding:

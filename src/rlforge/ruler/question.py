@@ -219,7 +219,10 @@ def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
 def _verdicts(entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     verdicts: dict[str, JudgeVerdict] = {}
     for entry in entries:
-        name, score = entry.get("id"), _number(entry.get("score"))
+        name, score = entry.get("id"), entry.get("score")
+        if isinstance(score, str):
+            with contextlib.suppress(ValueError):
+                score = float(score)
         if not isinstance(name, str) or name not in ids:
             raise UnusableAnswerError(f"there is no decision with the id {name!r}")
         if name in verdicts:
@@ -232,14 +235,6 @@ def _verdicts(entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> dict[
     if missing := [name for name in ids if name not in verdicts]:
         raise UnusableAnswerError(f"no score for {', '.join(missing)}")
     return verdicts
-
-
-def _number(given: Any) -> Any:
-    """``given``, as a number where it is the text of one."""
-    if isinstance(given, str):
-        with contextlib.suppress(ValueError):
-            return float(given)
-    return given
 
 
 def asked_ids(schema: Mapping[str, Any]) -> tuple[str, ...]:
