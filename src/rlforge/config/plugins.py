@@ -196,7 +196,20 @@ def _package(point: EntryPoint) -> str:
 def _import(target: str) -> Any:
     """The object at ``package.module:Thing``, or the module where there is no Thing."""
     module_name, colon, attribute = target.partition(":")
-    module = _module(module_name.strip())
+    name, here = module_name.strip(), os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # behind the environment: a file here hides no installed package
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _UnusableError(
+                f"there is no module {error.name}: it is neither installed nor a file in {here}"
+            ) from None
+        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
+    except Exception as error:
+        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
     thing: Any = module
     for part in attribute.strip().split(".") if colon else ():
         if not hasattr(thing, part):
@@ -206,23 +219,6 @@ def _import(target: str) -> Any:
             )
         thing = getattr(thing, part)
     return thing
-
-
-def _module(name: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # behind the environment: a file here hides no installed package
-        importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise _UnusableError(
-                f"there is no module {error.name}: it is neither installed nor a file in {here}"
-            ) from None
-        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
-    except Exception as error:
-        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:

@@ -11,13 +11,11 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import call_restarted
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Journal, ScoreFiles
 from rlforge.continuous.learner import Update, WindowLearner
 from rlforge.continuous.policy_side import PolicySide, continuous_config, policy_side
@@ -95,7 +93,16 @@ async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterato
     update: Update = actors.learner.update
     if context.hardware.alternate:
         update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
-    scorer = _scorer(config, run_dir, policy)
+    ruler = config.ruler
+    if ruler.model_path is None:  # what the scorer learns is kept in the run directory
+        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
+    local = LocalModel(  # for a judge: the base model, which does not change during training
+        generator=policy.engine,
+        tokenizer=policy.tokenizer,
+        policy=PolicyRef(uid="base", kind="checkpoint"),
+        stop_token_ids=policy.params.stop_token_ids,
+    )
+    scorer = make_scorer(ruler, seed=config.seed, local=local)
     try:
         yield LearningSide(
             learner=WindowLearner(
@@ -107,20 +114,3 @@ async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterato
         )
     finally:
         await scorer.close()
-
-
-def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
-    """The scorer; what it learns is kept in the run directory.
-
-    ``ruler.judge.model=engine`` is the base model, which does not change during training.
-    """
-    local = LocalModel(
-        generator=policy.engine,
-        tokenizer=policy.tokenizer,
-        policy=PolicyRef(uid="base", kind="checkpoint"),
-        stop_token_ids=policy.params.stop_token_ids,
-    )
-    ruler = config.ruler
-    if ruler.model_path is None:
-        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
-    return make_scorer(ruler, seed=config.seed, local=local)

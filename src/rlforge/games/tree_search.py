@@ -109,13 +109,11 @@ def _state(env: EnvSpec, view: View) -> Any:
         return state_after(env.id, view.history)
     if view.grid is None:
         raise GameError("it searches OpenSpiel games, TicTacToe, SimpleTak and ConnectFour only")
-    return _SimpleTak(view.grid) if view.grid.game == "simpletak" else _placed(view.grid)
-
-
-def _placed(grid: Grid) -> pyspiel.State:
-    """The same position in OpenSpiel, where x moves first."""
-    stones = (grid.me.bit_count(), grid.op.bit_count())
-    me, op = "xo" if stones[0] == stones[1] else "ox"
+    grid = view.grid
+    if grid.game == "simpletak":
+        return _SimpleTak(grid)
+    # In OpenSpiel x moves first.
+    me, op = "xo" if grid.me.bit_count() == grid.op.bit_count() else "ox"
     marks = {(1, 0): me, (0, 1): op, (0, 0): "."}
     cells = [marks[grid.me >> i & 1, grid.op >> i & 1] for i in range(grid.rows * grid.cols)]
     board: list[str] | list[list[str]] = cells

@@ -191,7 +191,13 @@ def _write_model(
     generation = generation_config(config, tokenizer)
     if form == "adapter":
         assert policy.path_or_name is not None
-        _copy_adapter(Path(policy.path_or_name), work, _base(config.model))
+        source = Path(policy.path_or_name)
+        described = read_adapter(source)
+        described |= {"base_model_name_or_path": _base(config.model), "inference_mode": True}
+        described["task_type"] = described.get("task_type") or "CAUSAL_LM"
+        text = json.dumps(described, indent=2, sort_keys=True) + "\n"
+        (work / ADAPTER_CONFIG).write_text(text)
+        shutil.copyfile(source / ADAPTER_WEIGHTS, work / ADAPTER_WEIGHTS)
         generation.save_pretrained(work)
         return tokenizer, "float32"
     say(f"loading {policy.uid}")
@@ -225,14 +231,6 @@ def generation_config(config: PolicyConfig, tokenizer: Any) -> Any:
         eos_token_id=list(stop_token_ids(config.model, tokenizer)),
         pad_token_id=tokenizer.pad_token_id,
     )
-
-
-def _copy_adapter(source: Path, work: Path, base: str) -> None:
-    described = read_adapter(source)
-    described |= {"base_model_name_or_path": base, "inference_mode": True}
-    described["task_type"] = described.get("task_type") or "CAUSAL_LM"
-    (work / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-    shutil.copyfile(source / ADAPTER_WEIGHTS, work / ADAPTER_WEIGHTS)
 
 
 def _dtype(model: ModelConfig, policy: PolicyRef, form: Form, asked: Dtype | None) -> torch.dtype:

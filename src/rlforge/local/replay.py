@@ -72,23 +72,18 @@ def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIn
         if all(value in _VALUES[name](game) for name, value in wanted.items())
     ]
     if games and not found:
-        raise ConfigError(_nothing(games, wanted))
+        reasons = []
+        for name, value in wanted.items():
+            counts = Counter(known for game in games for known in _VALUES[name](game))
+            if value not in counts:
+                common = [known for known, _ in counts.most_common(6)]
+                more = ", …" if len(counts) > len(common) else ""
+                there = f"; there are {', '.join(common)}{more}" if common else ""
+                reasons.append(f"--{name} {value}{nearest(value, counts) or there}")
+        whole = " ".join(f"--{name} {value}" for name, value in wanted.items())
+        which = " nor ".join(reasons) or f"{whole} together; leave one out"
+        raise ConfigError(f"none of the {len(games):,} finished games has {which}")
     return found
-
-
-def _nothing(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> str:
-    """Why ``wanted`` matches none of ``games``."""
-    reasons = []
-    for name, value in wanted.items():
-        counts = Counter(known for game in games for known in _VALUES[name](game))
-        if value not in counts:
-            common = [known for known, _ in counts.most_common(6)]
-            more = ", …" if len(counts) > len(common) else ""
-            there = f"; there are {', '.join(common)}{more}" if common else ""
-            reasons.append(f"--{name} {value}{nearest(value, counts) or there}")
-    whole = " ".join(f"--{name} {value}" for name, value in wanted.items())
-    which = " nor ".join(reasons) or f"{whole} together; leave one out"
-    return f"none of the {len(games):,} finished games has {which}"
 
 
 def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = None) -> GameRecord:

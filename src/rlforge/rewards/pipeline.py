@@ -98,13 +98,18 @@ class RewardPipeline:
         """The trajectory with what step transforms note about its turns."""
         for transform in self._step:
             if isinstance(transform, Noting):
-                turns = tuple(
-                    dataclasses.replace(
-                        turn, info={**turn.info, **_notes(transform, trajectory, index)}
-                    )
-                    for index, turn in enumerate(trajectory.turns)
-                )
-                trajectory = dataclasses.replace(trajectory, turns=turns)
+                turns = []
+                for index, turn in enumerate(trajectory.turns):
+                    noted = transform.notes(trajectory, index)
+                    try:
+                        stored: dict[str, Any] = json_ready(noted)
+                    except TypeError as error:
+                        raise ExtensionError(
+                            f"{type(transform).__name__}.notes: {error}; a note is a number, a "
+                            "text, or a list or mapping of them"
+                        ) from error
+                    turns.append(dataclasses.replace(turn, info={**turn.info, **stored}))
+                trajectory = dataclasses.replace(trajectory, turns=tuple(turns))
         return trajectory
 
     def _episode(self, trajectory: Trajectory, final_reward: float) -> Episode:
@@ -151,22 +156,6 @@ class RewardPipeline:
             legal_tokens=turn.legal_tokens,
             info={**turn.info, "well_formed": turn.well_formed, "legal": turn.legal},
         )
-
-
-def _notes(transform: Noting, trajectory: Trajectory, index: int) -> dict[str, Any]:
-    """What the transform notes about a turn, as it is stored.
-
-    Raises ExtensionError for what cannot be stored.
-    """
-    noted = transform.notes(trajectory, index)
-    try:
-        stored: dict[str, Any] = json_ready(noted)
-    except TypeError as error:
-        raise ExtensionError(
-            f"{type(transform).__name__}.notes: {error}; a note is a number, a text, or a list or "
-            "mapping of them"
-        ) from error
-    return stored
 
 
 def trajectory_of(record: GameRecord, seat: Seat) -> Trajectory:

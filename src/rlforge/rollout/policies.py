@@ -185,7 +185,15 @@ class _Players:
     async def __call__(self, seat: Seat, view: View, seed: int) -> Completion:
         policy = seat.policy
         if policy.kind == "scripted":
-            return await self._scripted_answer(seat, view, seed)
+            name = policy.path_or_name or policy.uid
+            if seat.player_id not in self._scripted:
+                self._scripted[seat.player_id] = make_player(name, self._env, seed)
+            act = self._scripted[seat.player_id].act
+            if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
+                text = await asyncio.to_thread(act, view)
+            else:
+                text = act(view)
+            return Completion(text=text, finish_reason="scripted", policy_uid=policy.uid)
         if policy.kind == "api":
             return await self._apis[seat.player_id].answer(view)
         if seat.trained and (newest := self._newest.get(policy.name)) is not None:
@@ -197,14 +205,3 @@ class _Players:
         for asked in (self._models, self._apis):
             if seat.player_id in asked:
                 asked[seat.player_id].remember(view, completion)
-
-    async def _scripted_answer(self, seat: Seat, view: View, seed: int) -> Completion:
-        name = seat.policy.path_or_name or seat.policy.uid
-        if seat.player_id not in self._scripted:
-            self._scripted[seat.player_id] = make_player(name, self._env, seed)
-        act = self._scripted[seat.player_id].act
-        if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
-            text = await asyncio.to_thread(act, view)
-        else:
-            text = act(view)
-        return Completion(text=text, finish_reason="scripted", policy_uid=seat.policy.uid)

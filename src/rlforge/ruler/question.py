@@ -185,6 +185,8 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
     parts = [f"Decision {name}\n{text}" for name, text in zip(ids, texts, strict=True)]
     if beginning.strip():
         parts.insert(0, f"All agents saw this:\n{shortened(beginning, limit)}")
+    named = {"type": "string", "enum": list(ids)}
+    entry = _object(id=named, explanation={"type": "string"}, score={"type": "number"})
     return JudgeQuestion(
         ids=ids,
         members={name: tuple(members[text]) for name, text in zip(ids, texts, strict=True)},
@@ -192,7 +194,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
             {"role": "system", "content": _TASK.format(rubric=config.rubric.strip())},
             {"role": "user", "content": "\n\n---\n\n".join(parts)},
         ),
-        schema=_schema(ids),
+        schema=_object(scores={"type": "array", "items": entry}),
     )
 
 
@@ -270,15 +272,6 @@ def each_in_turn(ids: Sequence[str], letters: int) -> dict[str, Any]:
     entries = [_object(id={"const": name}, explanation=explanation, score=score) for name in ids]
     count = {"minItems": len(ids), "maxItems": len(ids)}
     return _object(scores={"type": "array", "prefixItems": entries, **count})
-
-
-def _schema(ids: Sequence[str]) -> dict[str, Any]:
-    entry = _object(
-        id={"type": "string", "enum": list(ids)},
-        explanation={"type": "string"},
-        score={"type": "number"},
-    )
-    return _object(scores={"type": "array", "items": entry})
 
 
 def _object(**fields: Mapping[str, Any]) -> dict[str, Any]:

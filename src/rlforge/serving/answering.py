@@ -363,7 +363,18 @@ class Answering:
 
     def _prompt(self, request: Sampling) -> tuple[int, ...]:
         if isinstance(request, ChatRequest):
-            return self._chat_prompt(request)
+            if not self._tokenizer.chat_template:
+                raise BadRequestError(
+                    "this model has no chat template; use /v1/completions", param="messages"
+                )
+            tools = request.offered()
+            try:
+                if tools and not takes_tools(self._tokenizer, tools):
+                    raise BadRequestError("the model's chat template knows no tools", param="tools")
+                messages = [message.plain() for message in request.messages]
+                return conversation_tokens(self._tokenizer, messages, tools)
+            except ValueError as error:
+                raise BadRequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)
         prompt = request.prompt
         if isinstance(prompt, str):
@@ -371,20 +382,6 @@ class Answering:
         if prompt and isinstance(prompt[0], str):
             return self._encode(prompt[0])
         return tuple(token for token in prompt if isinstance(token, int))
-
-    def _chat_prompt(self, request: ChatRequest) -> tuple[int, ...]:
-        if not self._tokenizer.chat_template:
-            raise BadRequestError(
-                "this model has no chat template; use /v1/completions", param="messages"
-            )
-        tools = request.offered()
-        try:
-            if tools and not takes_tools(self._tokenizer, tools):
-                raise BadRequestError("the model's chat template knows no tools", param="tools")
-            messages = [message.plain() for message in request.messages]
-            return conversation_tokens(self._tokenizer, messages, tools)
-        except ValueError as error:
-            raise BadRequestError(str(error), param="messages") from error
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))

@@ -116,7 +116,12 @@ class Guard:
         if refused is None:
             await self._app(scope, receive, send)
         else:
-            await _answer(*refused)(scope, receive, send)
+            status, code, message = refused
+            further = {"www-authenticate": "Bearer"} if status == 401 else {}
+            if status in (408, 413):  # the rest of the body is not read
+                further["connection"] = "close"
+            said = error_body(message, "invalid_request_error", code=code)
+            await JSONResponse(said, status, further)(scope, receive, send)
 
     def _refuse(self, path: str, headers: Headers) -> tuple[int, str, str] | None:
         if self._loopback and not is_loopback(_hostname(headers.get("host", ""))):
@@ -178,13 +183,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replayed
-
-
-def _answer(status: int, code: str, message: str) -> JSONResponse:
-    headers = {}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if status in (408, 413):  # the rest of the body is not read
-        headers["connection"] = "close"
-    body = error_body(message, "invalid_request_error", code=code)
-    return JSONResponse(body, status, headers)

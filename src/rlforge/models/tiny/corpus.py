@@ -67,11 +67,8 @@ def vocabulary(games: list[list[State]], known: Iterable[str] = ()) -> Any:
 
 def lessons(states: list[State], tokenizer: Any) -> Lessons:
     """The states as arrays; those of square grids in all eight orientations."""
-    grid = states[0].view.grid
-    return _grid_lessons(states, grid, tokenizer) if grid else _text_lessons(states, tokenizer)
-
-
-def _text_lessons(states: list[State], tokenizer: Any) -> Lessons:
+    if grid := states[0].view.grid:
+        return _grid_lessons(states, grid, tokenizer)
     actions = sorted({action for state in states for action in state.view.legal_actions or ()})
     prompts = [tokenizer.encode(_board(s.view), add_special_tokens=False) for s in states]
     if len({len(prompt) for prompt in prompts}) > 1:
