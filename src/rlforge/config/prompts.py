@@ -71,19 +71,17 @@ class PromptConfig(Group):
             if key != "system" and text and not {"observation", "board", "grid"} & {*names}:
                 yield key, "shows nothing of the game; add {observation}, {board} or {grid}"
         if self.roles:
-            yield from self._role_problems()
-
-    def _role_problems(self) -> Iterator[Problem]:
-        for name in self.roles:
-            if name not in (*ROLES, "begin"):
-                known = ("begin", *ROLES)
-                yield f"roles.{name}", f"no such role{nearest(name, known)} ({', '.join(known)})"
-        for name in ROLES:
-            text = self.roles.get(name)
-            if text is None and name != "system":
-                yield "roles", f"has no {name}; add its text around {{content}}"
-            if text is not None and text.count("{content}") != 1:
-                yield f"roles.{name}", "must have {content} once"
+            for name in self.roles:
+                if name not in (*ROLES, "begin"):
+                    known = ("begin", *ROLES)
+                    mend = f"{nearest(name, known)} ({', '.join(known)})"
+                    yield f"roles.{name}", f"no such role{mend}"
+            for name in ROLES:
+                content = self.roles.get(name)
+                if content is None and name != "system":
+                    yield "roles", f"has no {name}; add its text around {{content}}"
+                if content is not None and content.count("{content}") != 1:
+                    yield f"roles.{name}", "must have {content} once"
 
 
 Prompts = dict[

@@ -6,9 +6,9 @@ and the batch of an update follows from its number alone, so a resumed run conti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,11 @@ class SupervisedRun:
         while self._version < self._total and not self._interrupted:
             size = settings.batch_size  # the next ones of passes in random order
             epoch, place = divmod(self._version * size, len(samples))
-            order = islice(_order(len(samples), epoch, self._config.seed), place, place + size)
+            orders = (
+                np.random.default_rng([self._config.seed, number]).permutation(len(samples))
+                for number in count(epoch)
+            )
+            order = islice(chain.from_iterable(orders), place, place + size)
             batch = batch_of(samples[index] for index in order)
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
@@ -131,9 +135,3 @@ def _in_words(measured: Mapping[str, float]) -> str:
         f"held-out loss {measured['validation_loss']:.4f}, probability of an answer "
         f"{measured['validation_answer_prob']:.4f}"
     )
-
-
-def _order(length: int, epoch: int, seed: int) -> Iterator[int]:
-    """Indexes of the samples from the beginning of ``epoch`` on, each pass in a new order."""
-    for number in count(epoch):
-        yield from np.random.default_rng([seed, number]).permutation(length).tolist()
