@@ -253,9 +253,22 @@ class Policy:
         return self._scorer.score(micro, entropy=entropy)
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
-        """Of all ``total`` answer tokens of ``rows`` under the current policy."""
-        return self._all_logprobs(rows, total)
+    def logprobs(
+        self, rows: Sequence[Row], total: int, values: Tensor | None = None
+    ) -> TokenLogprobs:
+        """Of all ``total`` answer tokens of ``rows``; this rank's estimates go into ``values``."""
+        if self._scored is None or self._scored[0] is not rows:
+            # The policy and its reference score the same rows one after the other.
+            self._scored = rows, tuple(self.passes(rows))
+        logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
+        for part in self._scored[1]:
+            scores = self._scorer.score(part.micro)
+            if part.counts:
+                logprobs.fill(part.micro, scores)
+                if values is not None:
+                    assert scores.values is not None
+                    values[part.micro.steps] = scores.values
+        return logprobs.sum_(self._ranks)
 
     @torch.no_grad()
     def logprobs_and_values(
@@ -263,7 +276,7 @@ class Policy:
     ) -> tuple[TokenLogprobs, list[float]]:
         """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
         values = torch.zeros(len(steps), device=self._device)
-        logprobs = self._all_logprobs(rows, total, values)
+        logprobs = self.logprobs(rows, total, values)
         have = {turn.step for row in rows for turn in row.turns}
         return logprobs, self._with_rest_of_values(self._ranks.sum_(values), steps, have)
 
@@ -272,10 +285,10 @@ class Policy:
         """The same under the reference."""
         if (weights := self.followers.reference) is not None:
             with self.followers.worn(weights):
-                return self._all_logprobs(rows, total)
+                return self.logprobs(rows, total)
         assert self._adapter is not None
         with self._adapter.disable_adapter():
-            return self._all_logprobs(rows, total)
+            return self.logprobs(rows, total)
 
     @torch.no_grad()
     def values(self, steps: Sequence[Step]) -> list[float]:
@@ -369,23 +382,6 @@ class Policy:
             if part.counts:
                 values[part.micro.steps] = computed
         return (known + self._ranks.sum_(values)).tolist()
-
-    def _all_logprobs(
-        self, rows: Sequence[Row], total: int, values: Tensor | None = None
-    ) -> TokenLogprobs:
-        """Log-probs of all answer tokens; this rank's estimates go into ``values``."""
-        if self._scored is None or self._scored[0] is not rows:
-            # The policy and its reference score the same rows one after the other.
-            self._scored = rows, tuple(self.passes(rows))
-        logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
-        for part in self._scored[1]:
-            scores = self._scorer.score(part.micro)
-            if part.counts:
-                logprobs.fill(part.micro, scores)
-                if values is not None:
-                    assert scores.values is not None
-                    values[part.micro.steps] = scores.values
-        return logprobs.sum_(self._ranks)
 
 
 def _attach_adapter(spec: PolicySpec) -> Any:
