@@ -20,7 +20,6 @@ from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
-from rlforge.tracking.game_files import sample_turns
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
     ALARMS,
@@ -427,6 +426,9 @@ class Tracker:
         self.flush()
         self._write(self._update, self._since_update.drain())
         if any(isinstance(sink, TakesTables) for sink in self._sinks):
+            # Imported late: a tracker without such sinks needs no page builder.
+            from rlforge.tracking.report.games import sample_turns
+
             try:
                 self._write_table("games", sample_turns(self.paths))
             except RlforgeError as error:  # a damaged file must not keep the run from its end

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlforge.tracking.analyses import Analysis
+from rlforge.tracking.files import RunPaths
 from rlforge.tracking.formatting import ending, number, percent
-from rlforge.tracking.game_files import GameIndex, read_games
+from rlforge.tracking.game_files import GameIndex, index_games, read_games
 from rlforge.tracking.observations import news
 from rlforge.tracking.report.charts import Series, line_chart
 from rlforge.tracking.report.curves import charts, section
@@ -106,6 +108,35 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
     # In short runs, several titles stand for the same game: the first is kept.
     first = {game.spec.game_id: title for title, game in reversed(chosen.items())}
     return {title: game for title, game in chosen.items() if first[game.spec.game_id] == title}
+
+
+def sample_turns(run: RunPaths) -> list[dict[str, Any]]:
+    """The turns of the games that report.html shows, one row each; empty without games.
+
+    Raises:
+        RlforgeError: a file of games is damaged.
+    """
+    titles = {game.spec.game_id: title for title, game in choose(index_games(run.root)).items()}
+    records = {record.spec.game_id: record for record in read_games(run.root, list(titles))}
+    return [
+        {
+            "game": title,
+            "game_id": game_id,
+            "env": records[game_id].spec.env_id,
+            "end": ending(records[game_id]),
+            "turn": place,
+            "player": turn.player_id,
+            "policy": records[game_id].spec.seats[turn.player_id].policy.uid,
+            "observation": end_of(turn.observation),
+            "answer": end_of(turn.completion.text),
+            "action": turn.action,
+            "well_formed": turn.well_formed,
+            "legal": turn.legal,
+            "reward": records[game_id].rewards.get(turn.player_id),
+        }
+        for game_id, title in titles.items()
+        for place, turn in enumerate(records[game_id].turns, start=1)
+    ]
 
 
 def _focus(game: GameIndex) -> Seat:
