@@ -339,19 +339,6 @@ def test_a_list_of_nothing_says_how_to_start(rlforge, command, start):
     assert json.loads(Path("all.json").read_text()) == []
 
 
-def test_the_error_of_a_missing_run_names_the_nearest(rlforge, run_dir):
-    assert f"did you mean {run_dir}?" in rlforge("eval", f"{run_dir}s").err
-    above = rlforge("eval", "runs/tictactoe_mirror")
-    assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
-
-
-def test_the_replay_of_a_continuous_run_names_the_command_for_its_decisions(rlforge, run_dir):
-    (run_dir / "windows.jsonl").write_text("")
-    answer = rlforge("replay", run_dir)
-    assert (answer.code, answer.out) == (2, "")
-    assert f"rlforge windows decisions {run_dir} WINDOW" in " ".join(answer.err.split())
-
-
 def test_a_damaged_checkpoint_names_its_file(rlforge, run_dir):
     (run_dir / "checkpoints" / "step-5" / "adapter_model.safetensors").write_bytes(bytes(10))
     answer = rlforge("eval", run_dir)
@@ -372,14 +359,6 @@ def test_resume_checks_the_state_before_it_starts(rlforge, run_dir):
     assert answer.code == 1
     assert "state/run.json was altered" in answer.err
     assert f"delete {version} and resume again" in answer.err
-
-
-def test_an_existing_run_directory_is_left_unchanged(rlforge, run_dir):
-    before = sorted(run_dir.rglob("*"))
-    answer = rlforge("train", "+experiment=tictactoe_mirror", f"run_dir={run_dir}")
-    assert answer.code == 2
-    assert "holds a run already; use --resume" in answer.err
-    assert sorted(run_dir.rglob("*")) == before
 
 
 def test_damaged_files_of_a_run_are_named(rlforge, run_dir):

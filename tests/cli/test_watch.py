@@ -31,22 +31,6 @@ def test_runs_are_compared_by_name_and_as_latest(rlforge):
     assert Path("all.md").read_text().startswith("Runs:")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["compare", SWEEP / "0"], "0 is one run; name two or more"),
-        (["compare", SWEEP, "nowhere"], "no run directory nowhere"),
-        (["compare", SWEEP, "-o", "all.pdf"], "--output all.pdf: give a file"),
-        (["compare", SWEEP, "-o", "none/all.csv"], "--output none/all.csv: give a file"),
-        (["report", "conf"], "no run directory conf"),
-    ],
-)
-def test_wrong_arguments_are_one_line(rlforge, arguments, problem):
-    code, _, err = rlforge(*arguments)
-    assert (code, err.count("\n")) == (2, 1)
-    assert problem in err
-
-
 def test_the_report_of_a_sweep_is_a_comparison(rlforge):
     code, out, _ = rlforge("report", SWEEP)
     assert (code, out) == (0, f"{SWEEP}/comparison.html\n")

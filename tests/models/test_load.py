@@ -202,19 +202,6 @@ def test_the_hub_is_asked_whether_it_has_the_model(name, problem, monkeypatch):
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("./nowhere", r"model\.name=\./nowhere: there is no such directory"),
-        ("models/of/mine", r"model\.name=models/of/mine: there is no such directory"),
-        ("org/m", r"model\.name=org/m: not on this machine, .* and the .* hub cannot be reached"),
-    ],
-)
-def test_a_model_that_is_nowhere_is_refused_without_a_hub(name, problem):
-    with pytest.raises(ConfigError, match=problem):
-        check_source(ModelConfig(kind="hf", name=name))
-
-
 def test_a_model_on_this_machine_needs_no_hub(local_model):
     check_source(local_model)
     check_source(ModelConfig(kind="tiny"))

@@ -1,12 +1,8 @@
 """What is known to be wrong with a supervised run before anything is created."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from tests.harness.composed import composed
 
-from rlforge.cli import main
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import ModelConfig, RunConfig
 from rlforge.config.sft import SftConfig
@@ -46,12 +42,3 @@ def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):
 def test_the_loss_of_given_answers_is_not_for_games():
     with pytest.raises(ConfigError, match=r"algorithm\.name=supervised.*rlforge sft"):
         validate(composed("algorithm=supervised"))
-
-
-def test_the_command_ends_with_one_line_and_exit_code_2(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["rlforge", "sft", TICTACTOE, "data.file=nowhere"])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    assert ending.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert not Path("runs").exists()
