@@ -300,26 +300,19 @@ def test_by_default_near_opponents_are_preferred_and_far_ones_are_rare(mode):
     assert flat == pytest.approx(dict.fromkeys(flat, 0.25), abs=0.01)
 
 
-def test_self_play_rates_nobody_and_counts_once():
-    pool = pool_of(1)
-    current = pool.current().policy()
-    pool.push_outcome(record([current, current], [1, -1]))
-    pool.push_outcome(record([current, current, current], [1, 0, 0]))
-    assert pool.rating("step-0") == (25.0, 8.333333333333334)
-    pool.push_outcome(record([current], [1]))  # of a single player: no match
-    assert pool.snapshot()["matches"] == {"step-0": {"step-0": 2}}
-    assert entries(pool)["step-0"]["games"] == 3
-
-
-def test_rated_games_are_those_against_other_policies():
+def test_games_count_once_and_are_rated_against_other_policies_only():
     pool = pool_of(2)
     current = pool.current().policy()
     pool.push_outcome(record([current, current], [1, -1]))
+    pool.push_outcome(record([current, current, current], [1, 0, 0]))
+    assert pool.rating("step-1") == pool.rating("step-0") == (25.0, 8.333333333333334)
+    pool.push_outcome(record([current], [1]))  # of a single player: no match
+    assert pool.snapshot()["matches"] == {"step-1": {"step-1": 2}}
     pool.push_outcome(record([current, RANDOM], [1, -1], purpose="eval"))
     pool.push_outcome(record([current, RANDOM, RANDOM], [1, 0, -1], purpose="eval"))
     rated = {uid: entry["rated_games"] for uid, entry in entries(pool).items()}
     assert rated == {"step-0": 0, "step-1": 2, "random_legal": 2, "minimax": 0}
-    assert entries(pool)["step-1"]["games"] == 3
+    assert entries(pool)["step-1"]["games"] == 5
 
 
 def test_games_of_many_count_each_pair_once():

@@ -394,7 +394,7 @@ def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(tmp_path, 
                 returned == 1 and complete == {make(n).id for n in (60, 61, 3)}
             ), last
             reader.close()
-        assert closed(after) == StoreReader(after).window_ids(), last
+        assert closed(after) == sorted({d.window_id for d in found}), last
         if ended:
             break
     else:
@@ -421,7 +421,7 @@ def test_a_reader_may_read_while_windows_are_closed_and_opened_again(tmp_path, m
             writing = threads.submit(
                 lambda: [
                     store.append([make.whole(n, timestamp=1731492000.0 + 3600 * (n % 2) + n)])
-                    for n in range(30)
+                    for n in range(16)
                 ]
             )
             seen = [0]
@@ -430,7 +430,7 @@ def test_a_reader_may_read_while_windows_are_closed_and_opened_again(tmp_path, m
         writing.result()
         seen.append(reader.count())
     assert seen == sorted(seen)
-    assert seen[-1] == 30
+    assert seen[-1] == 16
 
 
 # ---------------------------------------------------------------- disks and files
