@@ -7,7 +7,6 @@ from rlforge.config.compose import to_yaml
 from rlforge.config.schema import ModelConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
-from rlforge.preflight.games import validate
 from rlforge.preflight.sft import check_sft
 
 TICTACTOE, MARKET = "+experiment=tictactoe_mirror", "+experiment=smollm2_market"
@@ -37,8 +36,3 @@ def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):
         check(f"data.run={tmp_path}")
     with pytest.raises(ConfigError, match="its model is tiny, this one a/b"):
         check(f"data.run={tmp_path}", "model=hf", "model.name=a/b")
-
-
-def test_the_loss_of_given_answers_is_not_for_games():
-    with pytest.raises(ConfigError, match=r"algorithm\.name=supervised.*rlforge sft"):
-        validate(composed("algorithm=supervised"))
