@@ -84,7 +84,14 @@ class Policy:
         Raises EngineError.
         """
 
-        view = _view(observation, legal_actions)
+        if isinstance(observation, View):
+            view = observation
+        else:
+            check_type(observation, str, what="observation is a text or a View")
+            legal = None if legal_actions is None else tuple(legal_actions)
+            view = View(
+                player_id=0, observation=observation, board=observation, legal_actions=legal
+            )
         completion = wait_for(self.answer(view, env=env, temperature=temperature, seed=seed))
         _, extraction = asked_as(self.config, env)
         return extract(extraction, completion.text, view.legal_actions).action
@@ -220,11 +227,3 @@ def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) ->
         return Completion(text=action, finish_reason="scripted", policy_uid=uid)
 
     return scripted
-
-
-def _view(observation: str | View, legal_actions: Sequence[str] | None) -> View:
-    if isinstance(observation, View):
-        return observation
-    check_type(observation, str, what="observation is a text or a View")
-    legal = None if legal_actions is None else tuple(legal_actions)
-    return View(player_id=0, observation=observation, board=observation, legal_actions=legal)

@@ -44,15 +44,12 @@ def _versions(game: GameIndex) -> list[str]:
     ]
 
 
-def _opponents(game: GameIndex) -> list[str]:
-    own = game.spec.viewpoint
-    return [seat.policy.uid for seat in game.spec.seats if seat.player_id != own]
-
-
 _VALUES: dict[str, Callable[[GameIndex], list[str]]] = {
     "purpose": lambda game: [game.spec.purpose],
     "step": _versions,
-    "opponent": _opponents,
+    "opponent": lambda game: [
+        seat.policy.uid for seat in game.spec.seats if seat.player_id != game.spec.viewpoint
+    ],
     "result": lambda game: [_result(game)],
     "env": lambda game: [game.spec.env_id],
 }

@@ -17,13 +17,12 @@ from rlforge.config.continuous import DecisionRewardConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.sft import SftConfig
 from rlforge.games.trading import AgentPrompter
-from rlforge.market.books import Settled
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 from rlforge.rollout.datasets import AnswerEncoder, written
 from rlforge.rollout.schedule import derive_seed
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import OTHER_RUN, Outcome, Step
+from rlforge.types import OTHER_RUN, Step
 
 TRADERS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""
@@ -105,14 +104,11 @@ def _episode(
             if sample is None:
                 continue
             reward = _REWARD(result_of(settled)).reward
-            if data.counts(_outcome(settled), reward):
+            pnl = settled.pnl
+            if data.counts("draw" if pnl == 0 else "win" if pnl > 0 else "loss", reward):
                 yield replace(sample, raw_reward=reward, reward=reward)
             else:
                 left_out["by outcome"] += 1
 
 
 _REWARD = DecisionReward(DecisionRewardConfig())
-
-
-def _outcome(settled: Settled) -> Outcome:
-    return "draw" if settled.pnl == 0 else "win" if settled.pnl > 0 else "loss"
