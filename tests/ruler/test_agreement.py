@@ -9,35 +9,28 @@ from rlforge.ruler.base import DecisionScores
 from rlforge.trajectories.records import Decision
 
 
-def test_the_same_order_and_the_opposite_one():
-    same = agreement([0.1, 0.5, 0.9], [-1.0, 0.0, 3.0])
-    assert (same.kendall_tau, same.pairwise_accuracy, same.pairs) == (1.0, 1.0, 3)
-    other = agreement([0.9, 0.5, 0.1], [-1.0, 0.0, 3.0])
-    assert (other.kendall_tau, other.pairwise_accuracy) == (-1.0, 0.0)
-
-
-def test_equal_scores_count_half_and_equal_truths_not_at_all():
-    found = agreement([0.2, 0.2, 0.9], [0.0, 1.0, 1.0])
-    assert found.pairwise_accuracy == 0.75
-    assert found.pairs == 2
-    within = agreement([0.2, 0.2, 0.9], [0.0, 0.04, 1.0], margin=0.05)
-    assert (within.pairwise_accuracy, within.pairs) == (1.0, 2)
-
-
-@pytest.mark.parametrize("scores", [[], [0.3], [0.3, 0.4, 0.5]])
-def test_without_differences_there_is_no_figure(scores):
-    found = agreement(scores, [1.0] * len(scores))
-    assert (found.kendall_tau, found.pairwise_accuracy, found.pairs) == (None, None, 0)
-
-
-def test_equal_scores_have_no_tau():
-    found = agreement([0.5, 0.5], [0.0, 1.0])
-    assert (found.kendall_tau, found.pairwise_accuracy) == (None, 0.5)
-
-
-def test_unscored_decisions_and_unknown_rewards_are_left_out():
-    found = agreement([0.1, None, 0.9, 0.5], [0.0, 5.0, 1.0, None])
-    assert (found.items, found.pairs, found.pairwise_accuracy) == (2, 1, 1.0)
+@pytest.mark.parametrize(
+    ("scores", "truths", "margin", "tau", "accuracy", "pairs"),
+    [
+        ([0.1, 0.5, 0.9], [-1.0, 0.0, 3.0], 0.0, 1.0, 1.0, 3),
+        ([0.9, 0.5, 0.1], [-1.0, 0.0, 3.0], 0.0, -1.0, 0.0, 3),
+        # Equal scores count half and have no tau, equal truths count not at all.
+        ([0.2, 0.2, 0.9], [0.0, 1.0, 1.0], 0.0, 0.5, 0.75, 2),
+        ([0.2, 0.2, 0.9], [0.0, 0.04, 1.0], 0.05, (2 / 3) ** 0.5, 1.0, 2),
+        ([0.5, 0.5], [0.0, 1.0], 0.0, None, 0.5, 1),
+        ([], [], 0.0, None, None, 0),
+        ([0.3], [1.0], 0.0, None, None, 0),
+        ([0.3, 0.4, 0.5], [1.0] * 3, 0.0, None, None, 0),
+        # What has no score or no truth is left out.
+        ([0.1, None, 0.9, 0.5], [0.0, 5.0, 1.0, None], 0.0, 1.0, 1.0, 1),
+    ],
+)
+def test_agreement_by_hand(scores, truths, margin, tau, accuracy, pairs):
+    found = agreement(scores, truths, margin=margin)
+    assert (found.pairwise_accuracy, found.pairs) == (accuracy, pairs)
+    assert found.kendall_tau == pytest.approx(tau)
+    known = [each for each in zip(scores, truths, strict=True) if None not in each]
+    assert found.items == len(known)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
@@ -81,7 +74,7 @@ class Oracle:
     async def close(self): ...
 
 
-async def test_outcomes_are_hidden_from_the_scorer(make_window, skill):
+async def test_outcomes_are_hidden_from_the_scorer_unless_asked_for(make_window, skill):
     oracle = Oracle(skill)
     report = await examine(oracle, [make_window(0), make_window(1)], skill=skill)
     assert len(oracle.shown) == 160
@@ -97,9 +90,6 @@ async def test_outcomes_are_hidden_from_the_scorer(make_window, skill):
         "agreement_pairs",
         "agreement_unscored",
     }
-
-
-async def test_outcomes_are_shown_when_asked_for(make_window, skill):
     oracle = Oracle(skill)
     await examine(oracle, [make_window(0)], hide_outcomes=False)
     assert all(decision.complete for decision in oracle.shown)
@@ -119,8 +109,5 @@ async def test_unscored_decisions_are_counted(make_window, skill):
     report = await examine(oracle, [make_window(0)], skill=skill)
     assert report.unscored == 20
     assert "noise" not in report.agent_scores
-
-
-def test_agents_without_a_score_have_no_mean(make_window):
-    decisions = make_window(0, each=1).decisions
-    assert agent_means(decisions, [0.5, None, 0.25, None]) == {"expert": 0.5, "fair": 0.25}
+    few = make_window(0, each=1).decisions
+    assert agent_means(few, [0.5, None, 0.25, None]) == {"expert": 0.5, "fair": 0.25}

@@ -84,11 +84,8 @@ def test_a_judge_without_model_or_key_is_refused(config, message):
         make_scorer(config)
 
 
-def test_only_a_configured_judge_is_asked_for_its_key():
+def test_only_a_configured_judge_of_another_machine_is_asked_for_its_key():
     check_judge(RulerConfig())
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
         check_judge(_judge())
-
-
-def test_a_server_on_this_machine_needs_no_key():
     make_scorer(_judge(base_url="http://127.0.0.1:8000/v1"))

@@ -22,12 +22,11 @@ def test_the_documented_constructor_and_call(method, make_window, tmp_path):
     again = RULERScorer(model_path=tmp_path / "checkpoints" / "latest", scoring_method=method)
     assert again.score_trajectories(trajectories) == scores
     assert list(again.score(trajectories).values) == scores
-
-
-def test_the_defaults_are_the_documented_ones(make_window):
-    scorer = RULERScorer()
-    assert (scorer.config.scoring_method, scorer.config.temperature) == ("preference", 0.7)
-    assert scorer.config.model_path is None
+    config = RULERScorer().config
+    assert (config.scoring_method, config.temperature) == ("preference", 0.7)
+    assert config.model_path is None
+    with pytest.raises(ConfigError, match=r"scorer 'guess': no such choice"):
+        RULERScorer(scoring_method="guess")
 
 
 def test_pairs_name_the_better_decision_first(make_window, monkeypatch):
@@ -36,11 +35,6 @@ def test_pairs_name_the_better_decision_first(make_window, monkeypatch):
     pairs = RULERScorer(config=config).generate_pairs(make_window(0).decisions)
     assert len(pairs) == 100
     assert all((better.reward or 0) - (worse.reward or 0) > 0.2 for better, worse in pairs)
-
-
-def test_an_unknown_method_is_named():
-    with pytest.raises(ConfigError, match=r"scorer 'guess': no such choice"):
-        RULERScorer(scoring_method="guess")
 
 
 def test_it_works_in_any_thread(make_window):
