@@ -102,14 +102,10 @@ def test_a_damaged_file_is_replaced_by_its_copy(tmp_path, damage, caplog):
     assert [p.read_bytes() for p in tmp_path.glob(f"{FILE}.damaged-*")] == [cut[damage]]
 
 
-def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path):
-    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
-    with pytest.raises(DeploymentError, match=rf"{FILE} is damaged.*move it away"):
-        Journal(tmp_path)
-
-
-def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path):
+def test_transactions_are_synced_and_a_full_disk_changes_nothing(tmp_path):
     with _journal(tmp_path) as journal:
+        assert journal.database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert journal.database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
         _promoted(journal, 1)
         (pages,) = journal.database.execute("PRAGMA page_count").fetchone()
         journal.database.execute(f"PRAGMA max_page_count = {pages}")
@@ -118,12 +114,6 @@ def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path):
         assert [d.number for d in journal.history()] == [0]
         journal.database.execute("PRAGMA max_page_count = 100000")
         assert journal.begin("x", strategy="replace").number == 1
-
-
-def test_transactions_are_synced_to_disk(tmp_path):
-    with _journal(tmp_path) as journal:
-        assert journal.database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-        assert journal.database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
 
 
 def test_a_copy_that_cannot_be_made_is_only_logged(tmp_path, caplog):
@@ -135,8 +125,10 @@ def test_a_copy_that_cannot_be_made_is_only_logged(tmp_path, caplog):
     assert "no copy of" in caplog.text
 
 
-def test_reading_a_folder_without_a_service_finds_nothing(tmp_path):
+def test_a_folder_without_a_service_has_no_history_and_one_with_damage_is_an_error(tmp_path):
     assert read_history(tmp_path) == []
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)
     with pytest.raises(DeploymentError, match="cannot be read"):
         read_history(tmp_path)
+    with pytest.raises(DeploymentError, match=rf"{FILE} is damaged.*move it away"):
+        Journal(tmp_path)
