@@ -29,6 +29,7 @@ async def play(session: Session) -> float:
 
 
 def plays_at_once(session: Session) -> float:
+    """What refusals.txt names as no function of episodes: it does not wait."""
     return 1.0
 
 
