@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import os
 import subprocess
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.composed import composed
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.roots import compose_run
 from rlforge.continuous.run import ContinuousRun
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.training.lifecycle import execute as execute_run
@@ -24,14 +22,7 @@ from rlforge.training.lifecycle import execute as execute_run
 @pytest.fixture
 def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
     """The configuration of a small run, with changes."""
-    return lambda *overrides: copy.deepcopy(_composed(*small_market, *overrides))
-
-
-@functools.cache
-def _composed(*overrides: str) -> ContinuousConfig:
-    config = compose_run(list(overrides), None, ContinuousConfig).config
-    assert isinstance(config, ContinuousConfig)
-    return config
+    return lambda *overrides: composed(*small_market, *overrides, root=ContinuousConfig).config
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import math
 import random
 
 import pytest
+from tests.harness.composed import composed
 from tests.learner import parts
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.compose import compose
 from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
 
 SHARED = {"kl": KlConfig(coef=0.05), "entropy_coef": 0.01}
@@ -17,8 +17,8 @@ CONFIGS = {
     "grpo": GrpoConfig(**SHARED, group_size=4),
     "a2c": A2cConfig(**SHARED),
     "ppo": PpoConfig(**SHARED, value_clip=0.2),
-    **{name: compose([f"algorithm={name}"]).config.algorithm for name in ("gspo", "cispo", "rloo")},
-    "maxrl": compose(["algorithm=maxrl", "algorithm.importance=mask"]).config.algorithm,
+    **{name: composed(f"algorithm={name}").config.algorithm for name in ("gspo", "cispo", "rloo")},
+    "maxrl": composed("algorithm=maxrl", "algorithm.importance=mask").config.algorithm,
 }
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import importlib
 import inspect
 import json
 
 import pytest
-import yaml
+from tests.harness.composed import composed
 
-from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.roots import compose_run
 from rlforge.config.schema import RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
@@ -24,20 +20,8 @@ LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)
 
 
-@functools.cache
-def composed(*groups: str) -> RunConfig:
-    return compose(groups).config
-
-
 def config(*overrides: str) -> RunConfig:
-    """The default run with other groups and values; only groups are composed."""
-    groups = [one for one in overrides if "." not in one.partition("=")[0]]
-    found = copy.deepcopy(composed(*groups))
-    for key, _, text in (one.partition("=") for one in overrides if one not in groups):
-        part, name = key.split(".")
-        assert hasattr(getattr(found, part), name)
-        setattr(getattr(found, part), name, yaml.safe_load(text))
-    return found
+    return composed(*overrides, root=RunConfig).config
 
 
 def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
@@ -64,7 +48,7 @@ def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> N
 
 GRAPHS = {
     "games": config,
-    "continuous": functools.cache(lambda: compose_run([], None, ContinuousConfig).config),
+    "continuous": lambda: composed(root=ContinuousConfig).config,
     "serving": ServingConfig,
 }
 
