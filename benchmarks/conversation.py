@@ -131,9 +131,7 @@ async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> 
     steps = []
     for turn in range(turns):
         params = SamplingParams(
-            max_tokens=ANSWER,
-            seed=1000 * number + turn,
-            conversation=number if keep else None,
+            max_tokens=ANSWER, seed=1000 * number + turn, conversation=number if keep else None
         )
         answer = await engine.generate(prompt, params, BASE)
         step = _step(number, 0, turn, prompt, answer, draw)

@@ -24,15 +24,7 @@ from typing import Any
 import httpx
 import torch
 from common import record, spread
-from served import (
-    RANDOM_ADAPTERS,
-    ServiceProcess,
-    drawn,
-    expected,
-    greedy,
-    make_adapter,
-    prompts,
-)
+from served import RANDOM_ADAPTERS, ServiceProcess, drawn, expected, greedy, make_adapter, prompts
 
 ADAPTERS, PROMPTS = 8, 32
 #: Batches of other sizes round differently; adapters differ by much more.

@@ -58,12 +58,7 @@ from contenders import ABSENT
 from pipelines.work import Work
 
 from rlforge.config.compose import compose
-from rlforge.models.load import (
-    load_model_config,
-    load_tokenizer,
-    resolve_model,
-    stop_token_ids,
-)
+from rlforge.models.load import load_model_config, load_tokenizer, resolve_model, stop_token_ids
 from rlforge.system.hardware import versions
 
 HERE = Path(__file__).parent

@@ -30,14 +30,7 @@ from typing import Any
 import torch
 from common import record
 from safetensors.torch import load_file, save_file
-from served import (
-    OVERRIDES,
-    RANDOM_ADAPTERS,
-    ServiceProcess,
-    expected,
-    make_adapter,
-    prompts,
-)
+from served import OVERRIDES, RANDOM_ADAPTERS, ServiceProcess, expected, make_adapter, prompts
 
 from rlforge.config.compose import compose
 from rlforge.config.serving import ServingConfig

@@ -30,9 +30,7 @@ class Faulty(TicTacToeEnv):
 
 
 register(
-    id=ID,
-    entry_point=Faulty,
-    default_wrappers=ENV_REGISTRY["TicTacToe-v0-train"].default_wrappers,
+    id=ID, entry_point=Faulty, default_wrappers=ENV_REGISTRY["TicTacToe-v0-train"].default_wrappers
 )
 
 

@@ -33,14 +33,8 @@ from rlforge.types import Step, TrainBatch
 LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
 #: Published sizes, and the rank to train with. ``tiny`` is for trying this file on a CPU.
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {
-    "qwen3-0.6b": (
-        {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
-        16,
-    ),
-    "qwen3-1.7b": (
-        {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28},
-        32,
-    ),
+    "qwen3-0.6b": ({"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}, 16),
+    "qwen3-1.7b": ({"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}, 32),
     "tiny": (
         {
             "hidden_size": 64,

@@ -220,10 +220,7 @@ FIGURES = (
         _shares("rates"),
     ),
     Figure(
-        "the same: engine and games share two cores",
-        "no figure",
-        "collector",
-        _shares("layers"),
+        "the same: engine and games share two cores", "no figure", "collector", _shares("layers")
     ),
     Figure(
         "adapter publication to first token of the new version, tiny, vLLM on a CPU, 64 under way",
@@ -278,12 +275,7 @@ FIGURES = (
             results["scorers"]["preference"]["judgement_skill_pairwise_accuracy"]
         ),
     ),
-    Figure(
-        "market: decisions of 100 scripted agents, one core",
-        "5,000/s",
-        "market",
-        _market(100),
-    ),
+    Figure("market: decisions of 100 scripted agents, one core", "5,000/s", "market", _market(100)),
     Figure(
         "planted collapses of self-play at Kuhn poker that the sentinel names within 20 updates",
         "5 of 5",

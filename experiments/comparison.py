@@ -104,10 +104,7 @@ COMPARISONS = {
             "dark hex": ["+experiment=dark_hex_nash", "learner.total_updates=80"],
             "three-player Kuhn": ["+experiment=kuhn3_nash", "learner.total_updates=160"],
         },
-        arms={
-            "NashPG": [],
-            "GRPO": ["algorithm=grpo", "algorithm.group_size=8"],
-        },
+        arms={"NashPG": [], "GRPO": ["algorithm=grpo", "algorithm.group_size=8"]},
         # What is measured comes from saved versions.
         every=["eval.every=100000", "eval.games=2", "eval.final_games=2", *_UNSAVED],
         budget="games",

@@ -118,9 +118,7 @@ async def test_a_group_without_an_episode_leaves_nothing_behind(tmp_path: Path) 
     assert (await buffer.state_dict())["policies"][""]["buffer"]["groups"] == []
 
 
-async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(
-    tmp_path: Path,
-) -> None:
+async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(tmp_path: Path) -> None:
     buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
     room = await buffer.reserve("collector-0", 10_000)
     waiting = asyncio.create_task(buffer.reserve("collector-0", 10_000))

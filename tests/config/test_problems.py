@@ -23,10 +23,7 @@ from rlforge.config.rules import Length, Pattern, Range, hints, parts
 from rlforge.config.schema import RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
-from rlforge.config.training import (
-    ALGORITHM_CONFIGS,
-    LearnerConfig,
-)
+from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
 
 ROOTS = {

@@ -82,12 +82,7 @@ STEPS = (
         ("resumed at update", "done at update 24/24"),
     ),
     Step("The runs of this folder", "rlforge runs", ("(?s)(done, 24/24.*){2}",)),
-    Step(
-        "Compare them",
-        "rlforge compare runs/first_day",
-        ("seed",),
-        picture="compare",
-    ),
+    Step("Compare them", "rlforge compare runs/first_day", ("seed",), picture="compare"),
     Step(
         "Evaluate a version",
         "rlforge eval {run} --checkpoint step-12 --opponent random_legal --games 100",
@@ -119,11 +114,7 @@ STEPS = (
         ("game.svg",),
     ),
     Step("The report", "rlforge report {run}", (r"runs/first_day/\S+/report\.html",)),
-    Step(
-        "Export for transformers",
-        "rlforge export {run} my-model --merge",
-        ("my-model",),
-    ),
+    Step("Export for transformers", "rlforge export {run} my-model --merge", ("my-model",)),
     Step(
         "Serve it",
         "rlforge serve {run} serve.port={port}",

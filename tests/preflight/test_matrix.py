@@ -20,10 +20,7 @@ from rlforge.preflight.doctor import check_fit
 #: What is valid with experiments whose prompts name their game.
 ABOUT_A_GAME = {
     "smollm2_kuhn": {("openspiel_kuhn", "smollm2_135m")},
-    "smollm2_tictactoe": {
-        ("tictactoe", "smollm2_135m"),
-        ("openspiel_tictactoe", "smollm2_135m"),
-    },
+    "smollm2_tictactoe": {("tictactoe", "smollm2_135m"), ("openspiel_tictactoe", "smollm2_135m")},
 }
 #: Experiments one of whose opponents plays no other games than ``BOARDS``.
 ON_BOARDS = ("simpletak_nash", "simpletak_pool", "tictactoe_nash")

@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 from tests.harness.in_process import rlforge_here
-from tests.harness.live_run import (
-    rows,
-    train_arguments,
-)
+from tests.harness.live_run import rows, train_arguments
 
 import rlforge.learner.learner
 from rlforge.buffer.batches import read_batch
 from rlforge.local.exploit import exploit_run
-from rlforge.system.checkpoint import (
-    list_checkpoints,
-    read_manifest,
-)
+from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report import write_report
 
@@ -72,13 +66,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     assert "results: run/report.html" in err
     assert "next: rlforge play --run run; rlforge export run my-model --merge" in err
     log = Path("run/logs/run.log").read_text()
-    moments = (
-        "run started",
-        "run directory",
-        "step-0 against",
-        "step-3 is saved",
-        "is done after",
-    )
+    moments = ("run started", "run directory", "step-0 against", "step-3 is saved", "is done after")
     places = [log.find(moment) for moment in moments]
     assert -1 < places[0] < places[1] < places[2] < places[3] < places[4], log
     assert "--resume can continue from step-3" in log

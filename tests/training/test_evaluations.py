@@ -78,12 +78,7 @@ class Run:
         collectors = ("collector-0", "collector-1")
         self.played: list[str] = []
         self.made = Evaluations(
-            config,
-            collectors,
-            self.tables.play,
-            self._played,
-            self.recorded.append,
-            self._measure,
+            config, collectors, self.tables.play, self._played, self.recorded.append, self._measure
         )
 
     async def _played(self, records: Sequence[GameRecord]) -> None:

@@ -135,9 +135,7 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
 
 
 @pytest.mark.slow  # tests/actors/test_engine.py has the engine alone
-def test_an_alternating_engine_killed_during_an_update_loads_after_it(
-    small_model: Path,
-) -> None:
+def test_an_alternating_engine_killed_during_an_update_loads_after_it(small_model: Path) -> None:
     process = start(
         *train_arguments(small_model, "hardware.alternate=true", "learner.total_updates=6")
     )

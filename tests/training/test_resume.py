@@ -10,12 +10,7 @@ import pytest
 from rlforge.config.schema import LearnerConfig, RunConfig
 from rlforge.models.fit import with_own_start
 from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
-from rlforge.training.resume import (
-    BEFORE_ALL,
-    Retention,
-    keep_start,
-    rewind,
-)
+from rlforge.training.resume import BEFORE_ALL, Retention, keep_start, rewind
 
 
 def _save(root: Path, *versions: int) -> None:

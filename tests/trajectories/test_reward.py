@@ -57,11 +57,7 @@ def test_uninvested_reward_replaces_the_return_on_nothing():
 
 def test_every_term_is_configurable():
     config = DecisionRewardConfig(
-        pnl_weight=2,
-        speed_weight=3,
-        consistency_weight=5,
-        fast_minutes=10,
-        slow_reward=11,
+        pnl_weight=2, speed_weight=3, consistency_weight=5, fast_minutes=10, slow_reward=11
     )
     reward = DecisionReward(config)
     assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 1 + 5 * 0.6)

@@ -121,11 +121,7 @@ def _taken(actor: object) -> Sums:
 
 
 async def start_actors(
-    graph: RunGraph,
-    config: PolicyConfig,
-    hardware: HardwareConfig,
-    run_dir: Path,
-    part: int = 0,
+    graph: RunGraph, config: PolicyConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
 ) -> RunActors:
     """Start every actor of ``graph`` and wait until those that it needs have loaded what they need.
 

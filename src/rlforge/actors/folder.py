@@ -213,10 +213,7 @@ class FileServer:
         if node not in self._agents:
             made: Any = ray.remote(NodeAgent)
             self._agents[node] = made.options(
-                num_cpus=0,
-                max_restarts=-1,
-                max_concurrency=8,
-                scheduling_strategy=on_node(node),
+                num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=on_node(node)
             ).remote(folder)
         return self._agents[node]
 

@@ -103,10 +103,7 @@ class PolicyGradient(ABC, Generic[Config]):
         config = self.config
         policy = self.policy_loss(inputs)
         per_token = policy.loss
-        metrics = {
-            **policy.metrics,
-            "policy_loss": self._aggregate(per_token, inputs).detach(),
-        }
+        metrics = {**policy.metrics, "policy_loss": self._aggregate(per_token, inputs).detach()}
         for name, coef, given in self._penalties(inputs):
             with torch.set_grad_enabled(coef > 0):
                 penalty = self._penalty(given)
@@ -342,9 +339,7 @@ class Ppo(ActorCritic[PpoConfig]):
 def _with_previous(inputs: LossInputs) -> LossInputs:
     """``inputs`` with the policy at the start of the update as the reference."""
     return dataclasses.replace(
-        inputs,
-        reference_logprobs=inputs.proximal_logprobs,
-        reference_legal=inputs.proximal_legal,
+        inputs, reference_logprobs=inputs.proximal_logprobs, reference_legal=inputs.proximal_legal
     )
 
 

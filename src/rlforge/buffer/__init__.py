@@ -7,13 +7,7 @@ from rlforge.buffer.episodes import EpisodeBuffer
 from rlforge.buffer.steps import StepBuffer
 from rlforge.config.schema import BufferConfig
 
-__all__ = [
-    "Buffer",
-    "BufferSettings",
-    "EpisodeBuffer",
-    "StepBuffer",
-    "make_buffer",
-]
+__all__ = ["Buffer", "BufferSettings", "EpisodeBuffer", "StepBuffer", "make_buffer"]
 
 _BUFFERS: dict[str, type[Buffer]] = {"step": StepBuffer, "episode": EpisodeBuffer}
 

@@ -86,11 +86,7 @@ More = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    str,
-    typer.Option(
-        metavar="UID",
-        help="The version of the run: latest, step-40, …",
-    ),
+    str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
 ]
 
 

@@ -23,9 +23,7 @@ def list_choices(
     subject: Annotated[
         str | None,
         typer.Argument(
-            metavar="WHAT",
-            help="A config group, or a kind of plug-in.",
-            show_default=False,
+            metavar="WHAT", help="A config group, or a kind of plug-in.", show_default=False
         ),
     ] = None,
 ) -> None:

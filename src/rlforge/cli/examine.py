@@ -65,10 +65,7 @@ def graph(
     Console().print(table)
 
 
-def config(
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
-) -> None:
+def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Show the resolved, validated configuration as YAML.
 
     **Examples**

@@ -31,8 +31,7 @@ _SCALE = 15
 _MOST_LISTED = 10
 
 Game = Annotated[
-    str,
-    typer.Argument(metavar="GAME", help="A game's id, as rlforge replay lists it, or latest."),
+    str, typer.Argument(metavar="GAME", help="A game's id, as rlforge replay lists it, or latest.")
 ]
 Seats = Annotated[
     list[str] | None,
@@ -52,8 +51,7 @@ def fork(
         int, typer.Option("--turn", metavar="T", help="Play on from before this turn, from 1.")
     ],
     action: Annotated[
-        str,
-        typer.Option(metavar="A", help="Taken at that turn. Default: the policy answers."),
+        str, typer.Option(metavar="A", help="Taken at that turn. Default: the policy answers.")
     ] = "",
     seat: Seats = None,
     samples: Annotated[
@@ -121,8 +119,7 @@ def analyse(
         int, typer.Option("--samples", min=2, metavar="N", help="Continuations of each turn.")
     ] = 64,
     seconds: Annotated[
-        float | None,
-        typer.Option(min=1, metavar="S", help="Stop after about so long, with fewer."),
+        float | None, typer.Option(min=1, metavar="S", help="Stop after about so long, with fewer.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -147,13 +144,7 @@ def analyse(
     seats = _seats(seat or [], record, None)
     done = asyncio.run(
         forks.analyse_game(
-            run_dir,
-            record,
-            player=player,
-            seats=seats,
-            samples=samples,
-            seconds=seconds,
-            say=say,
+            run_dir, record, player=player, seats=seats, samples=samples, seconds=seconds, say=say
         )
     )
     file = write_analysis(run_dir, done)

@@ -116,8 +116,7 @@ def replay(
     game: Annotated[
         str | None,
         typer.Argument(
-            metavar="GAME",
-            help="A game's id, or latest: the newest; without it, games are listed.",
+            metavar="GAME", help="A game's id, or latest: the newest; without it, games are listed."
         ),
     ] = None,
     purpose: Annotated[

@@ -50,11 +50,7 @@ def ladder(
         ),
     ] = "",
     checkpoints: Annotated[
-        str,
-        typer.Option(
-            metavar="UID,…",
-            help="The versions of each run: step-0, step-40, best …",
-        ),
+        str, typer.Option(metavar="UID,…", help="The versions of each run: step-0, step-40, best …")
     ] = "latest",
     env: Annotated[
         str | None,

@@ -130,11 +130,7 @@ def rollback(state: StateDir = None, url: Url = None) -> None:
     typer.echo(f"{AdminClient(address, folder).rollback()['uid']} is live")
 
 
-def deployments(
-    state: StateDir = None,
-    url: Url = None,
-    json_file: JsonFile = None,
-) -> None:
+def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = None) -> None:
     """List the deployments of a service, running or not, and their states.
 
     **Example**

@@ -103,10 +103,7 @@ class MarketConfig(Group):
         if self.stakes != sorted(self.stakes):
             yield "stakes", "must rise from the smallest to the largest"
         if self.stakes[0] * STARTING_BALANCE < 1:
-            yield (
-                "stakes",
-                "must come to 1.00 or more of the starting balance",
-            )
+            yield ("stakes", "must come to 1.00 or more of the starting balance")
         size = self.stakes[2] * STARTING_BALANCE * COMPACT_LEVERAGE
         room = 1 / COMPACT_LEVERAGE - MAINTENANCE_MARGIN
         if math.expm1(min(size / self.depth, 100.0)) >= room:

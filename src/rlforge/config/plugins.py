@@ -266,7 +266,7 @@ ALGORITHMS = Kind(
             a2c="A2c",
             ppo="Ppo",
             supervised="Supervised",
-        ),
+        )
     },
     needs=("config_class", "targets", "loss"),
 )
@@ -378,12 +378,7 @@ SINKS = Kind(
     "metric sink",
     "tracker.sinks",
     "a dataclass with open(run, name), write(step, scalars), rewind(step) and close()",
-    _in(
-        "tracking.sinks",
-        jsonl="JsonlSink",
-        tensorboard="TensorBoardSink",
-        wandb="WandbSink",
-    ),
+    _in("tracking.sinks", jsonl="JsonlSink", tensorboard="TensorBoardSink", wandb="WandbSink"),
     needs=("__dataclass_fields__", "open", "write", "rewind", "close"),
 )
 SCORERS = Kind(

@@ -112,10 +112,7 @@ class LearnerConfig(Group):
                 "counts forward passes of learner.mini_batch_size steps; set that, too",
             )
         if passes is not None and self.optimizer_steps != 1:
-            yield (
-                "optimizer_steps",
-                "follows from learner.gradient_accumulation_steps; drop one",
-            )
+            yield ("optimizer_steps", "follows from learner.gradient_accumulation_steps; drop one")
         if self.shard_weights and self.num_learners == 1:
             yield (
                 "shard_weights",

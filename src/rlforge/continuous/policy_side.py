@@ -195,11 +195,7 @@ class _Tests:
 
 
 def _tests(
-    config: ContinuousConfig,
-    run_dir: Path,
-    engine: Engine,
-    tokenizer: Any,
-    params: SamplingParams,
+    config: ContinuousConfig, run_dir: Path, engine: Engine, tokenizer: Any, params: SamplingParams
 ) -> _Tests:
     if not config.has_market:
         probes = answer_probes(config, tokenizer, params)

@@ -76,12 +76,7 @@ async def source_of(
             bounds = config.serve.outcome_low, config.serve.outcome_high
             windows = Windows(store, config.window, bounds)
         run = _Recording(
-            context=context,
-            policy=policy,
-            store=store,
-            windows=windows,
-            last=last,
-            stop=stop,
+            context=context, policy=policy, store=store, windows=windows, last=last, stop=stop
         )
         async with made[config.continuous.source](run) as source:
             yield source
@@ -154,10 +149,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
     population = Population(
         state,
         AgentModel(
-            prompter=policy.prompter,
-            ask=_asked(run),
-            name=config.model.label,
-            seed=config.seed,
+            prompter=policy.prompter, ask=_asked(run), name=config.model.label, seed=config.seed
         ),
         Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
         reward_of_settled(config),

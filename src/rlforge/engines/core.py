@@ -183,11 +183,7 @@ class StepGenerator(ABC, Generic[R]):
     def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
         """Queues a request and returns its id. Raises EngineError when it cannot be answered."""
         limit = check_request(
-            prompt,
-            params,
-            policy,
-            max_model_len=self._max_model_len,
-            vocab_size=self._vocab_size,
+            prompt, params, policy, max_model_len=self._max_model_len, vocab_size=self._vocab_size
         )
         given = params.seed
         seed = int(self._seeds.integers(2**63)) if given is None else given % self.seed_range

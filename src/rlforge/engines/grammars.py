@@ -105,9 +105,7 @@ class Grammars:
         special = [token for token in stops if token in self._tokenizer.all_special_ids]
         try:
             return from_tokenizer(
-                self._tokenizer,
-                n_vocab=self._vocab_size,
-                eos_token=special or list(stops) or None,
+                self._tokenizer, n_vocab=self._vocab_size, eos_token=special or list(stops) or None
             )
         except ValueError as error:
             kind = type(self._tokenizer).__name__

@@ -374,10 +374,7 @@ class ApiPlayer:
         endpoint = check_api(policy.path_or_name or policy.uid, config)
         async with self._places:
             reply = await self._client.chat(
-                endpoint,
-                conversation,
-                max_tokens=config.max_tokens,
-                temperature=config.temperature,
+                endpoint, conversation, max_tokens=config.max_tokens, temperature=config.temperature
             )
         return Completion(
             text=reply.text,

@@ -146,10 +146,7 @@ class _Search:
                     best, bound = value, max(bound, value)
                     if value >= high:
                         break
-        self._known[key] = (
-            least if best <= alpha else best,
-            most if best >= high else best,
-        )
+        self._known[key] = (least if best <= alpha else best, most if best >= high else best)
         return best
 
     def _completing(self, stones: int) -> int:

@@ -68,10 +68,7 @@ def spiral_extraction(name: str) -> Extractor:
     functions = {known: found for known, found in vars(module).items() if known == _SPIRAL_BOXED}
     read = _named(functions, "spiral-rl", "extraction", name)
     return Extractor(
-        read=lambda text: read(text) or None,
-        request="",
-        feedback=BOXED.feedback,
-        write=BOXED.write,
+        read=lambda text: read(text) or None, request="", feedback=BOXED.feedback, write=BOXED.write
     )
 
 

@@ -118,11 +118,7 @@ class Template:
 
 
 DEFAULT = Template(later=_ASKED, assistant="\n\nAnswer:")
-CHAT = Template(
-    system=f"{ANY_GAME} {{request}}",
-    user="{observation}",
-    markup=None,
-)
+CHAT = Template(system=f"{ANY_GAME} {{request}}", user="{observation}", markup=None)
 #: For models that know no game's notation: the default for API models.
 CHAT_ACTIONS = Template(
     system=f"{ANY_GAME} {{request}}",

@@ -315,10 +315,7 @@ def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
 
 
 def _neighbours(
-    ranked: Sequence[str],
-    uids: Sequence[str],
-    met: Sequence[_Met],
-    scores: NDArray[np.float64],
+    ranked: Sequence[str], uids: Sequence[str], met: Sequence[_Met], scores: NDArray[np.float64]
 ) -> tuple[Neighbours, ...]:
     pairings = dict(zip(combinations(uids, 2), met, strict=True))
     z = float(stats.norm.ppf(1 - _ERROR / 2) + stats.norm.ppf(_POWER))

@@ -189,9 +189,7 @@ def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
     return sorted([*rows, *last.values()], key=lambda row: row.step)
 
 
-def rows_of(
-    answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
-) -> tuple[list[Row], int]:
+def rows_of(answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[list[Row], int]:
     """Rows of pairs of a prompt and an answer, and how many answer tokens there are in all."""
     rows: list[Row] = []
     total = 0

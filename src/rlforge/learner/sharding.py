@@ -63,11 +63,7 @@ def spread_model(
         # Freed after forward, the outermost too: weights gathered for a pass without gradient
         # would still be there after an optimizer step, and be outdated.
         fully_shard(
-            module,
-            mesh=mesh,
-            mp_policy=precision,
-            ignored_params=kept,
-            reshard_after_forward=True,
+            module, mesh=mesh, mp_policy=precision, ignored_params=kept, reshard_after_forward=True
         )
     for module in whole.modules():
         if isinstance(module, FSDPModule):

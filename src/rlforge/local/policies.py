@@ -61,8 +61,7 @@ def start_engine(
 ) -> LocalEngine:
     """The engine of ``config`` in this process, as ``seat_policies`` describes it."""
     here = HardwareConfig(
-        device="cpu" if config.hardware.device == "cpu" else "auto",
-        threads=config.hardware.threads,
+        device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )
     hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
     resolve_model(config.model, say)

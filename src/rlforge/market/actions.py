@@ -170,11 +170,7 @@ def open_position(ticker: str, side: str, size: float, leverage: float) -> Json:
 def leave(position: Json) -> Json:
     """Sell all shares, or close the position."""
     if position["kind"] == "shares":
-        return {
-            "type": "SELL_SHARES",
-            "positionId": position["id"],
-            "shares": position["shares"],
-        }
+        return {"type": "SELL_SHARES", "positionId": position["id"], "shares": position["shares"]}
     return {"type": "CLOSE_POSITION", "positionId": position["id"]}
 
 

@@ -150,8 +150,7 @@ def read(text: str) -> ParsedAction:
     found = [item for item in objects if "type" in item]
     if not found:
         return ParsedAction(
-            action=None,
-            feedback='Your answer held no JSON action such as {"type": "NO_OP"}.',
+            action=None, feedback='Your answer held no JSON action such as {"type": "NO_OP"}.'
         )
     try:
         return ParsedAction(action=check_form(found[-1]))

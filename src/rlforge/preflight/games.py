@@ -321,9 +321,7 @@ def _as_asked(env: EnvSpec) -> list[EnvSpec]:
         env,
         *(
             dataclasses.replace(
-                env,
-                prompt_template=form.prompt_template,
-                action_extraction=form.action_extraction,
+                env, prompt_template=form.prompt_template, action_extraction=form.action_extraction
             )
             for form in env.forms
         ),

@@ -134,10 +134,7 @@ class SeatPolicies:
         engine: Generator,
         stop_token_ids: Sequence[int],
     ) -> None:
-        self._temperature = {
-            "train": config.engine.temperature,
-            "eval": config.eval_temperature,
-        }
+        self._temperature = {"train": config.engine.temperature, "eval": config.eval_temperature}
         self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
         self._api = ApiPlayer(config.pool.api)
         self._newest: dict[str, PolicyRef] = {}

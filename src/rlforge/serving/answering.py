@@ -227,11 +227,7 @@ class Answering:
     """
 
     def __init__(
-        self,
-        service: DeploymentService,
-        tokenizer: Any,
-        limits: Limits,
-        model_name: str,
+        self, service: DeploymentService, tokenizer: Any, limits: Limits, model_name: str
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(

@@ -118,10 +118,7 @@ def stage(folder: Path, source: Path, strategy: str) -> Deployment:
             if not journal.history():
                 raise DeploymentError(f"{folder}: no service was ever started here")
             return journal.begin(
-                checkpoint.path or "",
-                strategy=strategy,
-                updates=checkpoint.version,
-                phase="staged",
+                checkpoint.path or "", strategy=strategy, updates=checkpoint.version, phase="staged"
             )
         finally:
             journal.close()

@@ -82,12 +82,7 @@ def calls_grammar(
         return "\n".join([f'start: "<tool_call>" called{more}', *rules])
     # As soon as the model writes <tool_call>, the rest of the call is held to its form.
     return "\n".join(
-        [
-            "start: (begun called)* ANY",
-            'begun[lazy]: ANY "<tool_call>"',
-            r"ANY: /(.|\n)*/",
-            *rules,
-        ]
+        ["start: (begun called)* ANY", 'begun[lazy]: ANY "<tool_call>"', r"ANY: /(.|\n)*/", *rules]
     )
 
 

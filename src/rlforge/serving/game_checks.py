@@ -34,11 +34,7 @@ class GameHoldout:
     """
 
     def __init__(
-        self,
-        config: ServingConfig,
-        engine: Engine,
-        tokenizer: Any,
-        stop_token_ids: Sequence[int],
+        self, config: ServingConfig, engine: Engine, tokenizer: Any, stop_token_ids: Sequence[int]
     ) -> None:
         self._config = config
         self._answers = SeatPolicies(config, tokenizer, engine, stop_token_ids)

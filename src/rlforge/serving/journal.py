@@ -64,12 +64,7 @@ class Journal:
     # ------------------------------------------------------------ deployments
 
     def begin(
-        self,
-        source: str,
-        *,
-        strategy: str,
-        updates: int = 0,
-        phase: Phase = "verifying",
+        self, source: str, *, strategy: str, updates: int = 0, phase: Phase = "verifying"
     ) -> Deployment:
         """Add a deployment; the first one has number 0."""
         now, root = time.time(), self._folder.absolute().parent

@@ -218,11 +218,7 @@ async def _serve(
                 say("every request needs the token: see rlforge serve --help")
             with found_at(state_dir, url_of(listener)):
                 signalled = await answer_requests(
-                    app,
-                    listener,
-                    engine.gone(),
-                    ray_processes.gone(),
-                    drain_s=config.serve.drain_s,
+                    app, listener, engine.gone(), ray_processes.gone(), drain_s=config.serve.drain_s
                 )
     finally:
         await engine.close()
@@ -315,14 +311,7 @@ def http_over(
     )
     answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
     return make_app(
-        service,
-        engine,
-        answering,
-        config.serve,
-        tokens,
-        metrics,
-        ready=ready,
-        observer=observer,
+        service, engine, answering, config.serve, tokens, metrics, ready=ready, observer=observer
     )
 
 

@@ -217,9 +217,7 @@ _HTML = '<pre style="line-height: 1.2; font-family: monospace; white-space: pre"
 
 def update_line(progress: Progress) -> str:
     """One update as a line of plain ASCII."""
-    parts = [
-        f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}",
-    ]
+    parts = [f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}"]
     for key, name in (
         *(("loss", "loss"), ("validation_loss", "held-out")),
         *(("reward_mean", "reward"), ("grad_norm", "grad")),

@@ -244,9 +244,7 @@ class GameController:
         shares = self._utilisation.shares(time.time())
         main = policy is next(iter(self._policies.values()))  # the one that is evaluated
         self._actors.tracker.log_learner.remote(
-            result,
-            {**shares, **figures, "restarts": self._restarts},
-            policy="" if main else name,
+            result, {**shares, **figures, "restarts": self._restarts}, policy="" if main else name
         )
         if main and (back_to := await self._guard.look_out(result)) is not None:
             policy.parent = back_to

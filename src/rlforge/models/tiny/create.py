@@ -132,10 +132,7 @@ def warm_up(
     heads = Heads(recipe.hidden, max(len(each.action_ids) for each in games), facts)
     parameters = [*model.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(
-        parameters,
-        lr=recipe.learning_rate,
-        betas=recipe.betas,
-        weight_decay=recipe.weight_decay,
+        parameters, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay
     )
     rng = np.random.default_rng(recipe.seed)
     model.train()

@@ -282,8 +282,5 @@ def metric(run: RunData, key: str, label: str) -> Chart:
     else:
         series = [_series(run.metrics, key, label)]
     return Chart(
-        title=label,
-        series=series,
-        smooth=key not in _EXACT | _MAXIMA,
-        exact=key in _EXACT,
+        title=label, series=series, smooth=key not in _EXACT | _MAXIMA, exact=key in _EXACT
     )

@@ -209,13 +209,7 @@ def _turn(place: int, turn: Turn, new: str, record: GameRecord) -> Html:
         ),
         el("pre", end_of(new), tabindex=0, aria_label="observation", cls="from-end"),
         el("pre", end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
-        el(
-            "footer",
-            "plays ",
-            el("code", turn.action or "nothing"),
-            _likelihood(turn),
-            ended,
-        ),
+        el("footer", "plays ", el("code", turn.action or "nothing"), _likelihood(turn), ended),
         cls=f"turn c{player % 8}{wrong}",
     )
 
