@@ -30,8 +30,8 @@ deploy() { tests tests/package/test_deploy.py; } # Slurm; the rest of deploy/ is
 notebooks() { tests tests/docs/test_quickstart.py tests/training/test_notebook.py; }
 matrix() { tests tests/preflight/test_matrix.py --dist load; } # experiments × games × models
 
-services() { # sinks of services that the package does not install
-  beside services -c constraints.txt 'trackio>=0.43' 'mlflow-skinny>=3.17' &&
+services() { # sinks of services; they take other versions of packages than constraints.txt names
+  beside services 'trackio>=0.43' 'mlflow-skinny>=3.17' &&
     .venv-services/bin/python -m pytest -m release tests/plugins
 }
 
