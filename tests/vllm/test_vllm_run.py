@@ -112,7 +112,7 @@ def test_an_adapter_of_the_last_layers_is_what_vllm_answers_with(player):
 
 @pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_vllm_takes_every_argument(device, alternate):
+def test_vllm_takes_every_argument(device, alternate, tmp_path):
     from vllm.config.lora import MaxLoRARanks
     from vllm.engine.arg_utils import EngineArgs
 
@@ -123,8 +123,8 @@ def test_vllm_takes_every_argument(device, alternate):
         engine=EngineConfig(name="vllm", vllm=settings),
         hardware=HardwareConfig(alternate=alternate),
     )
-    arguments = vllm_arguments(
-        config, model="m", device=device, dtype="bfloat16", positions=4096, gpus=0.5
+    arguments = vllm_arguments(  # offline, vLLM looks for a model that is no folder
+        config, model=str(tmp_path), device=device, dtype="bfloat16", positions=4096, gpus=0.5
     )
     taken = EngineArgs(**arguments)
     assert {name: getattr(taken, name) for name in arguments} == arguments
