@@ -41,7 +41,7 @@ class Process:
 
 @pytest.fixture(scope="module")
 def lived(own_home: None) -> Iterator[SimpleNamespace]:
-    """What was seen of one Ray: the folders of sessions before and during it, and its processes.
+    """Observe one Ray: the folders of sessions before and during it, and its processes.
 
     It is started where another cluster has an address, and has ended.
     """

@@ -30,7 +30,7 @@ VALUE = r"\w+\.[\w.]+=|(name|seed)=|(policies|prompts)={[^}]"
 
 
 def composed(*lines: str, root: type[PolicyConfig] | None = None) -> Composed[Any]:
-    """What the command of ``root`` composes, or without one what the lines describe.
+    """Compose as the command of ``root`` does, or without one as the lines describe.
 
     Tests only read it. Lines that Hydra would refuse are given to it, for its message.
     """

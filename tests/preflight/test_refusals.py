@@ -1,4 +1,4 @@
-"""What cannot be is refused before anything starts, in one message with key, value and mend."""
+"""Refusals come before anything starts, in one message with key, value and mend."""
 
 import re
 import shlex

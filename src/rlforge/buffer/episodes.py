@@ -145,10 +145,10 @@ class EpisodeBuffer(Buffer):
             del self._open[group_id]
             self._open_size -= len(group.episodes)
             replacing = self._replacing + len(group.episodes)
-            if replacing > self._settings.max_replaced or group.has_advantage:
+            if replacing <= self._settings.max_replaced and not group.has_advantage:
+                self._replacing = replacing  # none of its episodes teaches anything
+            elif group.episodes:
                 self._add_complete(group)
-            else:  # none of its episodes teaches anything
-                self._replacing = replacing
 
     def _add_complete(self, group: _Group) -> None:
         self._complete.add([group])

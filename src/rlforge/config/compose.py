@@ -238,16 +238,16 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
         raise ConfigError(f"{path}: {first_line(error)}") from None
 
 
-def _defaults(*of: type) -> DictConfig:
-    """All keys of a root with an algorithm, both given by type; callers only read it."""
-    if of not in _DEFAULTS:
-        root, algorithm = of
-        _DEFAULTS[of] = OmegaConf.structured(_schema(root))
-        _DEFAULTS[of].algorithm = OmegaConf.structured(plain(algorithm))
-    return _DEFAULTS[of]
+def _defaults(root: type[PolicyConfig], algorithm: type) -> DictConfig:
+    """All keys of ``root`` with the settings of an algorithm; callers only read it."""
+    key = root, algorithm
+    if key not in _DEFAULTS:
+        _DEFAULTS[key] = OmegaConf.structured(_schema(root))
+        _DEFAULTS[key].algorithm = OmegaConf.structured(plain(algorithm))
+    return _DEFAULTS[key]
 
 
-_DEFAULTS: dict[tuple[type, ...], DictConfig] = {}
+_DEFAULTS: dict[tuple[type, type], DictConfig] = {}
 """By root and algorithm: to make one takes half as long as to read a file."""
 
 

@@ -225,37 +225,34 @@ class WindowFilter:
         by_agent: dict[str, list[Scored]] = {}
         for one in decisions:
             by_agent.setdefault(one.decision.agent_id, []).append(one)
-        steps = []
-        for index, one, last in (
-            (index, one, index == len(own) - 1)
+        return [
+            self._step(batch_id, one, index, last=index == len(own) - 1)
             for _, own in sorted(by_agent.items())
             for index, one in enumerate(own)
-        ):
-            decision, completion = one.decision, one.completion
-            assert decision.reward is not None
-            about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
-            step = Step(
-                game_id=f"{batch_id}/{decision.agent_id}",
-                env_id=ENV_ID,
-                player_id=0,
-                group_id=batch_id,
-                turn_index=index,
-                last_turn=last,
-                observation=decision.observation,
-                action=json.dumps(dict(decision.action)),
-                prompt_token_ids=completion.prompt_token_ids,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                raw_reward=decision.reward,
-                reward=self._trained_reward(one),
-                policy_uid=completion.policy_uid,
-                policy_version=OTHER_RUN
-                if self.max_staleness is None
-                else completion.policy_version,
-                info=about,
-            )
-            steps.append(step)
-        return steps
+        ]
+
+    def _step(self, batch_id: str, one: Scored, index: int, *, last: bool) -> Step:
+        decision, completion = one.decision, one.completion
+        assert decision.reward is not None
+        about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
+        return Step(
+            game_id=f"{batch_id}/{decision.agent_id}",
+            env_id=ENV_ID,
+            player_id=0,
+            group_id=batch_id,
+            turn_index=index,
+            last_turn=last,
+            observation=decision.observation,
+            action=json.dumps(dict(decision.action)),
+            prompt_token_ids=completion.prompt_token_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            raw_reward=decision.reward,
+            reward=self._trained_reward(one),
+            policy_uid=completion.policy_uid,
+            policy_version=OTHER_RUN if self.max_staleness is None else completion.policy_version,
+            info=about,
+        )
 
     def _obstacle(
         self,

@@ -256,7 +256,7 @@ class Policy:
     def logprobs(
         self, rows: Sequence[Row], total: int, values: Tensor | None = None
     ) -> TokenLogprobs:
-        """Of all ``total`` answer tokens of ``rows``; this rank's estimates go into ``values``."""
+        """Score all ``total`` answer tokens of ``rows``; this rank's estimates fill ``values``."""
         if self._scored is None or self._scored[0] is not rows:
             # The policy and its reference score the same rows one after the other.
             self._scored = rows, tuple(self.passes(rows))

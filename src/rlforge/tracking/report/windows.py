@@ -269,7 +269,7 @@ def _series(
 
 
 def sample_decisions(run: RunData) -> Html | None:
-    """Those of ``decisions.json``: of the newest window, then of the first."""
+    """Sample decisions in ``decisions.json``: of the newest window, then of the first."""
     first, newest = (run.decisions.get(when) or {} for when in ("first", "newest"))
     parts = [_window("Newest window", newest)]
     if first.get("window") != newest.get("window"):
