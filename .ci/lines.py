@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 def lines_by_room() -> Counter[str]:
     """Lines of Python in each package of ``src/rlforge``, in its top-level files, and in tests."""
     package, rooms = ROOT / "src/rlforge", Counter[str]()
-    for file in [*package.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+    for file in [*package.rglob("*.py"), *package.rglob("*.pyi"), *(ROOT / "tests").rglob("*.py")]:
         if file.parent == package:
             room = "top-level"
         else:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.buffer.episodes import make_episode
 
-from rlforge.buffer import EpisodeBuffer, StepBuffer
+from rlforge.buffer import BUFFERS, EpisodeBuffer, StepBuffer
 from rlforge.buffer.admission import Admission
 from rlforge.buffer.base import BufferSettings
 
@@ -16,6 +16,18 @@ from rlforge.buffer.base import BufferSettings
 def buffer_of(kind, **settings):
     defaults = {"max_size": 10_000, "max_staleness": 0, "batch_delay": 1.0, "seed": 0}
     return kind(BufferSettings(**{**defaults, **settings}))
+
+
+def test_the_kind_in_the_configuration_is_the_one_in_a_checkpoint():
+    assert all(BUFFERS[kind].kind == kind for kind in ("step", "episode"))
+
+
+def test_the_initial_estimate_of_samples_per_game_is_configurable():
+    def first_grant(**guess):
+        return buffer_of(StepBuffer, batch_size=64, **guess).reserve(1000)
+
+    assert first_grant() == 8
+    assert first_grant(samples_per_game=16.0) == 4
 
 
 def test_stored_and_expected_samples_stay_within_both_limits():

@@ -194,6 +194,26 @@ def test_graph_in_three_forms(rlforge):
     assert "buffer -->|TrainBatch| learner" in mermaid
 
 
+def test_doctor_shows_what_a_run_takes_on_disk_and_the_keys_that_limit_it(rlforge, tmp_path):
+    folder = Path("measured")
+    (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    (folder / "config.yaml").write_text("x" * 10)
+    (folder / "checkpoints" / "step-1" / "weights").write_bytes(bytes(3000))
+    (folder / "checkpoints" / "step-1" / "config").write_bytes(bytes(2))
+    (folder / "checkpoints" / "latest").symlink_to("step-1")
+    (folder / "store").mkdir()
+    said = rlforge("doctor", "--run", folder, "--json", "sizes.json").out
+    found = json.loads(Path("sizes.json").read_text())
+    limits = ["learner.keep_checkpoints"]
+    assert found["parts"] == [
+        {"name": "checkpoints", "size": 3002, "files": 2, "limits": limits},
+        {"name": "config.yaml", "size": 10, "files": 1, "limits": []},
+        {"name": "store", "size": 0, "files": 0, "limits": ["store.keep_windows"]},
+    ]
+    assert "measured: 2.9 KiB; " in said
+    assert found["free"] > 0
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_doctor_says_what_fits_and_what_buys_memory(rlforge, monkeypatch, tmp_path, columns):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")

@@ -28,14 +28,9 @@ def home(name: str) -> Any:
     found = getattr(rlforge, name)
     if inspect.isclass(found) or inspect.isfunction(found):
         return importlib.import_module(found.__module__)
-    (module,) = (
-        importlib.import_module(node.module)
-        for node in ast.walk(ast.parse(inspect.getsource(rlforge)))
-        if isinstance(node, ast.ImportFrom)
-        and node.module is not None
-        and any(alias.asname == name for alias in node.names)
-    )
-    return module
+    stub = Path(inspect.getfile(rlforge)).with_suffix(".pyi").read_text()
+    (module,) = re.findall(rf"from (\S+) import {name} as", stub)
+    return importlib.import_module(module, "rlforge")
 
 
 def docstring(name: str) -> str:

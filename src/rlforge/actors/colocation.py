@@ -28,7 +28,7 @@ async def update_in_turn(
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
-    update: arguments of ``LearnerGroup.update``.
+    update: arguments of ``LearnerActor.update``.
 
     The metric ``seconds_switch`` is the time around it: engines drain and sleep, weights move,
     engines wake. After a RlforgeError the engines wake, because a continuous run goes on from the

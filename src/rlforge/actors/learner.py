@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,11 @@ class LearnerActor:
         return dataclasses.replace(self._config, learner=start)
 
     def begin_turn(self) -> None:
-        """The card is the learner's until ``end_turn`` (see ``turn_file``)."""
+        """The card is the learner's until ``end_turn``: engines that start see ``turn_file``."""
         turn_file(self._folder.path).touch()
 
     def end_turn(self) -> None:
+        """The card is the engines' again."""
         turn_file(self._folder.path).unlink(missing_ok=True)
 
     def update(
@@ -104,7 +106,8 @@ class LearnerActor:
     ) -> tuple[UpdateResult, Span]:
         """Learn from ``batch``; also returns start and end, in seconds of the wall clock.
 
-        name, number: of the policy, one of several, and of the update, which counts those of all.
+        name, number: of the policy, one of several, and of the update, which counts those of all;
+        left out: of a single policy the next one.
         """
         with self._awake():
             started = time.time()
@@ -134,11 +137,11 @@ class LearnerActor:
             self._learners.rest(offload=self._hardware.offload_learner)
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
-        """See ``rlforge.learner.Learner.measure``."""
+        """How likely the policy is to give the answers in ``batch``."""
         return self._learners.turn().measure(batch.steps)
 
     def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
-        """See ``LearnerGroup.measure_exactly``."""
+        """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
         from rlforge.models.load import load_tokenizer
         from rlforge.rollout.tabular import Questions
 
@@ -156,21 +159,27 @@ class LearnerActor:
         pairs = zip(self._questions, scored, strict=True)
         return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]
 
-    def take_smaller_steps(self, factor: float, name: str) -> None:
-        """See ``rlforge.learner.Learner.take_smaller_steps``."""
+    def take_smaller_steps(self, factor: float, name: str = "") -> None:
+        """Multiply a policy's learning rate by ``factor`` from here on."""
         self._learners.turn(name).take_smaller_steps(factor)
 
-    def refresh_reference(self, name: str) -> None:
-        """See ``rlforge.learner.Learner.refresh_reference``."""
+    def refresh_reference(self, name: str = "") -> None:
+        """Take a new snapshot as the reference of a policy's algorithm."""
         self._learners.turn(name).refresh_reference()
 
-    def go_back(self, version: int, name: str) -> None:
-        """See ``LearnerGroup.go_back``."""
+    def go_back(self, version: int, name: str = "") -> None:
+        """Train a policy on from its saved version; updates are counted on.
+
+        A version 0 that was not saved is the model without an adapter.
+        """
         folder = self._folder.checkpoint(step_name(version, name))
         self._learners.turn(name).go_back(folder, version)
 
     def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
-        """See ``LearnerGroup.begin_anew``."""
+        """Give one of several policies the weights of its start, or those of the policy ``like``.
+
+        That counts as the update ``number`` of the run. Returns the digests of what it has then.
+        """
         learner = self._learners.turn(name)
         learner.begin_anew(number, None if like is None else self._learners.other(like))
         return learner.digests() if self._noted else {}
@@ -183,7 +192,13 @@ class LearnerActor:
         state: Mapping[str, Any] | None = None,
         name: str = "",
     ) -> Checkpoint | None:
-        """See ``LearnerGroup.save``; None from ranks above 0."""
+        """Write a policy's weights as version ``version``, all at once or not at all.
+
+        meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
+        run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
+        run can resume from it. Ranks above 0 return None. Raises CheckpointError when the version
+        exists or the disk is full.
+        """
         if self._rank:
             self._learners.turn(name).save(None)
             if state is not None:
@@ -205,7 +220,10 @@ class LearnerActor:
         return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid, name=name)
 
     def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
-        """See ``LearnerGroup.save_state``."""
+        """Add what a resumed run needs, of all policies, to the checkpoint ``uid``.
+
+        others: JSON values of other parts of the run.
+        """
         if self._rank:
             self._save_states_elsewhere()
             return
@@ -223,7 +241,11 @@ class LearnerActor:
             learner.save_state(None)
 
     def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
-        """See ``LearnerGroup.load_state``."""
+        """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.
+
+        version: the learner counts its updates from here instead, where versions after ``uid``
+        exist and must keep their numbers. Raises CheckpointError when it is missing or damaged.
+        """
         from rlforge.learner import read_state
 
         path = self._folder.checkpoint(uid)
@@ -238,7 +260,10 @@ class LearnerActor:
 
 
 class LearnerGroup:
-    """All ranks as one learner: every call goes to all ranks and returns the answer of rank 0.
+    """All ranks as one learner, which has the methods of ``LearnerActor`` as coroutines.
+
+    Every call goes to all ranks and returns the answer of rank 0. A batch is Ray's reference to it:
+    it goes straight from the buffer to the ranks.
 
     The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
     are raised as they are, other errors as Ray's. Where a rank still waits for the one that failed,
@@ -254,95 +279,14 @@ class LearnerGroup:
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 
-    async def update(self, batch: Any, *turn: str | int) -> tuple[UpdateResult, Span]:
-        """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks.
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._all, method)
 
-        turn: name of the policy that learns, and number of the update among those of all policies;
-        left out: of a single policy the next one.
-        """
-        answer: tuple[UpdateResult, Span] = await self._all("update", batch, *turn)
-        return answer
-
-    async def begin_turn(self) -> None:
-        """Tell engines that start on a rank's node that the card is the learner's."""
-        await self._all("begin_turn")
-
-    async def end_turn(self) -> None:
-        """The card is the engines' again."""
-        await self._all("end_turn")
-
-    async def measure(self, batch: Any) -> dict[str, float]:
-        """How likely the policy is to give the answers in ``batch``."""
-        answer: dict[str, float] = await self._all("measure", batch)
-        return answer
-
-    async def measure_exactly(
-        self, policy: PolicyRef, envs: Sequence[EnvSpec]
-    ) -> list[ExactResult]:
-        """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
-        answer: list[ExactResult] = await self._all("measure_exactly", policy, envs)
-        return answer
-
-    async def take_smaller_steps(self, factor: float, name: str = "") -> None:
-        """Multiply a policy's learning rate by ``factor`` from here on."""
-        await self._all("take_smaller_steps", factor, name)
-
-    async def refresh_reference(self, name: str = "") -> None:
-        """Take a new snapshot as the reference of a policy's algorithm."""
-        await self._all("refresh_reference", name)
-
-    async def go_back(self, version: int, name: str = "") -> None:
-        """Train a policy on from its saved version; updates are counted on.
-
-        A version 0 that was not saved is the model without an adapter.
-        """
-        await self._all("go_back", version, name)
-
-    async def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
-        """Give one of several policies the weights of its start, or those of the policy ``like``.
-
-        That counts as the update ``number`` of the run. Returns the digests of what it has then.
-        """
-        digests: dict[str, str] = await self._all("begin_anew", name, number, like)
-        return digests
-
-    async def save(
-        self,
-        version: int,
-        parent_uid: str | None,
-        *,
-        meta: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        name: str = "",
-    ) -> Checkpoint:
-        """Write a policy's weights as version ``version``, all at once or not at all.
-
-        meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
-        run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
-        run can resume from it. Raises CheckpointError when the version exists or the disk is full.
-        """
-        checkpoint: Checkpoint = await self._all("save", version, parent_uid, meta, state, name)
-        return checkpoint
-
-    async def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
-        """Add what a resumed run needs, of all policies, to the checkpoint ``uid``.
-
-        others: JSON values of other parts of the run.
-        """
-        await self._all("save_state", uid, others)
-
-    async def load_state(self, uid: str, *, version: int | None = None) -> dict[str, Any]:
-        """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.
-
-        version: the learner counts its updates from here instead, where versions after ``uid``
-        exist and must keep their numbers. Raises CheckpointError when it is missing or damaged.
-        """
-        state: dict[str, Any] = await self._all("load_state", uid, version)
-        return state
-
-    async def _all(self, method: str, *arguments: Any) -> Any:
+    async def _all(self, method: str, *arguments: Any, **named: Any) -> Any:
         calls = [
-            asyncio.ensure_future(getattr(actor, method).remote(*arguments))
+            asyncio.ensure_future(getattr(actor, method).remote(*arguments, **named))
             for actor in self._actors
         ]
         try:

@@ -113,14 +113,8 @@ class RayProcesses:
 #: Whether processes that are forked in this context lead process groups of their own.
 _forks_lead = ContextVar("_forks_lead", default=False)
 
-
-def _lead_group() -> None:
-    if _forks_lead.get():
-        os.setpgrp()
-
-
 # Ray passes a ``preexec_fn`` to what it starts; with one, ``subprocess`` runs the hooks of forks.
-os.register_at_fork(after_in_child=_lead_group)
+os.register_at_fork(after_in_child=lambda: os.setpgrp() if _forks_lead.get() else None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.actors.process import begin
-from rlforge.buffer import EpisodeBuffer, make_buffer
+from rlforge.buffer import BUFFERS, BufferSettings, EpisodeBuffer
 from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import (
@@ -91,8 +91,8 @@ def _about(config: PolicyConfig) -> dict[str, Any]:
     return {"seed": config.seed, "versions": versions(), "experiment": config.name}
 
 
-class PoolActor:
-    """The pool of policies, its ratings, and the schedules of games drawn from it."""
+class PoolActor(ModelPool):
+    """The pool as an actor, with the schedules of games drawn from it."""
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
         begin("pool", run_dir)
@@ -108,11 +108,11 @@ class PoolActor:
             )
             for name, entry in entries.items()
         }
-        self._pool = ModelPool(config.pool, (), seed=config.seed, policies=matchmaking)
+        super().__init__(config.pool, (), seed=config.seed, policies=matchmaking)
         self._schedules = {
             name: GameScheduler(
                 train_envs(config),
-                self._pool,
+                self,
                 group_size=getattr(own[name].algorithm, "group_size", 1),
                 seed=config.seed,
                 part=part,
@@ -123,9 +123,10 @@ class PoolActor:
         self._under_way = GamesUnderWay(part)
         freeze_gc()
 
-    def add_checkpoint(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        self._pool.add_checkpoint(checkpoint)
-        return self._pool.snapshot()
+    def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Add a checkpoint; returns the snapshot with it."""
+        self.add_checkpoint(checkpoint)
+        return self.snapshot()
 
     def next_games(self, collector: str, counts: Mapping[str, int]) -> list[GameSpec]:
         """Games for ``collector``, as many as ``counts`` says by the policy that learns from them.
@@ -142,38 +143,26 @@ class PoolActor:
     def push_outcomes(self, records: Sequence[GameRecord]) -> None:
         for record in records:
             self._under_way.end(record)
-            self._pool.push_outcome(record)
+            self.push_outcome(record)
 
     def lose_games(self, collector: str) -> None:
         """A collector was restarted: its running games are played again."""
         self._under_way.lose(collector)
 
-    def needed(self) -> set[str]:
+    def needed_versions(self) -> set[str]:
         """Uids of the versions that training games, under way or to come, may ask for."""
         groups = [schedule.open_group for schedule in self._schedules.values()]
-        return self._pool.needed([*self._under_way.specs, *filter(None, groups)])
-
-    def snapshot(self) -> dict[str, Any]:
-        return self._pool.snapshot()
-
-    def games_with_past(self) -> tuple[int, float]:
-        return self._pool.games_with_past()
-
-    def score(self, name: str, since: int) -> tuple[int, float]:
-        return self._pool.score(name, since)
-
-    def use_mode(self, mode: str) -> None:
-        self._pool.use_mode(mode)
+        return self.needed([*self._under_way.specs, *filter(None, groups)])
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "pool": self._pool.state_dict(),
+            "pool": super().state_dict(),
             "schedules": {name: each.state_dict() for name, each in self._schedules.items()},
             "under_way": self._under_way.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._pool.load_state_dict(state["pool"])
+        super().load_state_dict(state["pool"])
         for name, own in state["schedules"].items():
             self._schedules[name].load_state_dict(own)
         self._under_way.load_state_dict(state["under_way"])
@@ -190,8 +179,9 @@ class _Samples:
         if isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling:
             most_replaced = round(algorithm.max_replaced * self.batch_size)
         self._dynamic = most_replaced > 0
-        self.buffer = make_buffer(
-            config.buffer,
+        settings = BufferSettings(
+            max_size=config.buffer.max_size,
+            max_staleness=config.buffer.max_staleness,
             batch_size=self.batch_size,
             batch_delay=own.learner.batch_delay_buffer,
             seed=config.seed,
@@ -203,6 +193,7 @@ class _Samples:
             save_every=config.learner.save_every,
             wait=longest_wait(config, name),
         )
+        self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()
 

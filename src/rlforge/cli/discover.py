@@ -17,6 +17,8 @@ from rlforge.errors import ConfigError
 if TYPE_CHECKING:
     from rlforge.config.catalog import Choice
     from rlforge.config.docs import Key
+    from rlforge.config.schema import EnvEntry, ModelConfig
+    from rlforge.games.base import View
 
 
 def list_choices(
@@ -45,15 +47,44 @@ def list_choices(
     found = catalog(subject)
     choices: Sequence[Choice] = found.choices
     if found.key == "env=NAME":
-        from rlforge.preflight.playable import models_of_envs
-
-        played = models_of_envs()
+        played = _models_of_envs()
         choices = [
             dataclasses.replace(one, about=f"{one.about} Models: {played[one.name]}.")
             for one in choices
         ]
     _print_choices(choices)
     typer.echo(f"\nchosen by {found.key}")
+
+
+def _models_of_envs() -> dict[str, str]:
+    """For each option of ``env`` the options of ``model`` that play it, in words; loads none."""
+    from rlforge.config.catalog import catalog
+    from rlforge.config.compose import compose
+    from rlforge.config.plugins import PROMPTS
+    from rlforge.games.registry import make_game
+    from rlforge.models.made import made_model
+    from rlforge.rollout.lineup import env_spec
+
+    def plays(model: ModelConfig, entry: EnvEntry, view: View) -> bool:
+        """Whether the model knows the words of the game, and its template finds what it shows."""
+        made = made_model(model.kind)
+        subject = "market" if entry.source == "market" else "games"
+        template = PROMPTS.find(entry.prompt_template or model.prompt_template)
+        return (made is None or made.knows(subject)) and template.lacks(view) is None
+
+    names = [choice.name for choice in catalog("model").choices]
+    models = {name: compose([f"model={name}"]).config.model for name in names}
+    played: dict[str, str] = {}
+    for choice in catalog("env").choices:
+        config = compose([f"env={choice.name}"]).config
+        games = [
+            (entry, make_game(env_spec(entry, config), seed=0).view()) for entry in config.env.train
+        ]
+        able = [name for name in names if all(plays(models[name], *game) for game in games)]
+        others = [name for name in names if name not in able]
+        but = f" but {', '.join(others)}" if others else ""
+        played[choice.name] = f"all{but}" if len(others) < len(able) else ", ".join(able)
+    return played
 
 
 def show(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import enum
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +14,16 @@ from rich.table import Table
 
 from rlforge.cli import completion
 from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, must_be_run, write_result
+
+#: Parts of a run that grow -> the keys that end or limit it.
+_LIMITS = {
+    "checkpoints": ("learner.keep_checkpoints",),
+    "store": ("store.keep_windows",),
+    "scores": ("store.keep_windows",),
+    "games": ("collector.save_games",),
+    "batches": ("buffer.save_batches",),
+    "deployments": ("deployment.keep",),
+}
 
 
 class GraphFormat(enum.StrEnum):
@@ -130,16 +141,27 @@ def doctor(
 
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
-    """What a run takes on disk, and the keys that limit it."""
+    """What a run takes on disk, also one that is under way, largest part first."""
     from rlforge.system.files import readable_size
-    from rlforge.tracking.sizes import run_size
+    from rlforge.tracking.files import open_run
 
-    found = run_size(run_dir)
+    open_run(run_dir)
+    parts: list[dict[str, Any]] = []
+    for path in run_dir.iterdir():
+        sizes = []
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
+                if file.is_file() and not file.is_symlink():
+                    sizes.append(file.stat().st_size)
+        part: dict[str, Any] = {"name": path.name, "size": sum(sizes), "files": len(sizes)}
+        parts.append({**part, "limits": _LIMITS.get(path.name, ())})
+    parts.sort(key=lambda part: (-part["size"], part["name"]))
+    free = shutil.disk_usage(run_dir).free
     table = Table("part", "size", "files", "limited by")
-    for part in found.parts:
-        count = f"{part.files:,}"
-        table.add_row(part.name, readable_size(part.size), count, ", ".join(part.limits))
-    write_result(json_file, dataclasses.asdict(found))
+    for part in parts:
+        size, count = readable_size(part["size"]), f"{part['files']:,}"
+        table.add_row(part["name"], size, count, ", ".join(part["limits"]))
+    write_result(json_file, {"parts": parts, "free": free})
     Console().print(table)
-    size, free = readable_size(found.size), readable_size(found.free)
-    typer.echo(f"{run_dir}: {size}; {free} free on its disk")
+    size = readable_size(sum(part["size"] for part in parts))
+    typer.echo(f"{run_dir}: {size}; {readable_size(free)} free on its disk")

@@ -414,7 +414,7 @@ class ModelPool:
             "exploration": self._exploration.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])

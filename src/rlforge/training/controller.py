@@ -294,12 +294,12 @@ class GameController:
         await self._load(checkpoint.policy())
         for collector in self._actors.collectors:
             collector.use_version.remote(checkpoint.policy())
-        snapshot = await self._actors.pool.add_checkpoint.remote(checkpoint)
+        snapshot = await self._actors.pool.publish.remote(checkpoint)
         await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
         if checkpoint.version:  # version 0 has the evaluation of the start
             self._evaluations.follow(self._seated())
-        needed = self._evaluations.needed | await self._actors.pool.needed.remote()
+        needed = self._evaluations.needed | await self._actors.pool.needed_versions.remote()
         self._retention.prune(needed | self._guard.needed(), checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
@@ -340,7 +340,7 @@ class GameController:
         newest = max(self._policies.values(), key=lambda policy: policy.updated)
         await self._save(newest)
         await self._published()
-        self._retention.resumable = await self._actors.pool.needed.remote()
+        self._retention.resumable = await self._actors.pool.needed_versions.remote()
         await self._actors.learner.save_state(newest.newest.uid, await self._state())
         log.info("--resume can continue from %s", newest.newest.uid)
 
@@ -389,7 +389,7 @@ class GameController:
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
         )
-        self._retention.resumable = await self._actors.pool.needed.remote()
+        self._retention.resumable = await self._actors.pool.needed_versions.remote()
         for policy in self._policies.values():
             await self._load(policy.newest.policy())
             for collector in self._actors.collectors:

@@ -117,7 +117,7 @@ class SupervisedRun:
         if not held:
             return {}
         self._actors.tracker.log_activity.remote(f"measuring {len(held):,} held-out samples")
-        measured = await self._actors.learner.measure(batch_of(held))
+        measured: dict[str, float] = await self._actors.learner.measure(batch_of(held))
         self._actors.tracker.log_activity.remote("learning")
         return measured
 
