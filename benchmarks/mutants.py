@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -83,12 +84,21 @@ def copied(commit: str) -> tuple[Path, set[Any]]:
     return folder, set().union(*known)
 
 
+#: Bytes of memory that a process of tests may take: a loop without end fills it.
+MEMORY = 12 * 2**30
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
 def found_by(tree: Path, tests: list[str], limit: float = 900.0) -> str:
     """The test file that fails first; empty where all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **pipe)
+    pipe |= {"start_new_session": True, "preexec_fn": limited}
+    process = subprocess.Popen(command, cwd=tree, env=environment, **pipe)
     try:
         out, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
