@@ -94,7 +94,8 @@ def limited() -> None:
 
 def found_by(tree: Path, tests: list[str], limit: float = 900.0) -> str:
     """The test file that fails first; empty where all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"]
+    command += ["-o", "timeout=100", *tests]  # a loop without end
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     pipe |= {"start_new_session": True, "preexec_fn": limited}
