@@ -42,6 +42,8 @@ def test_auto_is_plain_without_a_terminal_and_rich_on_one():
     assert Display("demo", console=terminal).mode == "rich"
     dumb = Console(file=Utf8(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
     assert Display("demo", console=dumb).mode == "plain"
+    for chosen in ("rich", "plain", "off"):
+        assert Display("demo", chosen, console()).mode == chosen
 
 
 def test_lines_of_a_run_without_games_are_about_samples():
@@ -84,11 +86,6 @@ def test_every_line_of_a_job_of_a_sweep_says_which_it_is():
         "[2/6 seed=1] [0:05] update 2/2  games 64 (0.0/s)  0 tok/s",
         "[2/6 seed=1] [0:05] done at update 2/2, 64 games",
     ]
-
-
-@pytest.mark.parametrize("mode", ["rich", "plain", "off"])
-def test_a_chosen_mode_is_used_on_any_terminal(mode):
-    assert Display("demo", mode, console()).mode == mode
 
 
 def test_plain_lines_report_updates_evaluations_and_the_end(tracker, clock):
@@ -244,7 +241,6 @@ def test_monitor_of_a_run_without_a_report_yet(tmp_path):
 
 
 def test_ctrl_c_ends_the_monitor_quietly(tmp_path, tracker, monkeypatch):
-
     def interrupt(_seconds):
         raise KeyboardInterrupt
 
@@ -300,11 +296,8 @@ def test_a_line_without_a_terminal_says_collecting_only_while_engines_work(track
     progress = tracker.progress()
     works = EngineRow(name="engine-0", queued=0, running=8, tok_s=30.0, tokens=900)
     rests = dataclasses.replace(works, tok_s=0.0, running=0)
-    for engines, expected in (
-        ((works,), "collecting for update 1/10"),
-        ((rests,), "at update 1/10"),
-    ):
-        line = collection_line(dataclasses.replace(progress, engines=engines))
+    for engine, expected in ((works, "collecting for update 1/10"), (rests, "at update 1/10")):
+        line = collection_line(dataclasses.replace(progress, engines=(engine,)))
         assert f"] {expected}  " in line
 
 

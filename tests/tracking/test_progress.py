@@ -58,19 +58,23 @@ def series(each, evaluation, *, beside, start_s=30.0, updates=80):
     return ends, now + evaluation
 
 
+def check_time_left(ends, updates, end, after):
+    """After these updates the time left is right within a factor of 1.5."""
+    pace = Pace(0.0, {})
+    for number, now in enumerate(ends, start=1):
+        pace.update(now, {})
+        if number in after:
+            left = pace.seconds_for(updates - number, now)
+            assert 1 / 1.5 < left / (end - now) < 1.5, (number, left, end - now)
+
+
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize(("each", "evaluation"), [(3.0, 20.0), (6.0, 20.0), (1.5, 4.0), (60, 300)])
 def test_after_the_third_update_the_time_left_is_right_within_a_factor_of_one_and_a_half(
     each, evaluation, beside
 ):
     ends, end = series(each, evaluation, beside=beside)
-    pace = Pace(0.0, {})
-    for number, now in enumerate(ends, start=1):
-        pace.update(now, {})
-        if 3 <= number <= 60:
-            left = pace.seconds_for(80 - number, now)
-            assert left is not None
-            assert 1 / 1.5 < left / (end - now) < 1.5, (number, left, end - now)
+    check_time_left(ends, 80, end, range(3, 61))
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,4 @@ def test_after_the_third_update_the_time_left_is_right_within_a_factor_of_one_an
     ids=["evaluation-first", "evaluation-beside", "burst"],
 )
 def test_the_time_left_of_measured_runs_is_soon_right(ends, updates, end, since):
-    pace = Pace(0.0, {})
-    for number, now in enumerate(ends, start=1):
-        pace.update(now, {})
-        if number >= since:
-            left = pace.seconds_for(updates - number, now)
-            assert left is not None
-            assert 1 / 1.5 < left / (end - now) < 1.5, number
+    check_time_left(ends, updates, end, range(since, updates))

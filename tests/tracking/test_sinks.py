@@ -34,35 +34,23 @@ def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path):
     assert all(row["unix_time"] > 1.7e9 for row in rows)
 
 
-def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    paths = create_run(tmp_path)
-    sink = TensorBoardSink()
-    sink.open(paths, "demo")
-    for step, loss in ((1, 0.5), (2, 0.25), (3, 0.125)):
-        sink.write(step, {"learner/loss": loss})
-    sink.rewind(1)
-    sink.write(2, {"learner/loss": 0.75})
-    sink.close()
-    events = EventAccumulator(str(paths.root / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("learner/loss")] == [
-        (1, 0.5),
-        (2, 0.75),
-    ]
-
-
-def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path):
+def test_tensorboard_has_no_rewound_points_and_evaluations_below_the_newest_step(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     paths = create_run(tmp_path)
     write_two_parts(TensorBoardSink(), paths)
+    last = TensorBoardSink()
+    last.open(paths, "demo")
+    for step, loss in ((6, 0.5), (7, 0.25), (8, 0.125)):
+        last.write(step, {"learner/loss": loss})
+    last.rewind(5)
+    last.write(6, {"learner/loss": 0.75})
+    last.close()
     events = EventAccumulator(str(paths.root / "tensorboard"))
     events.Reload()
-    assert [point.step for point in events.Scalars("learner/loss")] == [1, 2, 3, 4, 5, 6]
+    losses = [(point.step, point.value) for point in events.Scalars("learner/loss")]
+    assert losses == [*((step, pytest.approx(1 / step)) for step in range(1, 6)), (6, 0.75)]
     assert [point.step for point in events.Scalars(EVALUATED)] == [0, 2, 4]
 
 
@@ -102,27 +90,19 @@ def offline_wandb(monkeypatch):
     return wandb
 
 
-def test_wandb_works_offline_and_stores_the_config(tmp_path, offline_wandb):
+def test_wandb_works_offline_with_the_config_and_an_axis_for_evaluations(tmp_path, offline_wandb):
     paths = create_run(tmp_path)
     paths.config.write_text("seed: 7\n")
     sink = WandbSink(project="p")
     sink.open(paths, "demo")
-    assert offline_wandb.run.config["seed"] == 7
-    assert (offline_wandb.run.name, offline_wandb.run.group) == ("demo", "")
-    sink.write(3, {"learner/loss": 0.5})
-    assert offline_wandb.run.summary["learner/loss"] == 0.5
-    assert offline_wandb.run.summary["update"] == 3
+    run = offline_wandb.run
+    assert (run.name, run.group, run.config["seed"]) == ("demo", "", 7)
+    sink.write(24, {"learner/loss": 0.5})
+    assert (run.summary["learner/loss"], run.summary["update"]) == (0.5, 24)
+    sink.write(20, {EVALUATED: 0.7})
     sink.close()
     assert sink.next_step() == f"wandb sync {tmp_path}/wandb/offline-run-*"
     assert WandbSink(project="p", mode="online").next_step() is None
-
-
-def test_wandb_draws_evaluations_over_an_axis_of_their_own(tmp_path, offline_wandb):
-    sink = WandbSink(project="p")
-    sink.open(create_run(tmp_path), "demo")
-    sink.write(24, {"learner/loss": 0.5})
-    sink.write(20, {EVALUATED: 0.7})
-    sink.close()
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")
     assert wandb_points(offline) == [
         {"learner/loss": 0.5, "update": 24},
@@ -214,24 +194,15 @@ def test_a_missing_package_is_named_with_its_extra(package, config, monkeypatch,
     with pytest.raises(ConfigError):
         make_sinks(TrackerConfig(**config), create_run(tmp_path), "demo")
     assert not (tmp_path / "scalars.jsonl").exists()
-
-
-def test_nothing_is_needed_where_nothing_is_configured(monkeypatch):
-    without(monkeypatch, "wandb")
-    check_sinks(TrackerConfig(wandb_mode="online"))
-
-
-def with_wandb(monkeypatch, tmp_path):
-    """wandb is installed and there is no key; returns the path of the netrc file."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
-    return tmp_path / "netrc"
+    check_sinks(TrackerConfig(wandb_mode="online"))  # without a project
 
 
 def test_going_online_needs_a_key(tmp_path, monkeypatch):
-    file = with_wandb(monkeypatch, tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
+    file = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(file))
     online = TrackerConfig(wandb_project="p", wandb_mode="online")
     with pytest.raises(ConfigError, match="online needs a key; set WANDB_API_KEY"):
         check_sinks(online)

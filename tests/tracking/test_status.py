@@ -14,6 +14,8 @@ from rlforge.tracking.status import (
 
 def test_a_run_is_running_while_a_process_holds_it(tmp_path):
     run = create_run(tmp_path)
+    write_start(run, "demo", 8)
+    assert read_summary(run)["status"] == "running"  # as long as there is no file of a lock
     with RunLock(tmp_path):
         write_start(run, "demo", 8)
         assert read_summary(run) == {
@@ -34,9 +36,3 @@ def test_a_run_is_running_while_a_process_holds_it(tmp_path):
     with RunLock(tmp_path):
         write_start(run, "demo", 8)
         assert "error" not in read_summary(run)
-
-
-def test_without_a_lock_file_a_run_counts_as_running(tmp_path):
-    run = create_run(tmp_path)
-    write_start(run, "demo", 8)
-    assert read_summary(run)["status"] == "running"

@@ -21,10 +21,7 @@ def test_a_job_knows_its_number_and_what_only_it_has(tmp_path):
     overrides = ("seed=1", "learner.learning_rate=0.001")
     assert job_of(sweep / "2") == Job(number=2, total=4, overrides=overrides)
     assert job_label(sweep / "2") == "3/4 seed=1 learning_rate=0.001"
-
-
-def test_a_run_of_its_own_is_no_job(tmp_path):
-    create_run(tmp_path / "0")
+    create_run(tmp_path / "0")  # a run of its own
     assert (job_of(tmp_path / "0"), job_label(tmp_path / "0")) == (None, "")
 
 
@@ -52,14 +49,10 @@ def test_jobs_stand_in_the_order_of_their_numbers(tmp_path):
     assert [path.name for path in members(tmp_path)] == ["0", "9", "10", "11"]
 
 
-def test_jobs_that_have_not_started_are_known(tmp_path):
+def test_jobs_that_have_not_started_are_known_and_a_sweep_goes_on_between_two(tmp_path):
     sweep = write_jobs(tmp_path / "sweep", (0,))
     assert [path.name for path in members(sweep)] == ["0"]
     assert [path.name for path in all_jobs(sweep)] == ["0", "1", "2", "3"]
-
-
-def test_a_sweep_goes_on_between_two_jobs(tmp_path):
-    sweep = write_jobs(tmp_path / "sweep", (0,))
     with RunLock(sweep):
         assert under_way(sweep)
     assert not under_way(sweep)

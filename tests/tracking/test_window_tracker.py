@@ -52,7 +52,7 @@ def rows(name):
 
 def test_windows_and_updates_are_lines_of_their_files():
     tracker = make_tracker()
-    tracker.log_window(row(1), None)
+    tracker.log_window({**row(1), "custom/spread": 0.5}, None)
     tracker.log_window(row(2, "step-1"), UPDATE)
     assert [each["window"] for each in rows("windows.jsonl")] == [1, 2]
     assert rows("metrics.jsonl") == [{"step": 1, "window_id": "2024-11-13-12:00", **UPDATE}]
@@ -60,6 +60,8 @@ def test_windows_and_updates_are_lines_of_their_files():
     assert (first["step"], second["step"]) == (1, 2)
     assert (first["window/policy/avg_reward"], second["learner/loss"]) == (0.5, 0.25)
     assert "window/policy/win_rate" not in first  # nan
+    # Numbers of users' code keep their namespace.
+    assert first["custom/spread"] == rows("windows.jsonl")[0]["custom/spread"] == 0.5
     tracker.close({"status": "done", "serving": "step-1"})
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["seed"] == 1
@@ -171,13 +173,6 @@ def test_the_plain_display_prints_each_window_once():
         "test: window 1/3",
         "test: window 2/3",
     ]
-
-
-def test_numbers_of_users_code_keep_their_namespace():
-    tracker = make_tracker()
-    tracker.log_window({**row(1), "custom/spread": 0.5}, None)
-    assert rows("scalars.jsonl")[0]["custom/spread"] == 0.5
-    assert rows("windows.jsonl")[0]["custom/spread"] == 0.5
 
 
 def test_a_run_that_ends_before_its_first_window_counts_windows():

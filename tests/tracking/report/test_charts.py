@@ -106,16 +106,13 @@ def test_lines_without_a_change_are_named_with_their_value(ys, said):
     assert chart.unchanged == said
 
 
-def test_small_values_that_are_set_are_no_noise():
+def test_small_values_that_are_set_are_no_noise_and_several_lines_change_where_one_does():
     schedule = [Series(name="x", xs=[0, 1], ys=[5e-7, 2e-7])]
     assert Chart(title="learning rate", series=schedule, exact=True).unchanged is None
     assert Chart(title="advantage", series=schedule).unchanged is not None
-
-
-def test_a_chart_of_several_lines_is_unchanged_where_all_are():
-    still = Series(name="a", xs=[0, 1], ys=[0.5, 0.5])
-    other = Series(name="b", xs=[0, 1], ys=[1.0, 1.0])
-    moving = Series(name="c", xs=[0, 1], ys=[0.5, 0.6])
+    still, other, moving = (
+        Series(name="x", xs=[0, 1], ys=ys) for ys in ([0.5, 0.5], [1.0, 1.0], [0.5, 0.6])
+    )
     assert Chart(title="x", series=[still, other], shares=True).unchanged == "x (50%, 100%)"
     assert Chart(title="x", series=[still, moving]).unchanged is None
 
@@ -150,18 +147,15 @@ def test_a_gap_splits_the_line_and_a_single_point_is_a_dot():
     chart = line_chart("x", [Series(name="x", xs=range(5), ys=[1.0, 2.0, None, 3.0, None])])
     assert [len(line) for line in points_of(chart)] == [2]
     assert len(list(parsed(chart).iter("circle"))) == 1
+    alone = line_chart("x", [Series(name="x", xs=[3], ys=[0.5])], shares=True)
+    assert "nan" not in str(alone)
+    assert len(list(parsed(alone).iter("circle"))) == 1
 
 
 def test_a_chart_without_points_is_none():
     assert line_chart("x", []) is None
     assert line_chart("x", [Series(name="x", xs=[], ys=[])]) is None
     assert line_chart("x", [Series(name="x", xs=[1, 2], ys=[None, None])]) is None
-
-
-def test_a_single_point_is_drawn():
-    chart = line_chart("x", [Series(name="x", xs=[3], ys=[0.5])], shares=True)
-    assert "nan" not in str(chart)
-    assert len(list(parsed(chart).iter("circle"))) == 1
 
 
 def test_hovering_shows_every_value_with_its_band():

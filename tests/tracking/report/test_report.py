@@ -20,8 +20,6 @@ from rlforge.errors import RlforgeError
 from rlforge.tracking.files import create_run
 from rlforge.tracking.report import write_report
 
-VOID = {"meta"}
-
 
 class Checked(HTMLParser):
     """Fails on elements that are not closed in order; gathers text and tags."""
@@ -34,7 +32,7 @@ class Checked(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
-        if tag not in VOID:
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
