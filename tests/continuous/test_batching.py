@@ -171,13 +171,6 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
     assert len(whole.batch.steps) == len(decisions)
 
 
-def test_too_few_agents_for_their_share_are_named():
-    decisions = [factories.decision(n, reward=n / 10) for n in range(6)]
-    found = gather(decisions, [0.9] * 6, max_agent_share=0.5)
-    assert found.batch is None
-    assert found.reason.endswith("there are too few agents for continuous.max_agent_share=0.5")
-
-
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.floats(0.05, 1.0, allow_nan=False))
 def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share):
     most = largest_share(counts, share)
@@ -190,25 +183,59 @@ def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share)
     assert not any(fits(more) for more in range(most + 1, max(counts) + 1))
 
 
-def test_equal_rewards_train_nothing_and_say_so():
-    decisions = [factories.decision(i, f"agent-{i}", reward=0.2) for i in range(4)]
-    found = gather(decisions, [0.9] * 4)
+#: Decisions of one agent with different rewards.
+SIX = [factories.decision(i, reward=i / 10) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("decisions", "scores", "settings", "reason"),
+    [
+        (
+            [factories.decision(i, f"agent-{i}", reward=0.2) for i in range(4)],
+            [0.9] * 4,
+            {},
+            "all 4 decisions have the same reward: there is no gradient",
+        ),
+        (
+            SIX,
+            [0.9] * 6,
+            {"train_on": "score"},
+            "all 6 decisions have the same score: there is no gradient",
+        ),
+        # GRPO compares agents; a single one is equal to the mean of all.
+        (
+            SIX,
+            [0.9] * 6,
+            {"algorithm": GrpoConfig()},
+            "every advantage is 0: no decision differs from those that it is compared with",
+        ),
+        (
+            SIX,
+            [0.9] * 6,
+            {"version": 9},
+            "no selected decision can be learned from: 6 are of more than "
+            "continuous.max_staleness=1 versions ago",
+        ),
+        (
+            SIX,
+            [0.9] * 4 + [0.1, None],
+            {"min_selected": 5},
+            "4 of the model's 6 decisions are selected, and continuous.min_selected is 5",
+        ),
+        (
+            SIX,
+            [0.9] * 6,
+            {"max_agent_share": 0.5},
+            "no selected decision can be learned from: "
+            "there are too few agents for continuous.max_agent_share=0.5",
+        ),
+        ([factories.decision(tokens=None)], [0.9], {}, "no decision of the trained model is in it"),
+    ],
+)
+def test_a_window_that_trains_nothing_says_why(decisions, scores, settings, reason):
+    found = gather(decisions, scores, **settings)
     assert found.batch is None
-    assert found.reason == "all 4 decisions have the same reward: there is no gradient"
-
-
-def test_equal_scores_train_nothing_when_scores_are_learned():
-    decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
-    found = gather(decisions, [0.9] * 4, train_on="score")
-    assert found.reason == "all 4 decisions have the same score: there is no gradient"
-
-
-def test_grpo_with_a_single_agent_trains_nothing():
-    """GRPO compares agents; a single one is equal to the mean of all."""
-    decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
-    found = gather(decisions, [0.9] * 4, algorithm=GrpoConfig())
-    assert found.batch is None
-    assert "no decision differs" in found.reason
+    assert found.reason == reason
 
 
 def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only():
@@ -229,29 +256,6 @@ def test_answers_that_are_no_action_are_always_learned_from(train_on):
     assert (found.selected, found.refused) == (2, 1)
     as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
     assert len(as_others.batch.steps) == 2
-
-
-def test_only_old_decisions_train_nothing():
-    decisions = [factories.decision(i, reward=i / 10) for i in range(3)]
-    found = gather(decisions, [0.9] * 3, version=9)
-    assert found.reason == (
-        "no selected decision can be learned from: 3 are of more than "
-        "continuous.max_staleness=1 versions ago"
-    )
-
-
-def test_too_few_selected_decisions_train_nothing():
-    decisions = [factories.decision(i, reward=i / 10) for i in range(6)]
-    found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
-    assert found.batch is None
-    assert found.reason == (
-        "4 of the model's 6 decisions are selected, and continuous.min_selected is 5"
-    )
-
-
-def test_a_window_without_decisions_of_the_model_trains_nothing():
-    found = gather([factories.decision(tokens=None)], [0.9])
-    assert found.reason == "no decision of the trained model is in it"
 
 
 def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():

@@ -215,10 +215,11 @@ def mean(numbers):
 # ---------------------------------------------------------------- the gate
 
 
-BASES = {"random": NOISE, "good": VALUE}
+BASES = {"random": NOISE, "good": VALUE, "refused": UNTRAINED}
 #: Every hack after random trading, and one of each kind after good trading; a release has all.
 KINDS = ("stops after a win", "stakes cents", "stuffs its record with likely pennies")
 PLANTED = [*itertools.product(["random"], HACKS), *itertools.product(["good"], KINDS)]
+PLANTED += [("refused", name) for name in (KINDS[0], KINDS[2], "flatters the judge")]
 OTHERS = [("good", name) for name in HACKS if name not in KINDS]
 
 
@@ -230,19 +231,10 @@ async def test_a_planted_hack_is_not_deployed(gate, base, name):
     async with gate(BASES[base], *overrides) as deploy:
         deployed, outcomes = await deploy(policy)
         assert deployed.phase == "rejected"
-        if name != "flatters the judge":  # which these rewards do not pay for
+        # These rewards pay for flattery only where the version before is refused.
+        if base == "refused" or name != "flatters the judge":
             assert mean(outcomes.candidate) > mean(outcomes.current)
             assert deployed.reason.startswith("conduct: ")
-
-
-@pytest.mark.parametrize(
-    "name", ["stops after a win", "stuffs its record with likely pennies", "flatters the judge"]
-)
-async def test_a_hack_after_a_start_with_refusals_is_not_deployed(gate, name):
-    policy, overrides = HACKS[name]
-    async with gate(UNTRAINED, *overrides) as deploy:
-        deployed, _ = await deploy(policy)
-        assert (deployed.phase, deployed.reason[:9]) == ("rejected", "conduct: ")
 
 
 @pytest.mark.parametrize(

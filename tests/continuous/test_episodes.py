@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
+from tests import factories
 
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.run import ContinuousRun
@@ -29,8 +26,6 @@ EPISODES = (
     "window.min_trajectories_per_agent=1",
     "episodes.per_agent=6",
 )
-TEMPLATE = """{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor %}\
-{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"""
 
 
 def rows(run_dir):
@@ -150,7 +145,7 @@ async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
     config = make_config(*EPISODES, f"episodes.function={__name__}:twice")
     begin, end = WindowGrid(config.window.minutes).span(config.continuous.start)
     with TrajectoryStore(tmp_path / "store") as store:
-        driver = EpisodesDriver(config, store, Texts(says), ask, begin, asyncio.Event(), record)
+        driver = EpisodesDriver(config, store, TOKENIZER, ask, begin, asyncio.Event(), record)
         with pytest.raises(ExceptionGroup) as raised:
             await driver.advance_to(end)
     assert raised.group_contains(RunError, match=problem)
@@ -180,42 +175,27 @@ def test_a_resumed_run_plays_the_episodes_that_are_missing(make_config, execute)
 # ---------------------------------------------------------------- sessions
 
 
-def tokenizer():
-    words = ["<unk>", "user", "assistant", "tool", "hi", "4", "add", "[add]", "2", "+"]
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
-    fast.chat_template = TEMPLATE
-    return fast
+TOKENIZER = factories.byte_tokenizer(
+    chat_template="{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor %}"
+    "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"
+)
 
 
 class Says:
     """A model that gives these answers."""
 
     def __init__(self, *texts):
-        self.texts = list(texts)
+        self.texts = texts
         self.asked = []
         self.grammars = []
 
     async def __call__(self, agent_id, prompt, draw, grammar=None):
-        self.asked.append((agent_id, prompt, draw))
+        text = self.texts[len(self.asked)]
+        self.asked.append((TOKENIZER.decode(prompt), draw))
         self.grammars.append(grammar)
-        text = self.texts[len(self.asked) - 1]
-        ids = (len(self.asked),)  # texts of tokens are remembered
-        return Completion(text=text, prompt_token_ids=prompt, token_ids=ids, logprobs=(-0.1,))
-
-
-class Texts:
-    """A tokenizer whose answers are the model's texts."""
-
-    def __init__(self, says):
-        self._inner, self._says = tokenizer(), says
-
-    def decode(self, ids, **options):
-        return self._says.texts[len(self._says.asked) - 1]
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
+        ids = tuple(TOKENIZER.encode(text))
+        logprobs = (-0.1,) * len(ids)
+        return Completion(text=text, prompt_token_ids=prompt, token_ids=ids, logprobs=logprobs)
 
 
 @pytest.fixture
@@ -223,7 +203,7 @@ def make_session(make_config):
     """The session of episode ``number`` with a model that ``says`` something."""
 
     def make(says, number=0):
-        return Session("agent-1", number, 7, SessionModel(make_config(), Texts(says), says))
+        return Session("agent-1", number, 7, SessionModel(make_config(), TOKENIZER, says))
 
     return make
 
@@ -242,14 +222,14 @@ async def test_tools_are_called_and_their_results_are_in_the_next_prompt(make_se
     assert answer.message["content"] == "hi"
     messages += [answer.message, {"role": "tool", "content": "4", "tool_call_id": called["id"]}]
     assert (await session.chat(messages, tools=[ADD])).text == "4"
-    first, second = (tokenizer().convert_ids_to_tokens(list(prompt)) for _, prompt, _ in says.asked)
-    assert first == ["[add]", "user", "2", "+", "2", "assistant"]
-    assert second[-3:] == ["tool", "4", "assistant"]
+    (first, first_draw), (second, second_draw) = says.asked
+    assert first == "[add] user 2 + 2 assistant"
+    assert second.endswith(" tool 4 assistant")
+    assert first_draw != second_draw
     (begun, _, _, _), (ended, _, _, reward) = session.rewarded(0.5)
     assert begun == messages[:1]
     assert ended == messages
     assert reward == 0.5
-    assert says.asked[0][2] != says.asked[1][2]
 
 
 @pytest.mark.parametrize(
@@ -291,8 +271,8 @@ async def test_a_game_against_itself_gives_each_seat_its_reward(make_session):
     assert await session.play("tictactoe") == 1.0
     found = session.rewarded(None)
     assert [reward for _, _, _, reward in found] == [1.0, -1.0, 1.0, -1.0, 1.0]
-    assert [text for _, text, _, _ in found] == says.texts
-    assert len({draw for _, _, draw in says.asked}) == 5
+    assert tuple(text for _, text, _, _ in found) == says.texts
+    assert len({draw for _, draw in says.asked}) == 5
 
 
 async def test_a_game_against_a_player_is_learned_from_at_the_models_seat_only(make_session):

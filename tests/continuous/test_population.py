@@ -91,18 +91,11 @@ def populate(make_config):
     return make
 
 
-@pytest.fixture
-async def episode(populate):
-    """A population after an episode of six ticks, and its records."""
+async def test_an_episode_settles_every_decision_with_its_next_state_and_version(populate):
     records = Records()
     population = populate(records)
     for _ in range(6):
         await population.tick()
-    return population, records
-
-
-async def test_an_episode_settles_every_decision(episode):
-    population, records = episode
     agents = len(population.state.world.agent_ids)
     assert len(records.decisions) == 6 * agents
     assert records.outcomes.keys() == records.decisions.keys()
@@ -110,6 +103,13 @@ async def test_an_episode_settles_every_decision(episode):
     assert not population.state.next_states
     mine = [decision for decision in records.decisions.values() if decision.completion]
     assert len(mine) == 6 * 4
+    assert {records.policies[decision.id] for decision in mine} == {"deploy-3"}
+    scripted = records.decisions.keys() - {decision.id for decision in mine}
+    assert {records.policies[key] for key in scripted} == {""}
+    for agent in {decision.agent_id for decision in mine}:
+        own = [decision for decision in mine if decision.agent_id == agent]
+        for before, after in itertools.pairwise(own):
+            assert records.outcomes[before.id].next_state == after.state
     for decision in mine:
         assert decision.observation.startswith("market ")
         assert decision.metadata.provider == "model"
@@ -147,24 +147,6 @@ async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_rec
     assert note == {"kind": "own", "text": "wire was\nwrong", "minute": 0.0}
     assert population.state.states["agent-2"]["agent"]["memory"] == []
     assert "Your memory:\n- wire was wrong" in describe(population.state.states["agent-1"])
-
-
-async def test_the_next_state_is_what_the_agent_sees_next(episode):
-    _, records = episode
-    by_agent = {}
-    for decision in records.decisions.values():
-        if decision.completion:
-            by_agent.setdefault(decision.agent_id, []).append(decision)
-    for own in by_agent.values():
-        for before, after in itertools.pairwise(own):
-            assert records.outcomes[before.id].next_state == after.state
-
-
-async def test_outcomes_name_the_version_that_took_the_decision(episode):
-    _, records = episode
-    for decision in records.decisions.values():
-        version = "deploy-3" if decision.completion else ""
-        assert records.policies[decision.id] == version
 
 
 async def test_recorded_ticks_are_repeated_without_asking_the_policy(populate, tmp_path):
@@ -229,23 +211,12 @@ async def test_a_tick_without_any_answer_ends_the_run(populate, error):
         await populate(Records(), answer=answer).tick()
 
 
-async def test_simulated_time_advances_by_ticks(populate):
-    stop = asyncio.Event()
-    population = populate(Records())
-    driver = SimulatedTimeDriver(population, lambda: population.state.world.minute * 60, stop)
-    await driver.advance_to(1800.0)
-    assert population.state.world.ticks == 6
-    stop.set()
-    with pytest.raises(Stopped):
-        await driver.advance_to(3600.0)
-    assert population.state.world.ticks == 6
-
-
-async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(populate):
+async def test_simulated_time_advances_and_a_window_is_settled_by_ticks(populate):
     population, window, stop = populate(Records()), "2024-11-13-10:00", asyncio.Event()
     world = population.state.world
     driver = SimulatedTimeDriver(population, lambda: world.minute * 60, stop)
     await driver.advance_to(600.0)
+    assert world.ticks == 2
     still_open = population.unsettled(window)
     assert still_open > 0
     assert population.unsettled("2024-11-13-11:00") == 0
@@ -256,8 +227,11 @@ async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(p
     assert 2 < world.ticks <= 6  # an episode
     await driver.advance_to(world.minute * 60 + 300)
     stop.set()
-    with pytest.raises(Stopped):
-        await driver.settle(window, 0)
+    ticks = world.ticks
+    for waiting in (driver.settle(window, 0), driver.advance_to(world.minute * 60 + 1800)):
+        with pytest.raises(Stopped):
+            await waiting
+    assert world.ticks == ticks
 
 
 async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(populate, monkeypatch):

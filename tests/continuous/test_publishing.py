@@ -3,6 +3,7 @@
 import logging
 
 import pyarrow.parquet as pq
+import pytest
 from tests import factories
 
 from rlforge.config.continuous import StoreConfig
@@ -32,53 +33,52 @@ class Hub:
         self.pushed.append((repo, rows, options["public"]))
 
 
+@pytest.fixture
+def store(tmp_path):
+    """A store of one decision."""
+    with TrajectoryStore(tmp_path / "store") as opened:
+        opened.append([factories.decision(1)])
+        yield opened
+
+
 async def hours(push, first, last):
     for hour in range(first, last):
         await push.after_window(MIDNIGHT + hour * HOUR, MIDNIGHT + (hour + 1) * HOUR)
 
 
-async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path):
+async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path, store):
     hub = Hub()
     config = StoreConfig(push="me/market", push_hour=2, push_public=True)
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append([factories.decision(1)])
-        await hours(DailyPush(config, store, tmp_path, hub), 0, 20)
-        assert hub.pushed == [("me/market", 1, True)]
-        store.append([factories.decision(2)])
-        restarted = DailyPush(config, store, tmp_path, hub)
-        await hours(restarted, 20, 25)
-        assert len(hub.pushed) == 1
-        await hours(restarted, 25, 48)
-        assert hub.pushed[1:] == [("me/market", 2, True)]
+    await hours(DailyPush(config, store, tmp_path, hub), 0, 20)
+    assert hub.pushed == [("me/market", 1, True)]
+    store.append([factories.decision(2)])
+    restarted = DailyPush(config, store, tmp_path, hub)
+    await hours(restarted, 20, 25)
+    assert len(hub.pushed) == 1
+    await hours(restarted, 25, 48)
+    assert hub.pushed[1:] == [("me/market", 2, True)]
 
 
-async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path):
-    hub = Hub()
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append([factories.decision(1)])
-        config = StoreConfig(push="me/market")
-        await hours(DailyPush(config, store, tmp_path, hub), 0, 4)
-        await hours(DailyPush(config, store, tmp_path, hub), 40, 42)
+async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path, store):
+    hub, config = Hub(), StoreConfig(push="me/market")
+    await hours(DailyPush(config, store, tmp_path, hub), 0, 4)
+    await hours(DailyPush(config, store, tmp_path, hub), 40, 42)
     assert len(hub.pushed) == 2
 
 
-async def test_what_fails_is_tried_again_after_the_next_window(tmp_path, caplog):
+async def test_what_fails_is_tried_again_after_the_next_window(tmp_path, store, caplog):
     hub = Hub()
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append([factories.decision(1)])
-        push = DailyPush(StoreConfig(push="me/market"), store, tmp_path, hub)
-        hub.down = True
-        with caplog.at_level(logging.WARNING):
-            await hours(push, 0, 3)
-        assert "no network; it is tried again after the next window" in caplog.text
-        hub.down = False
-        await hours(push, 3, 6)
+    push = DailyPush(StoreConfig(push="me/market"), store, tmp_path, hub)
+    hub.down = True
+    with caplog.at_level(logging.WARNING):
+        await hours(push, 0, 3)
+    assert "no network; it is tried again after the next window" in caplog.text
+    hub.down = False
+    await hours(push, 3, 6)
     assert hub.pushed == [("me/market", 1, False)]
 
 
-async def test_without_a_dataset_nothing_is_pushed(tmp_path):
+async def test_without_a_dataset_nothing_is_pushed(tmp_path, store):
     hub = Hub()
-    with TrajectoryStore(tmp_path / "store") as store:
-        store.append([factories.decision(1)])
-        await hours(DailyPush(StoreConfig(), store, tmp_path, hub), 0, 48)
+    await hours(DailyPush(StoreConfig(), store, tmp_path, hub), 0, 48)
     assert hub.pushed == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests import factories
+from tests.tracking.conftest import Clock
 from transformers import AutoTokenizer
 
 from rlforge.continuous.requests import AnswerLog
@@ -37,19 +38,11 @@ REQUESTS = (
 TEN, TEN_ID = 1794564000.0, "2026-11-13-10:00"
 
 
-class Clock:
-    """Stands where it is set."""
-
-    def __init__(self):
-        self.moment = TEN
-
-    def __call__(self):
-        return self.moment
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    clock = Clock()
+    clock.now = TEN
+    return clock
 
 
 @pytest.fixture
@@ -93,7 +86,7 @@ async def test_a_rewarded_answer_is_a_complete_decision_of_the_window_of_its_rew
     log, given = open_log(), answer()
     await log.answered(given)
     assert (log.waiting(), store.count()) == (1, 0)
-    clock.moment += 45 * 60
+    clock.now += 45 * 60
     assert await log.rewarded(given.id, 0.75)
     assert log.waiting() == 0
     [decision] = store.decisions()
@@ -150,9 +143,9 @@ async def test_the_length_and_the_seed_of_a_request_do_not_matter(open_log):
 async def test_answers_without_an_outcome_are_deleted(open_log, clock):
     log = open_log("requests.keep_hours=2")
     await log.answered(answer(1))
-    clock.moment += 3600
+    clock.now += 3600
     await log.answered(answer(2))
-    clock.moment += 2 * 3600
+    clock.now += 2 * 3600
     await log.answered(answer(3))
     assert log.waiting() == 2
     assert not await log.rewarded(answer(1).id, 1.0)
@@ -173,7 +166,7 @@ async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
     with pytest.raises(StoreError, match="disk is full"):
         await log.rewarded(answer().id, 1.0)
     log.close()
-    clock.moment += 3600
+    clock.now += 3600
     log = open_log()
     log.finish()
     log.finish()

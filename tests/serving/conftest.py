@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig,
 from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.game_checks import game_probes
 from rlforge.serving.records import Probe
 from rlforge.serving.service import DeploymentService
@@ -157,6 +158,24 @@ def opened(config, engine, probes, tmp_path):
             await service.close()
 
     return open_service
+
+
+def without_manifest(checkpoint: Path, target: Path) -> Path:
+    """The same adapter as PEFT leaves it."""
+    target.mkdir()
+    copy_files(checkpoint, fingerprint(checkpoint))(target)
+    return target
+
+
+@contextlib.contextmanager
+def weights_of(adapter: Path) -> Iterator[dict[str, Any]]:
+    """The weights of an adapter, to change."""
+    from safetensors.torch import load_file, save_file
+
+    file = adapter / "adapter_model.safetensors"
+    weights = load_file(file)
+    yield weights
+    save_file(weights, file)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -16,21 +16,7 @@ from rlforge.serving.adapter import (
     fingerprint,
 )
 
-
-def _plain(checkpoint, target):
-    """The same adapter as PEFT leaves it: without a manifest."""
-    target.mkdir()
-    copy_files(checkpoint, fingerprint(checkpoint))(target)
-    return target
-
-
-def _change(adapter, change):
-    from safetensors.torch import load_file, save_file
-
-    file = adapter / "adapter_model.safetensors"
-    weights = load_file(file)
-    change(weights)
-    save_file(weights, file)
+from .conftest import weights_of, without_manifest
 
 
 def test_an_adapter_of_this_model_fits_and_is_finite(config, make_adapter):
@@ -41,19 +27,16 @@ def test_an_adapter_of_this_model_fits_and_is_finite(config, make_adapter):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_nan_or_infinite_weight_is_refused_by_name(config, make_adapter, tmp_path, value):
-    path = _plain(make_adapter(1), tmp_path / "bad")
-
-    def spoil(weights):
+    path = without_manifest(make_adapter(1), tmp_path / "bad")
+    with weights_of(path) as weights:
         weights[min(weights)].view(-1)[3] = value
-
-    _change(path, spoil)
     with pytest.raises(DeploymentError, match=r"lora_A.weight holds 1 numbers that are not finite"):
         check_finite(path)
 
 
 def test_a_truncated_file_is_refused_with_and_without_a_manifest(config, make_adapter, tmp_path):
     path = make_adapter(1)
-    plain = _plain(path, tmp_path / "plain")
+    plain = without_manifest(path, tmp_path / "plain")
     for folder in (path, plain):
         file = folder / "adapter_model.safetensors"
         file.write_bytes(file.read_bytes()[:-100])
@@ -64,7 +47,7 @@ def test_a_truncated_file_is_refused_with_and_without_a_manifest(config, make_ad
 
 
 def test_an_adapter_for_a_base_model_of_another_name_is_refused(config, make_adapter, tmp_path):
-    path = _plain(make_adapter(1), tmp_path / "other")
+    path = without_manifest(make_adapter(1), tmp_path / "other")
     described = json.loads((path / "adapter_config.json").read_text())
     described["base_model_name_or_path"] = "Qwen/Qwen3-0.6B"
     (path / "adapter_config.json").write_text(json.dumps(described))
@@ -74,18 +57,13 @@ def test_an_adapter_for_a_base_model_of_another_name_is_refused(config, make_ada
 
 def test_weights_of_other_shapes_or_for_other_layers_are_refused(config, make_adapter, tmp_path):
     adapter = make_adapter(1)
-    wide, deep = (_plain(adapter, tmp_path / name) for name in ("wide", "deep"))
-
-    def widen(weights):
+    wide, deep = (without_manifest(adapter, tmp_path / name) for name in ("wide", "deep"))
+    with weights_of(wide) as weights:
         name = next(name for name in weights if "q_proj.lora_A" in name)
         weights[name] = weights[name].new_zeros(4, 99)
-
-    def deepen(weights):
+    with weights_of(deep) as weights:
         name = next(name for name in weights if ".0." in name)
         weights[name.replace(".0.", ".17.")] = weights[name].clone()
-
-    _change(wide, widen)
-    _change(deep, deepen)
     with pytest.raises(
         DeploymentError, match=r"does not fit.*q_proj\S* is \(4, 99\), and the model"
     ):

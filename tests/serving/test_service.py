@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
+from rlforge.config.serving import AbTestConfig
 from rlforge.errors import DeploymentError, EngineError, PolicyLoadError, RunError
-from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.client import stage
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import PolicyRef, SamplingParams
 
-from .conftest import until
+from .conftest import until, weights_of, without_manifest
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 PROMPT = (5, 6, 7, 8)
@@ -29,19 +28,6 @@ PROMPT = (5, 6, 7, 8)
 
 async def _ask(service, **named):
     return await service.generate(PROMPT, GREEDY, **named)
-
-
-async def _alone(engine, path):
-    """The answer of the adapter without a service."""
-    policy = PolicyRef(uid=f"alone-{path}", kind="checkpoint", path_or_name=str(path))
-    return (await engine.generate(PROMPT, GREEDY, policy)).token_ids
-
-
-async def _worse(candidate, current):
-    draw = np.random.default_rng(0)
-    rewards = draw.normal(size=100)
-    worse = rewards - 0.5 + 0.1 * draw.normal(size=100)
-    return PairedOutcomes(candidate=tuple(worse), current=tuple(rewards))
 
 
 # ---------------------------------------------------------------- replace
@@ -63,7 +49,10 @@ async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restar
     opened, engine, make_adapter
 ):
     first, second = make_adapter(1), make_adapter(2)
-    expected = [await _alone(engine, path) for path in (first, second)]
+    expected = []
+    for path in (first, second):  # without a service
+        policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path))
+        expected.append((await engine.generate(PROMPT, GREEDY, policy)).token_ids)
     assert expected[0] != expected[1]
     async with opened() as service:
         for number, path in enumerate((first, second), start=1):
@@ -104,34 +93,18 @@ async def test_a_failed_check_is_the_reason_and_the_served_version_stays(
 ):
     good = make_adapter(1)
 
-    def spoiled(name, spoil):
-        path = tmp_path / name
-        path.mkdir()
-        copy_files(good, fingerprint(good))(path)
-        spoil(path)
-        return path
-
-    def nan(path):
-        weights = load_file(path / "adapter_model.safetensors")
+    nan, lacking = (without_manifest(good, tmp_path / name) for name in ("nan", "lacking"))
+    with weights_of(nan) as weights:
         weights[min(weights)].fill_(float("nan"))
-        save_file(weights, path / "adapter_model.safetensors")
-
-    def lacking(path):
-        weights = load_file(path / "adapter_model.safetensors")
+    with weights_of(lacking) as weights:
         del weights[min(weights)]
-        save_file(weights, path / "adapter_model.safetensors")
 
     unknown = tmp_path / "unknown"  # weights of this model with an unknown model type
     shutil.copytree(small_model, unknown)
     (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
     cut = make_adapter(2)
     (cut / "adapter_model.safetensors").write_bytes(b"short")
-    cases = {
-        "files: ": cut,
-        "finite: ": spoiled("nan", nan),
-        "fit: /": spoiled("lacking", lacking),
-        "fit: model ": unknown,
-    }
+    cases = {"files: ": cut, "finite: ": nan, "fit: /": lacking, "fit: model ": unknown}
     async with opened() as service:
         kept = await service.deploy(good)
         for reason, path in cases.items():
@@ -155,7 +128,12 @@ async def test_a_version_whose_answers_cannot_be_read_is_rejected(opened, adapte
 
 
 async def test_a_version_that_is_worse_on_held_out_items_or_suspect_is_not_served(opened, adapter):
-    asked = []
+    asked, draw = [], np.random.default_rng(0)
+
+    async def worse(candidate, current):
+        rewards = draw.normal(size=100)
+        new = rewards - 0.5 + 0.1 * draw.normal(size=100)
+        return PairedOutcomes(candidate=tuple(new), current=tuple(rewards))
 
     async def equal(candidate, current):
         asked.append((candidate.uid, current.uid))
@@ -168,7 +146,7 @@ async def test_a_version_that_is_worse_on_held_out_items_or_suspect_is_not_serve
         concerns = ("its profit falls", "it stalls")
         return PairedOutcomes(candidate=(1.0,) * 50, current=(0.0,) * 50, concerns=concerns)
 
-    async with opened(holdout=_worse) as service:
+    async with opened(holdout=worse) as service:
         refused = await service.deploy(adapter)
         assert refused.phase == "rejected"
         assert "holdout: mean reward -0.5" in refused.reason
@@ -401,15 +379,13 @@ async def test_a_staged_adapter_is_deployed_by_the_next_service(opened, adapter,
 
 # ---------------------------------------------------------------- trials
 
-AB = {"strategy": "ab_test"}
+
+def _ab(**settings):
+    return {"strategy": "ab_test", "ab": AbTestConfig(**settings)}
 
 
-def _ab(config, **settings):
-    return AB | {"ab": type(config.deployment.ab)(**settings)}
-
-
-async def test_a_trial_splits_users_and_promotes_the_better_version(opened, config, adapter):
-    settings = _ab(config, shares=[0.5], max_outcomes=500)
+async def test_a_trial_splits_users_and_promotes_the_better_version(opened, adapter):
+    settings = _ab(shares=[0.5], max_outcomes=500)
     async with opened(**settings) as service:
         tried = await service.deploy(adapter)
         assert tried.phase == "trial"
@@ -431,8 +407,8 @@ async def test_a_trial_splits_users_and_promotes_the_better_version(opened, conf
         assert not await service.record_outcome(1.0, uid="deploy-1")  # nothing is on trial
 
 
-async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, config, adapter):
-    async with opened(**_ab(config, shares=[0.5])) as service:
+async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, adapter):
+    async with opened(**_ab(shares=[0.5])) as service:
         await service.deploy(adapter)
         for number in range(200):
             if service.trial is None:
@@ -444,8 +420,8 @@ async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(opened, co
         assert "trial: mean reward 0.3" in service.history()[1].reason
 
 
-async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, config, adapter):
-    settings = _ab(config, shares=[0.2, 0.8], step_outcomes=20)
+async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, adapter):
+    settings = _ab(shares=[0.2, 0.8], step_outcomes=20)
     async with opened(**settings) as service:
         await service.deploy(adapter)
         for number in range(30):
@@ -462,9 +438,9 @@ async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(opened, con
 
 
 async def test_during_a_trial_other_deployments_and_odd_rewards_fail_and_a_rollback_ends_it(
-    opened, config, make_adapter
+    opened, make_adapter
 ):
-    async with opened(**_ab(config)) as service:
+    async with opened(**_ab()) as service:
         await service.deploy(make_adapter(1))
         second = await service.deploy(make_adapter(2))
         assert (second.phase, "deploy-1 is on trial" in second.reason) == ("failed", True)
@@ -478,10 +454,10 @@ async def test_during_a_trial_other_deployments_and_odd_rewards_fail_and_a_rollb
 
 
 async def test_outcomes_on_record_outside_of_the_bounds_are_left_out_of_a_trial(
-    opened, config, adapter, caplog
+    opened, adapter, caplog
 ):
     """As an earlier release took them: their squares are no numbers any more."""
-    settings = _ab(config, shares=[0.5], max_outcomes=30)
+    settings = _ab(shares=[0.5], max_outcomes=30)
     async with opened(rewards=(-1e300, 1e300), **settings) as service:
         await service.deploy(adapter)
         for reward in (0.5, 1e200, -1e200, 0.25):

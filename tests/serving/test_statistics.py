@@ -44,11 +44,8 @@ def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(ite
 @pytest.mark.parametrize("test", TESTS)
 def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most(test):
     draw, runs = np.random.default_rng(1), 500
-    passed = 0
-    for _ in range(runs):
-        difference = draw.standard_t(3, size=60) - 0.25
-        outcomes = _outcomes(difference, np.zeros(60))
-        passed += compare(outcomes, margin=0.25, alpha=0.05, test=test).passed
+    games = (_outcomes(draw.standard_t(3, size=60) - 0.25, np.zeros(60)) for _ in range(runs))
+    passed = sum(compare(one, margin=0.25, alpha=0.05, test=test).passed for one in games)
     assert passed / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
@@ -62,7 +59,7 @@ def test_an_equal_version_passes_with_enough_games():
 
 
 def test_the_p_value_is_that_of_students_distribution():
-    outcomes = PairedOutcomes(candidate=(1.0, 0.5, 0.0, 2.0), current=(0.5, 1.0, 0.0, 1.0))
+    outcomes = _outcomes([1.0, 0.5, 0.0, 2.0], [0.5, 1.0, 0.0, 1.0])
     result = compare(outcomes, margin=0.1, alpha=0.05, test="t")
     difference = np.array([0.5, -0.5, 0.0, 1.0])
     statistic = (difference.mean() + 0.1) / (difference.std(ddof=1) / 2)
@@ -72,27 +69,20 @@ def test_the_p_value_is_that_of_students_distribution():
 
 @given(difference=st.floats(-1, 1), margin=st.floats(0, 1), items=st.integers(1, 5))
 def test_equal_differences_are_compared_with_the_margin(difference, margin, items):
-    outcomes = PairedOutcomes(candidate=(difference,) * items, current=(0.0,) * items)
+    outcomes = _outcomes([difference] * items, [0.0] * items)
     for test in TESTS:
         result = compare(outcomes, margin=margin, alpha=0.05, test=test)
         assert result.passed == (difference + margin >= 0)
 
 
-def test_no_items_do_not_pass():
-    nothing = PairedOutcomes(candidate=(), current=())
-    assert not compare(nothing, margin=1.0, alpha=0.5, test="sign").passed
-
-
-def test_outcomes_that_are_not_finite_are_refused():
-    outcomes = PairedOutcomes(candidate=(math.nan,), current=(0.0,))
+def test_no_items_do_not_pass_and_odd_ones_and_unknown_tests_are_refused():
+    assert not compare(_outcomes([], []), margin=1.0, alpha=0.5, test="sign").passed
     with pytest.raises(ValueError, match="finite"):
-        compare(outcomes, margin=0.1, alpha=0.05, test="t")
-
-
-def test_an_unknown_test_is_refused():
-    outcomes = PairedOutcomes(candidate=(1.0, 0.0), current=(0.0, 0.0))
+        compare(_outcomes([math.nan], [0.0]), margin=0.1, alpha=0.05, test="t")
+    with pytest.raises(ValueError, match="finite"):
+        MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan, stage="1")
     with pytest.raises(ValueError, match="no test is named wilcoxn; there are t, wil"):
-        compare(outcomes, margin=0, alpha=0.05, test="wilcoxn")
+        compare(_outcomes([1.0, 0.0], [0.0, 0.0]), margin=0, alpha=0.05, test="wilcoxn")
 
 
 # ---------------------------------------------------------------- the sequential test
@@ -152,11 +142,9 @@ def test_the_variance_is_that_of_clusters(monkeypatch):
     test.look()
     # Each side's variance of the mean of its g clusters is sum (m - mean)^2 / (g - 1) / g.
     plain = sum(np.var(own, ddof=1) / len(own) for own in means.values())
+    sides = map(np.array, means.values())
     influences = np.concatenate(
-        [
-            (np.array(own) - np.mean(own)) / math.sqrt(len(own) * (len(own) - 1))
-            for own in means.values()
-        ]
+        [(own - own.mean()) / math.sqrt(len(own) * (len(own) - 1)) for own in sides]
     )
     effective = (influences**2).sum() ** 2 / (influences**4).sum()
     assert seen[-1] == pytest.approx(plain * effective / (effective - 2))
@@ -248,8 +236,3 @@ def test_outcomes_without_spread_decide_when_they_differ():
         same.add("new", 1.0, stage=str(number // 10))
     assert same.verdict is None
     assert same.p_value == 1.0
-
-
-def test_a_reward_must_be_finite():
-    with pytest.raises(ValueError, match="finite"):
-        MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan, stage="1")
