@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rlforge.tracking.metrics import wilson_interval
@@ -309,6 +310,38 @@ def scripted_game(env: EnvSpec, names: Sequence[str], seed: int) -> Any:
         game.step(players[view.player_id].act(view))
         assert game.accepted
     return game
+
+
+def market_state(
+    predictions: Iterable[Any] = (),
+    perpetuals: Iterable[Any] = (),
+    feed: Iterable[Any] = (),
+    memory: Iterable[Any] = (),
+    positions: Iterable[Any] = (),
+    following: Iterable[str] = (),
+    balance: float = 1000.0,
+) -> dict[str, Any]:
+    """What an agent of a market sees at minute 0, who has done nothing so far."""
+    return {
+        "portfolio": {"balance": balance, "positions": [*positions], "lifetimePnL": 0.0},
+        "markets": {"predictions": [*predictions], "perpetuals": [*perpetuals]},
+        "social": {"feed": [*feed], "unreadMessages": 0},
+        "agent": {
+            "recentActions": [],
+            "memory": [*memory],
+            "following": [*following],
+            "minute": 0.0,
+        },
+    }
+
+
+def any_answer(grammars: Any, tokenizer: Any, draw: Random, grammar: Any) -> str:
+    """The answer of a model that knows nothing: each token is any that the grammar allows."""
+    state, tokens = grammars.begin(grammar, [tokenizer.eos_token_id]), [-1]
+    while tokens[-1] != tokenizer.eos_token_id:
+        tokens.append(int(draw.choice(state.allowed().nonzero()[0])))
+        state.take(tokens[-1])
+    return str(tokenizer.decode(tokens[1:-1]))
 
 
 #: A chat template that ends each message with ``<|im_end|>``.

@@ -1,4 +1,4 @@
-"""The command ``rlforge continuous``: HTTP, Ctrl-C, sweeps, reports, and wrong arguments."""
+"""The command ``rlforge continuous``: HTTP, Ctrl-C, sweeps, and wrong arguments."""
 
 import json
 import shutil
@@ -14,7 +14,6 @@ from tests.harness.live_run import RUN, rows, start, wait_for
 from rlforge.cli import main
 from rlforge.continuous.journal import Journal
 from rlforge.models.made import TINY_MARKET
-from rlforge.tracking.report import write_report
 
 
 @pytest.mark.ray
@@ -135,47 +134,3 @@ def test_commands_for_games_refuse_a_continuous_run(monkeypatch, capsys):
         code, _, err = command(monkeypatch, capsys, *arguments)
         assert code == 2
         assert "run is a continuous run; this command is for a run that plays games" in err
-
-
-def row(number, **changes):
-    players = {
-        name: {"decisions": 9, "trades": 5, "win_rate": 0.5, "avg_reward": 0.1, "avg_pnl": 2.0}
-        for name in ("policy", "scripted:noise")
-    }
-    documented = {
-        "window_id": f"2024-11-13-1{number}:00",
-        "agents": 5,
-        "trajectories": 47,
-        "avg_reward": 0.73,
-        "high_score_count": 32,
-        "training_loss": 0.21,
-        "kl_divergence": 0.03,
-        "deployment_success": True,
-        "duration_minutes": 15.0,
-    }
-    others = {"window": number, "reason": "", "version": f"step-{number}", "players": players}
-    more = {"batch/trained_decisions": 32.0, "scorer/pairs": 3.0, "reward/pnl": 0.2}
-    return {**documented, **others, **more, **changes}
-
-
-def test_the_report_has_curves_a_comparison_and_a_row_per_window():
-    Path("run").mkdir()
-    rows = [
-        row(1),
-        row(2, version=None, training_loss=None, kl_divergence=None, reason="it is <not> ready"),
-    ]
-    Path("run/windows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
-    update = {"step": 1, "window_id": "2024-11-13-11:00", "loss": 0.21, "kl": 0.03}
-    Path("run/metrics.jsonl").write_text(f"{json.dumps(update)}\n")
-    players = rows[0]["players"]
-    better = {**players["policy"], "win_rate": 0.67}
-    Path("run/comparison.json").write_text(
-        json.dumps({"before": {"players": players}, "after": {"players": {"policy": better}}})
-    )
-    Path("run/summary.json").write_text(json.dumps({"status": "done", "total_windows": 2}))
-    page = write_report("run").read_text()
-    assert "+17.0 pts" in page
-    assert "2024-11-13-11:00" in page
-    assert "it is &lt;not&gt; ready" in page
-    assert page.count("<figure>") >= 5
-    assert "scripted:noise" in page

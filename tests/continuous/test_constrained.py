@@ -1,9 +1,11 @@
 """Agents whose answers are held to the actions that their state allows."""
 
+import functools
 import json
 import random
 
 import pytest
+from tests.factories import any_answer
 
 from rlforge.config.compose import compose
 from rlforge.config.continuous import ContinuousConfig
@@ -21,20 +23,9 @@ from rlforge.types import Completion
 
 @pytest.fixture
 def walk():
-    """A model that knows nothing: each token of an answer is any that its grammar allows."""
+    """Makes an answer that a grammar allows."""
     tokenizer, draw = build_tokenizer([]), random.Random(0)
-    grammars = Grammars(tokenizer, len(tokenizer))
-
-    def answer(grammar):
-        state = grammars.begin(grammar, [tokenizer.eos_token_id])
-        tokens = [-1]
-        while tokens[-1] != tokenizer.eos_token_id:
-            allowed = state.allowed().nonzero()[0]
-            tokens.append(int(draw.choice(allowed)))
-            state.take(tokens[-1])
-        return str(tokenizer.decode(tokens[1:-1]))
-
-    return answer
+    return functools.partial(any_answer, Grammars(tokenizer, len(tokenizer)), tokenizer, draw)
 
 
 def test_the_market_takes_nearly_every_action_that_the_schema_allows(walk):

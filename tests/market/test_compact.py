@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.factories import market_state
 
 from rlforge.config.market import MarketConfig
 from rlforge.games.market import env_ids, load_market
@@ -49,20 +50,12 @@ def test_random_play_stays_in_the_vocabulary_and_every_listed_answer_is_accepted
     assert {"bet", "perp", "a_yes", "a_up", "mine_yes", "mine_short", "gain_down"} <= seen
 
 
-def view(change=0.0, yes=0.62, feed=(), positions=(), balance=1000.0, following=()):
-    return {
-        "portfolio": {"balance": balance, "positions": list(positions), "lifetimePnL": 0.0},
-        "markets": {
-            "predictions": [
-                {"id": "market-1", "yesPrice": yes, "change": change, "minutesLeft": 40.0}
-            ],
-            "perpetuals": [
-                {"ticker": "ACME", "markPrice": 102.0, "indexPrice": 100.0, "change": -0.02}
-            ],
-        },
-        "social": {"feed": list(feed), "unreadMessages": 0},
-        "agent": {"recentActions": [], "memory": [], "following": list(following), "minute": 0.0},
-    }
+BET = {"id": "market-1", "yesPrice": 0.62, "change": 0.0, "minutesLeft": 40.0}
+FUTURE = {"ticker": "ACME", "markPrice": 102.0, "indexPrice": 100.0, "change": -0.02}
+
+
+def view(change=0.0, **seen):
+    return market_state([BET | {"change": change}], [FUTURE], **seen)
 
 
 SHARES = {

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import get_args
 
 import pytest
+from tests.factories import market_state
 
 from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.errors import ConfigError
@@ -58,20 +59,6 @@ def test_value_traders_earn_by_the_news():
     assert statistics.mean(blind["value"]) < 0.25 * statistics.mean(sighted["value"])
 
 
-def state(predictions=(), perpetuals=(), feed=(), memory=(), positions=()):
-    return {
-        "portfolio": {"balance": 1000.0, "positions": list(positions), "lifetimePnL": 0.0},
-        "markets": {"predictions": list(predictions), "perpetuals": list(perpetuals)},
-        "social": {"feed": list(feed), "unreadMessages": 0},
-        "agent": {
-            "recentActions": [],
-            "memory": list(memory),
-            "following": ["wire", "daily"],
-            "minute": 0.0,
-        },
-    }
-
-
 def market(yes, change=0.0):
     return {"id": "market-1", "yesPrice": yes, "noPrice": 1 - yes, "change": change}
 
@@ -84,42 +71,39 @@ def post(user, stance, about="market-1"):
     return {"userId": user, "about": about, "stance": stance}
 
 
-def decide(kind, seen):
-    return make_trader(kind, MarketConfig(), random.Random(0)).decide(seen)
+def decide(kind, *markets, **seen):
+    state = market_state(*markets, following=["wire", "daily"], **seen)
+    return make_trader(kind, MarketConfig(), random.Random(0)).decide(state)
 
 
 def test_value_traders_weigh_accounts_by_how_often_they_are_right():
     # ln(.9/.1) = 2.20 for NO against ln(.7/.3) = 0.85 and ln(.55/.45) = 0.20 for YES.
     views = [post("daily", "YES"), post("rumor", "YES"), post("wire", "NO")]
-    action = decide("value", state([market(0.5)], feed=views))
+    action = decide("value", [market(0.5)], feed=views)
     assert (action["type"], action["outcome"]) == ("BUY_SHARES", "NO")
-    assert decide("value", state([market(0.24)], feed=views)) == {"type": "NO_OP"}
+    assert decide("value", [market(0.24)], feed=views) == {"type": "NO_OP"}
 
 
 def test_value_traders_leave_positions_against_the_news():
-    held = {
-        "id": "position-1",
-        "kind": "perpetual",
-        "ticker": "ACME",
-        "side": "long",
-        "value": 100.0,
-    }
-    seen = state([], [ticker(0.0)], [post("wire", "DOWN", "ACME")], positions=[held])
-    assert decide("value", seen) == {"type": "CLOSE_POSITION", "positionId": "position-1"}
+    future = {"kind": "perpetual", "ticker": "ACME", "side": "long"}
+    held = {"id": "position-1", "value": 100.0, **future}
+    news = [post("wire", "DOWN", "ACME")]
+    action = decide("value", [], [ticker(0.0)], feed=news, positions=[held])
+    assert action == {"type": "CLOSE_POSITION", "positionId": "position-1"}
 
 
 def test_insiders_believe_their_tips_rather_than_the_news():
     tip = {"kind": "tip", "about": "market-1", "stance": "YES"}
-    seen = state([market(0.5)], feed=[post("wire", "NO"), post("daily", "NO")], memory=[tip])
-    assert decide("insider", seen)["outcome"] == "YES"
-    assert decide("value", seen)["outcome"] == "NO"
+    seen = {"feed": [post("wire", "NO"), post("daily", "NO")], "memory": [tip]}
+    assert decide("insider", [market(0.5)], **seen)["outcome"] == "YES"
+    assert decide("value", [market(0.5)], **seen)["outcome"] == "NO"
 
 
 @pytest.mark.parametrize(("change", "side"), [(0.03, "long"), (-0.03, "short")])
 def test_momentum_traders_follow_the_largest_move(change, side):
-    assert decide("momentum", state([market(0.5, 0.06)], [ticker(change)]))["side"] == side
-    assert decide("momentum", state([market(0.5, -0.2)], [ticker(change)]))["outcome"] == "NO"
-    assert decide("momentum", state([market(0.5, 0.01)], [ticker(0.001)])) == {"type": "NO_OP"}
+    assert decide("momentum", [market(0.5, 0.06)], [ticker(change)])["side"] == side
+    assert decide("momentum", [market(0.5, -0.2)], [ticker(change)])["outcome"] == "NO"
+    assert decide("momentum", [market(0.5, 0.01)], [ticker(0.001)]) == {"type": "NO_OP"}
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest():

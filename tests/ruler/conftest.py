@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.factories import market_state
 
 from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
 
@@ -28,12 +29,7 @@ def _state(rng: random.Random, truth: str) -> dict[str, Any]:
         for account in ("wire", "daily", "rumor")
     ]
     market = {"id": "market-1", "yesPrice": price, "noPrice": round(1 - price, 4), "change": 0.0}
-    return {
-        "portfolio": {"balance": 1000.0, "positions": [], "lifetimePnL": 0.0},
-        "markets": {"predictions": [market], "perpetuals": []},
-        "social": {"feed": feed, "unreadMessages": 0},
-        "agent": {"recentActions": [], "memory": []},
-    }
+    return market_state([market], feed=feed)
 
 
 def _decision(agent: str, number: int, window: str, start: float, rng: random.Random) -> Decision:

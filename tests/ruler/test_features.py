@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import factories
 
+from rlforge.market.actions import open_position
 from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.features import (
     ACTION_TYPES,
@@ -14,44 +15,23 @@ from rlforge.ruler.features import (
 )
 from rlforge.trajectories.records import Metadata, Result
 
+SHARES = {"id": "p1", "kind": "shares", "marketId": "m1", "outcome": "NO"}
+FUTURE = {"id": "p2", "kind": "perpetual", "ticker": "ACME", "side": "long"}
+PRICES = {"ticker": "ACME", "markPrice": 102.0, "indexPrice": 100.0}
 STATE = {
     "portfolio": {
         "balance": 900.0,
         "lifetimePnL": 50.0,
         "positions": [
-            {
-                "id": "p1",
-                "kind": "shares",
-                "marketId": "m1",
-                "outcome": "NO",
-                "value": 60.0,
-                "pnl": 10.0,
-                "minutesHeld": 25.0,
-            },
-            {
-                "id": "p2",
-                "kind": "perpetual",
-                "ticker": "ACME",
-                "side": "long",
-                "value": 40.0,
-                "pnl": -5.0,
-                "minutesHeld": 5.0,
-            },
+            SHARES | {"value": 60.0, "pnl": 10.0, "minutesHeld": 25.0},
+            FUTURE | {"value": 40.0, "pnl": -5.0, "minutesHeld": 5.0},
         ],
     },
     "markets": {
         "predictions": [
             {"id": "m1", "yesPrice": 0.3, "noPrice": 0.7, "change": 0.05, "minutesLeft": 20.0}
         ],
-        "perpetuals": [
-            {
-                "ticker": "ACME",
-                "markPrice": 102.0,
-                "indexPrice": 100.0,
-                "change": -0.02,
-                "fundingRate": 0.001,
-            }
-        ],
+        "perpetuals": [PRICES | {"change": -0.02, "fundingRate": 0.001}],
     },
     "social": {
         "feed": [
@@ -120,14 +100,7 @@ def test_the_other_side_has_the_opposite_signs():
 
 
 def test_a_leveraged_position():
-    action = {
-        "type": "OPEN_POSITION",
-        "ticker": "ACME",
-        "side": "short",
-        "size": 450,
-        "leverage": 5,
-    }
-    row = _row(action)
+    row = _row(open_position("ACME", "short", 450, 5))
     expected = {
         "investment_share": 0.1,
         "notional_share": 0.5,

@@ -82,13 +82,10 @@ def test_without_games_the_strengths_are_the_prior():
     np.testing.assert_array_equal(fit_strengths(_pairs([], []), prior, prior_games=3.0), prior)
 
 
-def test_an_item_that_never_lost_stays_finite():
+def test_strengths_stay_finite_where_an_item_never_lost_or_priors_are_far_apart():
     found = fit_strengths(_pairs([0] * 50, [1] * 50), np.zeros(3), prior_games=1.0)
     assert np.isfinite(found).all()
     assert found[0] > found[2] > found[1]
-
-
-def test_far_apart_priors_do_not_overflow():
     prior = np.array([-5000.0, 0.0, 5000.0])
     assert np.isfinite(fit_strengths(_pairs([0], [1]), prior, prior_games=1.0)).all()
 

@@ -141,14 +141,11 @@ def test_an_answer_is_shown_as_it_is_where_it_is_the_action():
     assert "It is 7." in _ask(group).messages[1]["content"]
 
 
-def test_the_rubric_is_the_configured_one():
-    system = _ask(GROUP, rubric="Prefer {bold} moves.").messages[0]["content"]
+def test_the_rubric_is_the_configured_one_and_the_schema_names_the_ids():
+    question = _ask(GROUP, rubric="Prefer {bold} moves.")
+    system = question.messages[0]["content"]
     assert "Prefer {bold} moves." in system
     assert '{"scores": [' in system
-
-
-def test_the_schema_names_the_ids():
-    question = _ask(GROUP)
     entry = question.schema["properties"]["scores"]["items"]
     assert entry["properties"]["id"]["enum"] == list(question.ids)
     assert set(entry["required"]) == set(entry["properties"])
@@ -233,11 +230,6 @@ def test_a_second_question_says_what_was_wrong():
     assert system == question.messages[0]
     assert user["content"].startswith(question.messages[1]["content"])
     assert "no score for b" in user["content"]
-
-
-def test_the_market_s_decisions_can_be_asked_about(make_window):
-    question = _ask(make_window(0, each=3).decisions)
-    assert len(question.ids) == 12
 
 
 def test_a_market_is_shown_in_prose_whatever_words_its_model_reads():

@@ -30,13 +30,19 @@ def store(tmp_path, decisions):
         yield opened
 
 
-def test_datasets_loads_and_filters_an_export(tmp_path, store, decisions, monkeypatch):
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """The library's ``load_dataset``, without a network and with a cache of the test's own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     from datasets import load_dataset
 
+    return lambda folder, *name: load_dataset(str(folder), *name, cache_dir=str(tmp_path / "cache"))
+
+
+def test_datasets_loads_and_filters_an_export(tmp_path, store, decisions, load):
     assert export_dataset(store, tmp_path / "data set") == 31
-    loaded = load_dataset(str(tmp_path / "data set"), cache_dir=str(tmp_path / "cache"))
+    loaded = load(tmp_path / "data set")
     window_data = loaded.filter(lambda x: x["windowId"] == "2024-11-13-10:00")
     agent_data = loaded.filter(lambda x: x["agentId"] == "agent-123")
     assert (len(loaded["train"]), len(window_data["train"])) == (31, 10)
@@ -54,11 +60,8 @@ def test_datasets_loads_and_filters_an_export(tmp_path, store, decisions, monkey
 
 
 def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
-    tmp_path, store, decisions, monkeypatch
+    tmp_path, store, decisions, load
 ):
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    from datasets import load_dataset
-
     run = RunPaths(root=tmp_path / "run")
     ten = "2024-11-13-10:00"
     run.scores(ten).parent.mkdir(parents=True)
@@ -71,13 +74,11 @@ def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
     ]
     run.windows.write_text("".join(json.dumps(row) + "\n" for row in metrics))
     export_dataset(store, tmp_path / "out", run_dir=run.root)
-    loaded = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
-    by_id = {row["id"]: row for row in loaded}
+    by_id = {row["id"]: row for row in load(tmp_path / "out")["train"]}
     assert by_id[decisions[1].id]["score"] == 0.75
     assert by_id[decisions[1].id]["explanation"] == "won 3 comparisons"
     assert by_id[decisions[2].id]["score"] is None
-    windows = load_dataset(str(tmp_path / "out"), "windows", cache_dir=str(tmp_path / "cache"))
-    first, second = windows["train"]
+    first, second = load(tmp_path / "out", "windows")["train"]
     assert (first["window_id"], first["players"]) == (ten, {"policy": {"trades": 3}})
     assert (second["avg_reward"], second["kl_divergence"], second["reason"]) == (1.0, 0.25, None)
 

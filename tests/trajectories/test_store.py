@@ -29,7 +29,7 @@ from rlforge.trajectories.records import Metadata
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import activity_of
 
-from .conftest import Make
+from .conftest import TEN, Make
 
 #: So small that only the window written last stays open.
 TINY = 1e-6
@@ -172,14 +172,10 @@ def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path, make):
 
 def test_queries_by_window_and_agent(tmp_path, make):
     decisions = [
-        make.whole(number, agent, timestamp=1731492000.0 + hour * 3600 + number)
+        make.whole(0, agent, id=f"{hour}{agent}{number}", timestamp=TEN + hour * 3600 + number)
         for hour in range(3)
         for agent in ("a", "b's")
         for number in range(hour + 1)
-    ]
-    decisions = [
-        make.whole(0, d.agent_id, id=f"{i}", timestamp=d.timestamp, window_id=d.window_id)
-        for i, d in enumerate(decisions)
     ]
     with TrajectoryStore(tmp_path, 0.002) as store:
         for decision in decisions:
@@ -420,7 +416,7 @@ def test_a_reader_may_read_while_windows_are_closed_and_opened_again(tmp_path, m
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(
                 lambda: [
-                    store.append([make.whole(n, timestamp=1731492000.0 + 3600 * (n % 2) + n)])
+                    store.append([make.whole(n, timestamp=TEN + 3600 * (n % 2) + n)])
                     for n in range(16)
                 ]
             )

@@ -5,13 +5,19 @@ import re
 
 import pytest
 
-from rlforge.tracking.report import windows
+from rlforge.tracking.report import windows, write_report
 from rlforge.tracking.report.data import load_run
+
+#: Further figures that the report lists of a window.
+LISTED = (
+    *("agents", "trajectories", "avg_reward", "high_score_count", "training_loss"),
+    *("kl_divergence", "duration_minutes", "deployment_success", "batch/trained_decisions"),
+)
 
 
 def figures(reward, decisions=400):
     return {
-        "win_rate": 0.5,
+        "win_rate": reward + 0.2,
         "avg_reward": reward,
         "avg_pnl": 2 * reward,
         "decisions": decisions,
@@ -22,6 +28,9 @@ def figures(reward, decisions=400):
 def row(number, difference):
     bounds = (None, None) if difference is None else (difference - 0.1, difference + 0.1)
     return {
+        **dict.fromkeys(LISTED, 1),
+        "reason": "it is <not> ready",
+        "version": None,
         "window": number,
         "window_id": f"2024-11-13-{9 + number}:00",
         "players": {"policy": figures(0.3), "control": figures(0.2)},
@@ -40,6 +49,7 @@ def run(tmp_path):
     (tmp_path / "config.yaml").write_text("name: test\n")
     (tmp_path / "comparison.json").write_text(json.dumps(compared))
     rows = [row(1, 0.05), row(2, None), row(3, 0.25)]
+    rows[0] |= {"version": "step-1", "reason": ""}
     rows[0] |= {"action/policy/NO_OP": 0.8, "action/policy/BUY_SHARES": 0.2}
     rows[1] |= {"action/policy/NO_OP": 1.0, "social/agreement": None}
     rows[2] |= {"action/policy/NO_OP": 0.3, "action/policy/BUY_SHARES": 0.21}
@@ -47,6 +57,16 @@ def run(tmp_path):
     rows[2] |= {"social/agreement": 0.75, "social/control_agreement": 0.5}
     (tmp_path / "windows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
     return load_run(tmp_path)
+
+
+def test_the_page_has_curves_a_comparison_and_a_row_per_window(run):
+    update = {"step": 1, "window_id": "2024-11-13-10:00", "loss": 0.21, "kl": 0.03}
+    run.paths.metrics.write_text(f"{json.dumps(update)}\n")
+    page = write_report(run.paths.root).read_text()
+    shown = ("+20.0 pts", "2024-11-13-12:00", "deployed", "it is &lt;not&gt; ready")
+    for part in (*shown, "scripted:noise"):
+        assert part in page, part
+    assert page.count("<figure>") >= 5
 
 
 def changes(run):
@@ -68,7 +88,7 @@ def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run):
     }
     run.paths.comparison.write_text(json.dumps(few))
     found = changes(load_run(run.paths.root))
-    assert found == [("soft", "+0.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
+    assert found == [("soft", "+20.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
     assert ("soft", "+0.4") in changes(run), "profits have no interval"
 
 
