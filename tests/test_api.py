@@ -29,16 +29,9 @@ def test_compose_takes_lines_of_the_command_line_and_values():
 
 
 def test_the_grpo_of_the_document_is_configured_in_its_own_terms():
-    given = rlforge.GRPOConfig(
-        model_name="tiny_market",
-        batch_size=3,
-        gradient_accumulation_steps=5,
-        learning_rate=1e-4,
-        kl_penalty=0.125,
-        iterations_per_window=2,
-        reward_threshold=0.75,
-        max_length=99,
-    )
+    rates = {"learning_rate": 1e-4, "kl_penalty": 0.125, "reward_threshold": 0.75}
+    sizes = {"batch_size": 3, "gradient_accumulation_steps": 5, "iterations_per_window": 2}
+    given = rlforge.GRPOConfig(model_name="tiny_market", max_length=99, **rates, **sizes)
     config = rlforge.compose("market_continuous", *given.overrides())
     learner = config.learner
     assert config.model.kind == "tiny_market"
@@ -140,9 +133,7 @@ def test_names_and_functions_play():
     record = rlforge.play_game("tictactoe", "minimax", first, seed=1)
     assert record.rewards == {0: 1.0, 1: -1.0}
     assert [seat.policy.uid for seat in record.spec.seats] == ["minimax", "first"]
-    assert record.turns[1].action == first(
-        rlforge.View(player_id=1, observation="", legal_actions=(record.turns[1].action,))
-    )
+    assert record.turns[1].action in ("[0]", "[1]")
 
 
 def test_the_last_player_takes_the_remaining_seats():
@@ -366,14 +357,9 @@ asyncio.run(main())
 
 @pytest.mark.ray
 def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model):
-    done = subprocess.run(
-        [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    command = [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]]
+    given = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}, "timeout": 800}
+    done = subprocess.run(command, capture_output=True, text=True, **given)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     names = ["train", "load_run", "Run", "Policy", "resume", "complete"]
     assert [one[0] for one in found] == names, done.stderr

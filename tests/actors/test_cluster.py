@@ -24,15 +24,9 @@ async def test_ray_runs_exactly_the_actors_of_the_graph(
     own_home: None, small_model: Path, tmp_path: Path
 ) -> None:
     """With the names and resources that ``rlforge graph --format json`` prints."""
-    config = compose(
-        [
-            "+experiment=tictactoe_mirror",
-            "model=hf",
-            f"model.name={small_model}",
-            "engine.num_engines=2",
-            "learner.num_learners=2",
-        ]
-    ).config
+    two = ["engine.num_engines=2", "learner.num_learners=2"]
+    model = ["model=hf", f"model.name={small_model}"]
+    config = compose(["+experiment=tictactoe_mirror", *model, *two]).config
     graph = build_graph(config, Machine(cpus=2, gpus=0))
     hardware = resolve_hardware(config.hardware, Machine(cpus=2, gpus=0), 2, 2)
     printed = json.loads(to_json(graph))["nodes"]
@@ -91,11 +85,8 @@ def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:
     raise KeyError(view)
 KeyError: 'unknown'"""
     error = ray.exceptions.RayTaskError("play", trace, KeyError("unknown"))
-    assert cluster.reason(error) == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
-    assert (
-        cluster.reason(error.as_instanceof_cause())
-        == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
-    )
+    for one in (error, error.as_instanceof_cause()):
+        assert cluster.reason(one) == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
 
 
 def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_are_some() -> None:

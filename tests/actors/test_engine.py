@@ -25,6 +25,8 @@ from rlforge.errors import EngineError
 from rlforge.system.timeouts import Clock
 from rlforge.types import PolicyRef, SamplingParams
 
+BASE = PolicyRef(uid="step-0", kind="checkpoint")
+
 
 @pytest.fixture(scope="module")
 def own_ray(own_home: None) -> Iterator[None]:
@@ -66,8 +68,7 @@ async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
     actor = _actor(_config(small_model), tmp_path, max_restarts=1)
     client = RemoteEngine([actor], "client", timeout_s=250, retries=1)
     params = SamplingParams(max_tokens=3, seed=0)
-    base = PolicyRef(uid="step-0", kind="checkpoint")
-    answers = await asyncio.gather(*(client.generate([i, 7], params, base) for i in range(4)))
+    answers = await asyncio.gather(*(client.generate([i, 7], params, BASE) for i in range(4)))
     assert [answer.prompt_token_ids for answer in answers] == [(i, 7) for i in range(4)]
     log = (tmp_path / "logs" / "engine-0.log").read_text()
     assert log.count("started as process") == 2
@@ -90,9 +91,9 @@ async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     await actor.sleep.remote()
     clock = Clock()
     client = RemoteEngine([actor], "client", timeout_s=0.5, retries=0, time_limit=clock.timeout)
-    params, base = SamplingParams(max_tokens=3, seed=0), PolicyRef(uid="b", kind="checkpoint")
+    params = SamplingParams(max_tokens=3, seed=0)
     clock.stop()
-    answer = asyncio.create_task(client.generate([5, 7], params, base))
+    answer = asyncio.create_task(client.generate([5, 7], params, BASE))
     await asyncio.sleep(1.0)
     log = tmp_path / "logs" / "engine-0.log"
     assert "the engine is loaded" not in log.read_text()
@@ -101,7 +102,7 @@ async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     assert "the engine is loaded" in log.read_text()
 
     await actor.sleep.remote()
-    held = asyncio.create_task(client.generate([5, 7], params, base))
+    held = asyncio.create_task(client.generate([5, 7], params, BASE))
     await asyncio.sleep(0.2)
     assert not held.done()
     await actor.wake.remote()
@@ -109,7 +110,7 @@ async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     await actor.sleep.remote()
     clock.go_on()
     with pytest.raises(EngineError, match="request_timeout_s"):
-        await client.generate([5, 7], params, base)
+        await client.generate([5, 7], params, BASE)
     ray.kill(actor)
 
 
@@ -121,9 +122,7 @@ async def test_requests_fail_when_ray_does_not_restart_an_engine(
     actor = _actor(_config(small_model), tmp_path, max_restarts=0)
     client = RemoteEngine([actor], "client", timeout_s=250, retries=1)
     with pytest.raises(EngineError, match=r"every engine died, and none is back"):
-        await client.generate(
-            [1], SamplingParams(max_tokens=1), PolicyRef(uid="step-0", kind="checkpoint")
-        )
+        await client.generate([1], SamplingParams(max_tokens=1), BASE)
 
 
 def _report(process: str, tokens: int) -> EngineReport:

@@ -81,7 +81,7 @@ class Process:
 def fill(files: dict[str, bytes]) -> Any:
     def write(folder: Path) -> None:
         for name, content in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
 
     return write
@@ -105,15 +105,12 @@ class Run:
         place = on_node(self.node)
         return made.options(num_cpus=0, scheduling_strategy=place).remote(self.folder, name)
 
-    def end(self) -> None:
-        ray.kill(self.server)
-
 
 @pytest.fixture
 def run(other_node: str, tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "run", other_node)
     yield run
-    run.end()
+    ray.kill(run.server)
 
 
 def eventually(holds: Any) -> None:
@@ -136,7 +133,7 @@ def test_on_the_drivers_node_it_is_the_run_directory_itself(tmp_path: Path) -> N
 def test_a_node_has_each_policy_once_under_its_digest(run: Run) -> None:
     first, second = run.path / "checkpoints" / "step-1", run.path / "checkpoints" / "step-2"
     for path in (first, second):
-        fill_checkpoint(path, b"same weights")
+        fill({"weights": b"same weights"})(path)
     others = [run.process(f"engine-{index}") for index in range(2)]
     places = ray.get([one.fetch.remote(str(path)) for one in others for path in (first, second)])
     assert len(set(places)) == 1
@@ -145,17 +142,10 @@ def test_a_node_has_each_policy_once_under_its_digest(run: Run) -> None:
     assert len(Path(places[0]).name) == len(hashlib.sha256().hexdigest())
 
 
-def fill_checkpoint(path: Path, weights: bytes) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "weights").write_bytes(weights)
-
-
 @pytest.mark.ray
 def test_what_only_a_learner_needs_does_not_travel_to_engines(run: Run) -> None:
     path = run.path / "checkpoints" / "step-1"
-    fill_checkpoint(path, b"weights")
-    (path / "state").mkdir()
-    (path / "state" / "learner.pt").write_bytes(b"large")
+    fill({"weights": b"weights", "state/learner.pt": b"large"})(path)
     place = ray.get(run.process().fetch.remote(str(path)))
     assert contents(Path(place)) == {"weights": b"weights"}
 
@@ -163,11 +153,11 @@ def test_what_only_a_learner_needs_does_not_travel_to_engines(run: Run) -> None:
 @pytest.mark.ray
 def test_a_policy_that_changed_travels_again(run: Run) -> None:
     path = run.path / "checkpoints" / "step-1"
-    fill_checkpoint(path, b"before")
+    fill({"weights": b"before"})(path)
     process = run.process()
     ray.get(process.fetch.remote(str(path)))
     (path / "weights").unlink()
-    fill_checkpoint(path, b"after")
+    fill({"weights": b"after"})(path)
     assert contents(Path(ray.get(process.fetch.remote(str(path))))) == {"weights": b"after"}
 
 
@@ -175,7 +165,7 @@ def test_a_policy_that_changed_travels_again(run: Run) -> None:
 def test_a_policy_leaves_the_node_once_the_run_has_pruned_it(run: Run) -> None:
     paths = [run.path / "checkpoints" / f"step-{version}" for version in (1, 2)]
     for path in paths:
-        fill_checkpoint(path, path.name.encode())
+        fill({"weights": path.name.encode()})(path)
     process = run.process()
     old = ray.get(process.fetch.remote(str(paths[0])))
     (paths[0] / "weights").unlink()

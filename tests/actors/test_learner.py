@@ -45,10 +45,6 @@ def failing(error: Exception, after: float = 0.0) -> Rank:
     return Rank(update)
 
 
-def lost_connection() -> Exception:
-    return ray.exceptions.RayTaskError("update", "gloo: closed by peer", RuntimeError("closed"))
-
-
 async def waiting(batch: Any) -> Any:
     """Like a rank in a collective that another rank never enters."""
     await asyncio.sleep(3600)
@@ -82,7 +78,8 @@ async def test_a_failing_rank_fails_the_call_while_another_rank_waits(
 async def test_a_dead_rank_is_reported_instead_of_the_lost_connection(deaf: int) -> None:
     death = ray.exceptions.ActorDiedError()
     ranks = [failing(death, after=0.05), failing(death, after=0.05)]
-    ranks[deaf] = failing(lost_connection())
+    lost = ray.exceptions.RayTaskError("update", "closed by peer", RuntimeError("closed"))
+    ranks[deaf] = failing(lost)
     with pytest.raises(ray.exceptions.ActorDiedError) as caught:
         await LearnerGroup(ranks).update("batch")
     assert caught.value is death
@@ -108,9 +105,8 @@ async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one
 async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(
     small_model: Path, tmp_path: Path
 ) -> None:
-    config = compose(
-        ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
-    ).config
+    given = ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
+    config = compose(given).config
     graph = RunGraph(nodes=(build_graph(config, Machine(cpus=1, gpus=0)).node("learner"),))
     hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
     learner = (await start_in_process(graph, config, hardware, tmp_path)).learner

@@ -22,8 +22,6 @@ from rlforge.errors import RunError
 from rlforge.system.hardware import detect
 from rlforge.training.graph import build_graph
 
-ENDS_SOON = [sys.executable, "-c", "import time; time.sleep(0.3)"]
-
 
 def runs(pid: int) -> bool:
     try:
@@ -152,7 +150,7 @@ def test_processes_that_end_in_time_are_not_killed_and_others_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started = time.monotonic()
-    in_time = psutil.Popen(ENDS_SOON)
+    in_time = psutil.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
     session.end_processes([in_time])
     assert in_time.wait() == 0
     assert time.monotonic() - started < session.END_PATIENCE_S

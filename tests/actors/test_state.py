@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from unittest import mock
 
+from tests.factories import checkpoint, game_spec, seat
+
 from rlforge.actors import state
 from rlforge.actors.state import BufferActor
 from rlforge.buffer.batches import read_batch
@@ -14,34 +16,17 @@ from rlforge.config.schema import CollectorConfig, RunConfig
 from rlforge.games.base import View
 from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
 from rlforge.rollout.episode import Answer
-from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
+from rlforge.types import Completion, EnvSpec, GameSpec, Seat
 
 GROUP = 4
-SELF = PolicyRef(uid="step-0", kind="checkpoint")
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, action_extraction="raw")
 
 
 def game(number: int, *, trained: tuple[bool, bool]) -> GameSpec:
     """A game of the only group; the learner's policy plays at both seats."""
-    seats = tuple(
-        Seat(
-            player_id=player,
-            policy=SELF,
-            trained=trained[player],
-            prompt_template="board",
-            action_extraction="raw",
-        )
-        for player in range(2)
-    )
-    return GameSpec(
-        game_id=f"g{number}",
-        env=ENV,
-        seed=1,
-        purpose="train",
-        seats=seats,
-        group_id="group",
-        group_size=GROUP,
-    )
+    read = {"prompt_template": "board", "action_extraction": "raw"}
+    seats = [seat(n, checkpoint(0), trained=trained[n], **read) for n in range(2)]
+    return game_spec(f"g{number}", ENV, seats, group_id="group", group_size=GROUP)
 
 
 class BufferPorts:
@@ -82,12 +67,8 @@ async def collect(
     run_dir: Path, trained: tuple[bool, bool], forfeits: dict[str, int]
 ) -> BufferActor:
     """The buffer after the group was played with the filter on."""
-    config = compose(
-        [
-            *("+experiment=kuhn_grpo", f"algorithm.group_size={GROUP}"),
-            *("learner.batch_size=6", "buffer.save_batches_as=[parquet,csv]"),
-        ]
-    ).config
+    given = ["+experiment=kuhn_grpo", f"algorithm.group_size={GROUP}", "learner.batch_size=6"]
+    config = compose([*given, "buffer.save_batches_as=[parquet,csv]"]).config
     buffer = make_buffer(config, run_dir)
     collecting = CollectorConfig(filter_opponent_invalid=True)
     ports = BufferPorts(buffer, trained)

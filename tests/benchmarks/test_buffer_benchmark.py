@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-OPERATIONS = ("add", "draw", "draw_new_version")
-
 #: A package laid out as unstable-rl is, with a buffer of a few lines.
 STAND_IN = {
     "unstable/__init__.py": "raise ImportError('vLLM is not installed')",
@@ -53,7 +51,7 @@ def buffer(monkeypatch):
 
 def test_every_buffer_adds_and_draws(buffer):
     operations = buffer.measure(None)
-    assert tuple(operations) == OPERATIONS
+    assert list(operations) == ["add", "draw", "draw_new_version"]
     for by_who in operations.values():
         assert list(by_who) == ["rlforge", "list", "list_bare"]
         assert all(values["min_s"] > 0 for values in by_who.values())
@@ -79,10 +77,7 @@ def test_the_peer_is_driven_in_turn_and_times_itself(buffer, tmp_path, monkeypat
 
 
 def test_an_absent_interpreter_is_named_before_anything_starts(on_path):
-    run = subprocess.run(
-        [sys.executable, str(on_path / "buffer.py"), "--peers", "/no/python"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(on_path / "buffer.py"), "--peers", "/no/python"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 2
     assert run.stderr.endswith("--peers /no/python: no such interpreter\n")

@@ -33,14 +33,12 @@ def work(end_to_end, own_model):
 
 def test_peers_are_asked_for_what_rlforge_train_is_given(end_to_end, own_model, work):
     config = compose([*end_to_end.overrides_for(work), *own_model]).config
-    assert (work.turns, work.updates) == (config.learner.batch_size, config.learner.total_updates)
+    learner = config.learner
+    assert (work.turns, work.updates) == (learner.batch_size, learner.total_updates)
     assert work.games == config.collector.num_train_workers
     assert work.max_tokens == config.engine.max_tokens
-    assert (config.learner.epochs, config.learner.optimizer_steps) == (1, 1)
-    assert (work.learning_rate, work.grad_clip) == (
-        config.learner.learning_rate,
-        config.learner.grad_clip,
-    )
+    assert (learner.epochs, learner.optimizer_steps) == (1, 1)
+    assert (work.learning_rate, work.grad_clip) == (learner.learning_rate, learner.grad_clip)
     assert work.layers == (0, 1)
     assert (work.rank, work.alpha) == (config.model.lora.rank, config.model.lora.alpha)
     assert config.algorithm.loss_aggregation == "constant"  # over turns times the longest answer

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.factories import completion
 
 from rlforge.config.compose import compose
 from rlforge.errors import EngineError
-from rlforge.types import Completion
 
 
 def test_it_measures_the_preset(on_path):
@@ -26,12 +26,8 @@ def test_it_measures_the_preset(on_path):
 def test_a_round_is_the_sum_of_its_parts_and_needs_neither_ray_nor_games(on_path, bare_environment):
     small = ["--shape", "tiny", "--device", "cpu", "--workers", "8", "--median-answer", "2"]
     short = ["--seconds", "1", "--repeats", "2"]
-    run = subprocess.run(
-        [sys.executable, str(on_path / "quick_start.py"), *small, *short],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(on_path / "quick_start.py"), *small, *short]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
     *parts, total = (float(line.split(": ")[1].split()[0]) for line in run.stdout.splitlines())
     assert len(parts) == 4
     # Medians of a few numbers add up but roughly.
@@ -54,14 +50,7 @@ def test_an_engine_that_runs_out_of_memory_gives_no_rate(on_path):
             await asyncio.sleep(0.001)
             if number == 5:
                 raise EngineError("generation failed: OutOfMemoryError")
-            return Completion(
-                text="",
-                prompt_token_ids=prompt,
-                token_ids=(1,),
-                logprobs=(0.0,),
-                policy_uid="",
-                policy_version=0,
-            )
+            return completion("", prompt_token_ids=prompt, token_ids=(1,), logprobs=(0.0,))
 
     with pytest.raises(EngineError, match="OutOfMemoryError"):
         asyncio.run(quick_start.play(Full(), steps, [None, None], workers=4, length=0.1))

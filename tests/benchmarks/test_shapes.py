@@ -74,12 +74,8 @@ def test_the_measurement_needs_neither_ray_nor_games_and_records_nothing_on_a_cp
 ):
     before = {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")}
     options = ["--shape", "tiny", "--packed-tokens", "1024", "--repeats", "2"]
-    run = subprocess.run(
-        [sys.executable, str(on_path / "learner.py"), *options],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(on_path / "learner.py"), *options]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
     assert re.fullmatch(r"tiny: \d+ \[\d+, \d+\] tokens/s", run.stdout.strip())
     assert {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")} == before
 

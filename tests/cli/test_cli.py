@@ -277,11 +277,8 @@ def test_eval_prints_a_table_and_writes_json(rlforge, run_dir, tmp_path):
 
 
 def test_eval_fails_when_no_game_against_an_opponent_finished(rlforge, run_dir):
-    config = run_dir / "config.yaml"
-    text = config.read_text().replace(
-        "openai_base_url: null", "openai_base_url: http://127.0.0.1:9"
-    )
-    config.write_text(text)
+    config, address = run_dir / "config.yaml", "openai_base_url: http://127.0.0.1:9"
+    config.write_text(config.read_text().replace("openai_base_url: null", address))
     answer = rlforge(
         *("eval", run_dir, "--checkpoint", "step-0", "--games", 2),
         *("--opponent", "openai:absent", "--opponent", "random_legal"),
@@ -415,13 +412,8 @@ STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of 
 def test_heavy_libraries_are_imported_only_where_needed(code, allowed):
     heavy = {"torch", "ray", "transformers", "peft", "duckdb", *STATISTICS}
     report = f"sys.exit(repr(sorted({heavy - allowed} & set(sys.modules))))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\n{report}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-c", f"import sys\n{code}\n{report}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr.strip() == "[]"
 
 

@@ -59,13 +59,8 @@ from rlforge.cli import main
 main()
 """
     words = {"COMP_WORDS": "rlforge\ntrain\n+experiment\n=\nsimple", "COMP_CWORD": "4"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | words | {"_RLFORGE_COMPLETE": "complete_bash"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    words |= {"_RLFORGE_COMPLETE": "complete_bash"}
+    given = {"env": os.environ | words, "timeout": 60, "check": True}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **given)
     assert done.stdout.split() == SIMPLETAK
     assert done.stderr.strip() == "[]"

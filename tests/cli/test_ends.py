@@ -77,26 +77,18 @@ def test_commands_write_to_terminals_of_any_encoding(run_dir, monkeypatch, comma
 
 
 def test_a_terminal_without_utf8_gets_question_marks(run_dir):
-    done = subprocess.run(
-        [*RLFORGE, "monitor", str(run_dir), "--once"],
-        capture_output=True,
-        check=False,
-        env=os.environ | {"PYTHONIOENCODING": "latin-1", "COLUMNS": "80"},
-    )
+    command = [*RLFORGE, "monitor", str(run_dir), "--once"]
+    terminal = os.environ | {"PYTHONIOENCODING": "latin-1", "COLUMNS": "80"}
+    done = subprocess.run(command, capture_output=True, env=terminal)
     assert done.returncode == 0, done.stderr
     assert "größe ? ?" in done.stdout.decode("latin-1")
     assert "30%?95%" in done.stdout.decode("latin-1")
 
 
 def test_a_full_disk_is_one_message():
+    command = [*RLFORGE, "config", "+experiment=simpletak_mirror"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*RLFORGE, "config", "+experiment=simpletak_mirror"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == (
         "rlforge: the disk or its quota is full (No space left on device); free some and run the "

@@ -58,9 +58,8 @@ def test_analyse_names_the_turn_and_the_report_draws_it(rlforge, run_dir):
     code, out, err = rlforge("analyse", run_dir, "lost", "--samples", "6", *PERFECT)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    assert "turn 4: player 1 (person) loses 1.00 with [8]; [2] leads to +0.00" in " ".join(
-        out.split()
-    )
+    said = " ".join(out.split())
+    assert "turn 4: player 1 (person) loses 1.00 with [8]; [2] leads to +0.00" in said
     assert "analyses/lost.json" in err
     page = write_report(run_dir).read_text()
     assert "Analysed games" in page

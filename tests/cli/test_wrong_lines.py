@@ -17,14 +17,10 @@ from rlforge.trajectories.store import TrajectoryStore
 FILE = Path(__file__).with_name("wrong_lines.txt")
 
 
-Case = tuple[str, int, str]
-"""A line, its exit code, and a part of the message."""
-
-
 def _cases():
-    """The cases below each heading."""
+    """The cases below each heading: a line, its exit code, and a part of the message."""
     _about, *sections = FILE.read_text().split("\n\n# ")
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[tuple[str, int, str]]] = {}
     for section in sections:
         heading, *rows = section.strip().splitlines()
         for line, answer in zip(rows[::2], rows[1::2], strict=True):

@@ -10,15 +10,8 @@ from rlforge.market.world import World
 def test_an_account_of_the_defaults_can_be_left_out():
     chosen = ["+experiment=market_continuous", "market.news={daily: null, herald: 0.8}"]
     market = compose(chosen, root=ContinuousConfig).config.market
-    assert compose(
-        [*chosen, "market.news.gazette=0.7"], root=ContinuousConfig
-    ).config.market.news == {
-        "wire": 0.9,
-        "daily": None,
-        "rumor": 0.55,
-        "herald": 0.8,
-        "gazette": 0.7,
-    }
+    more = compose([*chosen, "market.news.gazette=0.7"], root=ContinuousConfig).config.market.news
+    assert more == {"wire": 0.9, "daily": None, "rumor": 0.55, "herald": 0.8, "gazette": 0.7}
     world = World(dataclasses.replace(market, news_rate=1.0, visibility=1.0), seed=0)
     world.join("agent")
     world.tick()

@@ -23,11 +23,8 @@ def test_a_policy_has_the_settings_of_the_run_and_its_own():
         "main: {}, rival: {opponents: [main], learner: {batch_size: 128}, pool: {mode: random}}"
     )
     main, rival = (of_policy(config, name) for name in policy_names(config))
-    assert (main.learner, main.pool, main.algorithm) == (
-        config.learner,
-        config.pool,
-        config.algorithm,
-    )
+    for group in ("learner", "pool", "algorithm"):
+        assert getattr(main, group) == getattr(config, group)
     assert rival.learner.batch_size == 128
     assert rival.learner.learning_rate == config.learner.learning_rate
     assert rival.pool.mode == "random"

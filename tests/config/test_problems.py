@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import math
 import re
-import subprocess
-import sys
 import typing
 from collections.abc import Iterator
 from functools import cache
@@ -14,24 +12,15 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.composed import ROOTS
+from tests.harness.live_run import run
 
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Length, Pattern, Range, hints, parts
-from rlforge.config.schema import RunConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
-
-ROOTS = {
-    "train": RunConfig,
-    "continuous": ContinuousConfig,
-    "serve": ServingConfig,
-    "sft": SftConfig,
-}
 
 KINDS = (int, float, str, bool, list, dict, Literal)
 FREE = {
@@ -97,17 +86,14 @@ def bad_values(hint: Any) -> Iterator[Any]:
     elif origin is list and typing.get_origin(inner[0]) is dict:
         yield [{"name": "no-such-thing"}]
     elif origin is list:
-        yield from ([value] * (_length(rules) or 1) for value in bad_values(inner[0]))
+        least = max((rule.least for rule in rules if isinstance(rule, Length)), default=0)
+        yield from ([value] * (least or 1) for value in bad_values(inner[0]))
     elif origin is dict and dataclasses.is_dataclass(inner[1]):
         ruled = {name: own for name, own in hints(inner[1]).items() if parts(own)[1]}
         name, value = next((name, bad) for name, own in ruled.items() for bad in bad_values(own))
         yield {"noise": inner[1](**{name: value})}
     elif origin is dict:
         yield from ({"noise": value} for value in bad_values(inner[1]))
-
-
-def _length(rules: tuple[Any, ...]) -> int:
-    return max((rule.least for rule in rules if isinstance(rule, Length)), default=0)
 
 
 def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
@@ -168,20 +154,8 @@ def test_the_betas_are_two_numbers_from_0_to_below_1(betas):
     assert (list(LearnerConfig(betas=betas).problems()) == []) is fine
 
 
-# ---------------------------------------------------------------- on the command line
-
-QUICK = "+experiment=simpletak_mirror"
-
-
 def test_a_process_of_its_own_refuses_with_code_2_and_creates_nothing(tmp_path):
-    code = "from rlforge.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", QUICK, "algorithm.gamma=2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("train", "+experiment=simpletak_mirror", "algorithm.gamma=2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rlforge: algorithm.gamma=2.0 (command line, algorithm.gamma=2): " in done.stderr
     assert list(tmp_path.iterdir()) == []

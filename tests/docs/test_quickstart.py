@@ -9,7 +9,6 @@ import pytest
 from rlforge.models.made import TINY
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "quickstart.ipynb"
-MOST_LINES = 25
 
 
 def read() -> Any:
@@ -46,15 +45,14 @@ def test_every_cell_runs_and_shows_what_is_committed(small_model, tmp_path, monk
 
 def test_the_code_is_at_most_25_lines():
     lines = [line for cell in code_cells(read()) for line in cell.source.splitlines()]
-    assert sum(bool(line.strip()) for line in lines) <= MOST_LINES
+    assert sum(bool(line.strip()) for line in lines) <= 25
 
 
 def test_outputs_are_committed_small_and_free_of_this_machine():
     notebook, text = read(), NOTEBOOK.read_text()
     assert all(cell.outputs for cell in code_cells(notebook))
-    assert [cell.execution_count for cell in code_cells(notebook)] == list(
-        range(1, len(code_cells(notebook)) + 1)
-    )
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
     assert len(text) < 100_000
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in notebook.cells)

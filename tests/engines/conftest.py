@@ -37,7 +37,6 @@ def base():
 @pytest.fixture
 def make_adapter(base, tmp_path):
     """A saved adapter drawn from ``seed``: its policy, and the PEFT model to check against."""
-
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -78,9 +77,9 @@ def make_core(base, tokenizer):
     from rlforge.engines.grammars import Grammars
     from rlforge.engines.policies import PolicyStore
 
-    def make(model=None, max_loras=5, max_sequences=64, **limits):
+    def make(model=None, max_loras=5, max_sequences=64, *, invariant=False, **limits):
         return BatchGenerator(
-            PolicyStore(base if model is None else model, max_loras),
+            PolicyStore(base if model is None else model, max_loras, invariant=invariant),
             BatchLimits(max_sequences=max_sequences, **{"max_model_len": 128, **limits}),
             decode=lambda ids: " ".join(map(str, ids)),
             vocab_size=VOCABULARY,

@@ -10,10 +10,7 @@ import torch
 from tests.factories import causal_lm
 
 from rlforge.config.schema import EngineConfig
-from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.cache import new_cache, share_keys
-from rlforge.engines.grammars import Grammars
-from rlforge.engines.policies import PolicyStore
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError
 from rlforge.types import SamplingParams
@@ -37,17 +34,9 @@ def model(request):
     return causal_lm(request.param, **sizes)
 
 
-def test_logprobs_agree_with_a_plain_forward_pass(model):
+def test_logprobs_agree_with_a_plain_forward_pass(model, make_core):
     """Of prompts, and of prompts that continue them and their answers."""
-    core = BatchGenerator(
-        PolicyStore(model, 1),
-        BatchLimits(max_sequences=8, max_model_len=64),
-        decode=lambda ids: "",
-        vocab_size=120,
-        pad_id=0,
-        seed=0,
-        grammars=Grammars(None, 120),
-    )
+    core = make_core(model, 1, 8, max_model_len=64)
     rng, answers = random.Random(0), {}
     for index in range(12):
         prompt = [rng.randrange(120) for _ in range(rng.randint(1, 20))]

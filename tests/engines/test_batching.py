@@ -12,7 +12,7 @@ from rlforge.engines.sampling import sampling_logprobs
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
-from .answers import BASE_POLICY, assert_true_logprobs, completion_of, finish, random_prompts
+from .answers import BASE_POLICY, ask, assert_true_logprobs, completion_of, finish, random_prompts
 from .conftest import VOCABULARY
 
 
@@ -89,22 +89,18 @@ def test_requests_without_a_seed_differ_and_follow_the_engine_seed(make_core):
 
 
 def test_a_stop_token_ends_the_answer_and_stays_in_it(make_core):
-    free = make_core()
-    request = free.submit((5, 6, 7), SamplingParams(max_tokens=10, seed=1), BASE_POLICY)
-    tokens = completion_of(finish(free)[request]).token_ids
+    params = {"keep": False, "max_tokens": 10, "seed": 1}
+    tokens = ask(make_core(), (5, 6, 7), BASE_POLICY, **params).token_ids
     stop = tokens[4]
-    core = make_core()
-    params = SamplingParams(max_tokens=10, seed=1, stop_token_ids=(stop, 299))
-    request = core.submit((5, 6, 7), params, BASE_POLICY)
-    completion = completion_of(finish(core)[request])
+    params["stop_token_ids"] = (stop, 299)
+    completion = ask(make_core(), (5, 6, 7), BASE_POLICY, **params)
     assert completion.token_ids == tokens[: tokens.index(stop) + 1]
     assert completion.finish_reason == "stop"
 
 
 def test_the_model_length_ends_an_answer(make_core):
     core = make_core(max_model_len=10)
-    request = core.submit((1,) * 7, SamplingParams(max_tokens=50, seed=0), BASE_POLICY)
-    completion = completion_of(finish(core)[request])
+    completion = ask(core, (1,) * 7, BASE_POLICY, keep=False, max_tokens=50)
     assert len(completion.token_ids) == 3
     assert completion.finish_reason == "length"
 

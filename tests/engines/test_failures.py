@@ -13,7 +13,7 @@ import torch
 
 from rlforge.engines.cache import RowLayer
 from rlforge.errors import EngineError
-from rlforge.types import PolicyRef, SamplingParams
+from rlforge.types import SamplingParams
 
 from .answers import BASE_POLICY, assert_true_logprobs, completion_of, finish, random_prompts
 
@@ -72,10 +72,9 @@ def test_nan_or_infinite_logits_end_their_own_requests_and_no_others(base, make_
         assert len(completion_of(answer).token_ids) == 4
 
 
-def _error(code: int | None) -> RuntimeError:
+def _error(code: int) -> RuntimeError:
     error: RuntimeError = torch.AcceleratorError("CUDA error")
-    if code is not None:
-        error.error_code = code  # type: ignore[attr-defined]
+    error.error_code = code  # type: ignore[attr-defined]
     return error
 
 
@@ -100,7 +99,7 @@ def test_a_lost_device_ends_the_engine(base, make_core, make_adapter, when, monk
 
     if when == "load":
         monkeypatch.setattr("peft.PeftModel.from_pretrained", fail)
-    policy = make_adapter(1)[0] if when == "load" else PolicyRef(uid="base", kind="checkpoint")
+    policy = make_adapter(1)[0] if when == "load" else BASE_POLICY
     core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
     with base.model.register_forward_pre_hook(fail), pytest.raises(torch.AcceleratorError):
         core.step()

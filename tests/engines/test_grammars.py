@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlforge.engines.grammars import Grammars, check_grammar, json_grammar
 from rlforge.errors import EngineError
 from rlforge.models.tiny.vocabulary import build_tokenizer
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, SamplingParams
 
 from .answers import BASE_POLICY, completion_of, direct_logprobs, finish
 from .conftest import VOCABULARY
@@ -43,11 +43,11 @@ PROMPT = (40, 41, 42)
 
 
 def _asked(
-    core: Any, policy: PolicyRef, tokenizer: Any, number: int, grammar: str | None, **given: Any
+    core: Any, tokenizer: Any, number: int, grammar: str | None, **given: Any
 ) -> list[Completion]:
     params = {"max_tokens": 60, "stop_token_ids": (tokenizer.eos_token_id,)} | given
     requests = [
-        core.submit(PROMPT, SamplingParams(seed=seed, grammar=grammar, **params), policy)
+        core.submit(PROMPT, SamplingParams(seed=seed, grammar=grammar, **params), BASE_POLICY)
         for seed in range(number)
     ]
     answers = finish(core)
@@ -75,7 +75,7 @@ def _reference(model: Any, tokenizer: Any, answer: Completion, grammar: str) -> 
 
 def test_every_answer_is_json_of_the_schema(make_core, base, tokenizer):
     grammar = json_grammar(TRADE)
-    answers = _asked(make_core(), BASE_POLICY, tokenizer, 40, grammar)
+    answers = _asked(make_core(), tokenizer, 40, grammar)
     for answer in answers:
         assert answer.finish_reason == "stop"
         assert answer.token_ids[-1] == tokenizer.eos_token_id
@@ -99,7 +99,7 @@ def test_requests_with_equal_prompts_and_different_grammars_leave_each_other_alo
     ]
     together = finish(core)
     for grammar in grammars:
-        alone = _asked(make_core(), BASE_POLICY, tokenizer, 5, grammar, max_tokens=30)
+        alone = _asked(make_core(), tokenizer, 5, grammar, max_tokens=30)
         mixed = [completion_of(together[request]) for request in requests][
             grammars.index(grammar) :: 3
         ]
@@ -110,9 +110,7 @@ def test_requests_with_equal_prompts_and_different_grammars_leave_each_other_alo
 
 def test_temperature_and_filters_apply_to_the_tokens_that_the_grammar_leaves(make_core, tokenizer):
     for given_params in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.99}):
-        first, *others = _asked(
-            make_core(), BASE_POLICY, tokenizer, 3, json_grammar(TRADE), **given_params
-        )
+        first, *others = _asked(make_core(), tokenizer, 3, json_grammar(TRADE), **given_params)
         jsonschema.validate(json.loads(_text(tokenizer, first)), TRADE)
         assert set(first.logprobs) == {0.0}
         assert all(other.token_ids == first.token_ids for other in others)
@@ -122,22 +120,20 @@ def test_a_stop_token_with_a_text_of_its_own_may_stand_within_an_answer(make_cor
     (letter,) = tokenizer.encode("x", add_special_tokens=False)
     stops = (letter, tokenizer.eos_token_id)
     (answer,) = _asked(
-        make_core(), BASE_POLICY, tokenizer, 1, json_grammar({"const": "xx"}), stop_token_ids=stops
+        make_core(), tokenizer, 1, json_grammar({"const": "xx"}), stop_token_ids=stops
     )
     assert _text(tokenizer, answer) == '"xx"'
     assert answer.token_ids[-1] == tokenizer.eos_token_id
 
 
 def test_without_stop_tokens_an_answer_ends_where_nothing_can_follow(make_core, tokenizer):
-    (answer,) = _asked(
-        make_core(), BASE_POLICY, tokenizer, 1, json_grammar({"const": "x"}), stop_token_ids=()
-    )
+    (answer,) = _asked(make_core(), tokenizer, 1, json_grammar({"const": "x"}), stop_token_ids=())
     assert _text(tokenizer, answer) == '"x"'
     assert answer.finish_reason == "stop"
 
 
 def test_an_answer_that_the_limit_cuts_is_the_beginning_of_one(make_core, tokenizer):
-    for answer in _asked(make_core(), BASE_POLICY, tokenizer, 5, json_grammar(TRADE), max_tokens=4):
+    for answer in _asked(make_core(), tokenizer, 5, json_grammar(TRADE), max_tokens=4):
         assert _text(tokenizer, answer) == '{"ty'
         assert answer.finish_reason == "length"
 

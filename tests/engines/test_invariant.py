@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from typing import Any
 
 import pytest
 import torch
 from tests import factories
 
-from rlforge.engines.batching import BatchGenerator, BatchLimits
-from rlforge.engines.grammars import Grammars
+from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.invariant import check_invariance, key_positions, make_invariant
-from rlforge.engines.policies import PolicyStore
 from rlforge.errors import ConfigError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -33,21 +30,14 @@ def model():
     return factories.causal_lm("qwen2", vocab_size=VOCABULARY, **sizes, **window, **others)
 
 
-def generator(model: Any, tokenizer: Any, *, sequences: int, tokens: int) -> BatchGenerator:
-    return BatchGenerator(
-        PolicyStore(copy.deepcopy(model), 3, invariant=True),
-        BatchLimits(
-            max_sequences=sequences,
-            max_model_len=LONGEST,
-            step_prompt_tokens=tokens,
-            batch_prompt_tokens=tokens,
-        ),
-        decode=lambda ids: " ".join(map(str, ids)),
-        vocab_size=VOCABULARY,
-        pad_id=0,
-        seed=0,
-        grammars=Grammars(tokenizer, VOCABULARY),
-    )
+@pytest.fixture
+def generator(make_core, model):
+    def make(sequences, tokens):
+        limits = {"step_prompt_tokens": tokens, "batch_prompt_tokens": tokens}
+        limits |= {"max_sequences": sequences, "max_model_len": LONGEST}
+        return make_core(copy.deepcopy(model), 3, invariant=True, **limits)
+
+    return make
 
 
 Asked = tuple[tuple[int, ...], SamplingParams, PolicyRef]
@@ -94,23 +84,23 @@ def ask(core: BatchGenerator, asked: list[Asked], order: list[int], pace: int) -
     return [answers[place] for place in sorted(answers)]
 
 
-def test_answers_are_the_same_alone_and_in_any_batch(model, tokenizer, make_adapter):
+def test_answers_are_the_same_alone_and_in_any_batch(model, generator, make_adapter):
     adapter, _ = make_adapter(1, model=model)
     asked = questions([BASE_POLICY, adapter])
     places = list(range(len(asked)))
-    alone = ask(generator(model, tokenizer, sequences=1, tokens=512), asked, places, 1)
+    alone = ask(generator(sequences=1, tokens=512), asked, places, 1)
     for seed, sequences, tokens, threads in ((0, 64, 4096, 2), (1, 7, 600, 1), (2, 20, 100, 1)):
         order = random.Random(seed).sample(places, len(places))
-        core = generator(model, tokenizer, sequences=sequences, tokens=tokens)
+        core = generator(sequences, tokens)
         torch.set_num_threads(threads)
         assert ask(core, asked, order, pace=1 + 5 * seed) == alone
         torch.set_num_threads(1)
     assert len(alone) == 15 + 5
 
 
-def test_log_probs_are_those_of_the_plain_model(model, tokenizer, make_adapter):
+def test_log_probs_are_those_of_the_plain_model(model, generator, make_adapter):
     adapter, tuned = make_adapter(2, model=model)
-    core = generator(model, tokenizer, sequences=8, tokens=512)
+    core = generator(sequences=8, tokens=512)
     asked = {
         core.submit((9,) * length, SamplingParams(max_tokens=6, seed=length), policy): plain
         for length in (1, 5, 40, 200)
@@ -120,7 +110,7 @@ def test_log_probs_are_those_of_the_plain_model(model, tokenizer, make_adapter):
         assert_true_logprobs(asked[number], completion_of(answer))
 
 
-def test_without_it_the_batch_shows_in_the_last_bits(base, tokenizer, make_core):
+def test_without_it_the_batch_shows_in_the_last_bits(base, make_core):
     """Otherwise the first test would say nothing."""
     asked = [
         (prompt, dataclasses.replace(params, conversation=None), BASE_POLICY)

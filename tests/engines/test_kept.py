@@ -14,37 +14,22 @@ from rlforge.engines.kept import LEAST_SHARED, MOST_SHARED, KeptRows, SharedBegi
 from rlforge.engines.versions import PolicyKey
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-from .answers import (
-    BASE_POLICY,
-    Prompt,
-    ask,
-    ask_all,
-    completion_of,
-    direct_logprobs,
-    finish,
-    words,
-)
+from .answers import BASE_POLICY, ask, ask_all, completion_of, direct_logprobs, finish, words
 
 
-def whole(completion: Completion) -> Prompt:
+def whole(completion: Completion) -> tuple[int, ...]:
     return completion.prompt_token_ids + completion.token_ids
 
 
 def converse(
-    core: BatchGenerator,
-    policies: list[PolicyRef],
-    *,
-    games: int = 6,
-    turns: int = 5,
-    keep: bool = True,
-    seed: int = 0,
+    core: BatchGenerator, policies: list[PolicyRef], seed: int = 0
 ) -> list[list[Completion]]:
-    """Conversations of several games at once, with turns of different lengths."""
+    """Conversations of six games at once, with five turns of different lengths."""
     rng = random.Random(seed)
-    histories: list[Prompt] = [words(rng, 1, 25) for _ in range(games)]
-    said: list[list[Completion]] = [[] for _ in range(games)]
+    histories = [words(rng, 1, 25) for _ in range(6)]
+    said: list[list[Completion]] = [[] for _ in range(6)]
     under_way: dict[int, int] = {}
-    waiting = [game for game in range(games) for _ in range(turns)]
+    waiting = [game for game in range(6) for _ in range(5)]
     rng.shuffle(waiting)
     while waiting or under_way:
         for game in list(dict.fromkeys(waiting)):
@@ -53,9 +38,7 @@ def converse(
             waiting.remove(game)
             turn = len(said[game])
             params = SamplingParams(
-                max_tokens=1 + (game + turn) % 6,
-                seed=100 * game + turn,
-                conversation=game if keep else None,
+                max_tokens=1 + (game + turn) % 6, seed=100 * game + turn, conversation=game
             )
             policy = policies[game % len(policies)]
             under_way[core.submit(histories[game], params, policy)] = game
@@ -96,7 +79,7 @@ def test_kept_keys_and_values_change_no_token(make_core):
     def tokens(**options):
         core = make_core(max_model_len=256, **options)
         keep = options != {"kept_tokens": 0}
-        said = converse(core, [BASE_POLICY], keep=True)
+        said = converse(core, [BASE_POLICY])
         assert (core.stats().cached_tokens > 0) == keep
         return [[each.token_ids for each in turns] for turns in said]
 
@@ -212,7 +195,7 @@ KEYS = [PolicyKey("a", "/a"), PolicyKey("b", "/b")]
 @given(st.data())
 def test_the_longest_kept_beginning_is_found_and_nothing_else(data):
     """The reference is a list that is searched from its end."""
-    kept, held = KeptRows(), list[tuple[PolicyKey, Prompt]]()
+    kept, held = KeptRows(), list[tuple[PolicyKey, tuple[int, ...]]]()
     tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
     for _ in range(data.draw(st.integers(1, 30))):
         key = data.draw(st.sampled_from(KEYS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +14,9 @@ from rlforge.config.schema import EngineConfig
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, SamplingParams
 
 from .answers import BASE_POLICY
-
-Asking = Callable[[int], tuple[list[int], SamplingParams, PolicyRef]]
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def asking(make_adapter):
     return ask
 
 
-def start(engine: Any, asking: Asking, *numbers: int) -> list[asyncio.Task[Completion]]:
+def start(engine: Any, asking: Any, *numbers: int) -> list[asyncio.Task[Completion]]:
     return [asyncio.create_task(engine.generate(*asking(number))) for number in numbers]
 
 

@@ -6,14 +6,7 @@ import pytest
 import torch
 from tests import factories
 
-from rlforge.config.schema import (
-    EngineConfig,
-    HardwareConfig,
-    LoraConfig,
-    ModelConfig,
-    RunConfig,
-    VllmConfig,
-)
+from rlforge.config.schema import LoraConfig, RunConfig, VllmConfig
 from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
@@ -46,15 +39,12 @@ async def test_a_sleeping_engine_frees_the_gpu(tmp_path):
             parameter.data.normal_(0, 0.2)
     (tmp_path / "step-1").mkdir()
     save_adapter(adapted, tmp_path / "step-1")
-    config = RunConfig(
-        model=ModelConfig(kind="hf", name=str(tmp_path / "model"), dtype="bfloat16", lora=LORA),
-        engine=EngineConfig(
-            name="vllm",
-            max_parallel_seq=8,
-            max_model_len=512,
-            vllm=VllmConfig(gpu_memory_utilization=0.5),
-        ),
-        hardware=HardwareConfig(alternate=True),
+    vllm = VllmConfig(gpu_memory_utilization=0.5)
+    config = factories.changed(
+        RunConfig(),
+        model={"kind": "hf", "name": str(tmp_path / "model"), "dtype": "bfloat16", "lora": LORA},
+        engine={"name": "vllm", "max_parallel_seq": 8, "max_model_len": 512, "vllm": vllm},
+        hardware={"alternate": True},
     )
     engine = make_engine(config, device="cuda", gpus=0.5)
     policies = [

@@ -5,23 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.factories import changed
 
-from rlforge.config.schema import (
-    EngineConfig,
-    HardwareConfig,
-    LoraConfig,
-    ModelConfig,
-    RunConfig,
-    VllmConfig,
-)
+from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig, VllmConfig
 from rlforge.engines import vllm_settings
-from rlforge.engines.vllm_settings import (
-    VLLM_VERSION,
-    check_installed,
-    lora_rank,
-    vllm_arguments,
-    vllm_environment,
-)
+from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, lora_rank, vllm_environment
 from rlforge.errors import ConfigError
 
 
@@ -33,15 +21,10 @@ def _arguments(
     rank: int = 32,
     alternate: bool = False,
 ) -> dict[str, Any]:
-    config = RunConfig(
-        seed=2**31 + 5,
-        engine=engine or EngineConfig(),
-        model=ModelConfig(lora=LoraConfig(rank=rank)),
-        hardware=HardwareConfig(alternate=alternate),
-    )
-    return vllm_arguments(
-        config, model="a/model", device=device, dtype="bfloat16", positions=4096, gpus=gpus
-    )
+    config = RunConfig(seed=2**31 + 5, engine=engine or EngineConfig())
+    config = changed(config, model={"lora": LoraConfig(rank)}, hardware={"alternate": alternate})
+    given = {"device": device, "dtype": "bfloat16", "positions": 4096, "gpus": gpus}
+    return vllm_settings.vllm_arguments(config, model="a/model", **given)
 
 
 def test_sizes_and_model_come_from_the_configuration():

@@ -114,16 +114,9 @@ ELSEWHERE = {"windows"} | {step.command.split()[1] for step in ALL if " " in ste
 
 def run(*command, folder):
     """As a user at a terminal who leaves every game."""
-    return subprocess.run(
-        command,
-        cwd=folder,
-        input="quit\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        check=False,
-    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = {"cwd": folder, "input": "quit\n", "env": os.environ | {"PATH": path}, "timeout": 300}
+    return subprocess.run(command, capture_output=True, text=True, **given)
 
 
 @release

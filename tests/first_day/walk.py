@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 import pexpect
 from rich.console import Console
 from rich.text import Text
+from tests.harness.live_run import free_port
 
 COLUMNS = 80
 _TIMEOUT_S = 240
@@ -84,7 +84,7 @@ class Walk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found = {"port": str(_free_port())}
+        self.found = {"port": str(free_port())}
 
     def take(self, step: Step) -> list[Screen]:
         """The screens of a step and of those meanwhile."""
@@ -138,9 +138,3 @@ def _environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     return os.environ | own | {"CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,18 +12,13 @@ from rlforge.games.base import Game, View, guarded, reseed
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
-TALK = ("[accept]", "no", "[1 2]", "[a]", "I pass.")
 PLAYED = [
     *(EnvSpec(id=f"{name}-v0-train") for name in ("TicTacToe", "SimpleTak", "ConnectFour")),
     *(EnvSpec(id=f"{name}-v0") for name in ("KuhnPoker", "Nim", "LiarsDice", "Othello", "PigDice")),
-    *(
-        EnvSpec(id=f"{name}-v0-raw")
-        for name in ("Breakthrough", "WildTicTacToe", "IteratedPrisonersDilemma")
-    ),
-    *(
-        EnvSpec(id=f"{name}-v0")
-        for name in ("SimpleNegotiation", "TruthAndDeception", "Battleship")
-    ),
+    *(EnvSpec(id=f"{name}-v0") for name in ("SimpleNegotiation", "TruthAndDeception")),
+    *(EnvSpec(id=f"{name}-v0-raw") for name in ("Breakthrough", "WildTicTacToe")),
+    EnvSpec(id="IteratedPrisonersDilemma-v0-raw"),
+    EnvSpec(id="Battleship-v0"),
     EnvSpec(id="Blackjack-v0", num_players=1),
     EnvSpec(id="ThreePlayerTicTacToe-v0", num_players=3),
     *(
@@ -41,7 +36,7 @@ def played(game: Game, seed: int, turns: int) -> list[Any]:
     while not game.done and len(seen) < turns:
         view = game.view()
         seen.append(view)
-        game.step(rng.choice(view.legal_actions or TALK))
+        game.step(rng.choice(view.legal_actions or ("[accept]", "no", "[1 2]", "[a]", "I pass.")))
         seen.append(game.accepted)
     return [*seen, game.result() if game.done else game.view()]
 
@@ -71,13 +66,8 @@ class Heads:
             time.sleep(0.01)
 
 
-def heads(limit_s: float = 60.0) -> Game:
-    game: Game = guarded(SOURCES, "mine:Heads", limit_s, Heads)
-    return game
-
-
 def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named():
-    game = heads(limit_s=0.2)
+    game = guarded(SOURCES, "mine:Heads", 0.2, Heads)
     game.step("heads")
     with pytest.raises(
         ExtensionError, match=r"^game source 'mine:Heads' did not return within 0\.2 s"

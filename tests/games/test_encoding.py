@@ -6,16 +6,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness.control_tokens import (
-    BYTES,
-    CHATS,
-    TOKENIZERS,
-    attack,
-    control_tokens,
-    trained,
-    with_chat,
-)
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tests.factories import byte_tokenizer
+from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
@@ -31,20 +23,9 @@ from rlforge.games.markup import (
 )
 from rlforge.games.prompts import Prompter
 
-SEPARATED = Markup(
-    system="[CLS]{content}[SEP]",
-    user="{content}[SEP]",
-    assistant="<bos>{content}</s>",
-    begin="[CLS]",
-)
-MARKUPS = {
-    "qwen": CHATML,
-    "llama3": LLAMA,
-    "gemma": GEMMA,
-    "unigram": GEMMA,
-    "word_pieces": SEPARATED,
-    "tiny": PLAIN,
-}
+SEPARATED = {"user": "{content}[SEP]", "system": "[CLS]{content}[SEP]", "begin": "[CLS]"}
+MARKUPS = {"qwen": CHATML, "llama3": LLAMA, "gemma": GEMMA, "unigram": GEMMA, "tiny": PLAIN}
+MARKUPS["word_pieces"] = Markup(assistant="<bos>{content}</s>", **SEPARATED)
 ROLES = {
     1: ["user"],
     2: ["system", "user"],
@@ -67,7 +48,9 @@ def attacks(name, number):
         yield prompt, encoder.encode(prompt)
 
 
-def check(name, number):
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_no_content_makes_a_control_token(name, number):
     tokenizer, dangerous = TOKENIZERS[name], 0
 
     def control(text):
@@ -78,17 +61,6 @@ def check(name, number):
         assert control_tokens(tokenizer, ids) == wanted, prompt
         dangerous += control(prompt.text) != wanted
     assert dangerous > number / 20  # as one text they do make control tokens
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_no_content_makes_a_control_token(name):
-    check(name, 300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_none_of_ten_thousand_contents_makes_a_control_token(name):
-    check(name, 10_000)
 
 
 @pytest.mark.parametrize("name", ["qwen", "tiny"])
@@ -179,12 +151,9 @@ def test_no_content_makes_a_control_token_in_a_chat_template(name, chat):
 
 def in_brackets(*added, chat_template=None):
     """A tokenizer with added tokens that are not special, and do not look like a tag."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
-    tokenizer = trained(core, trainer, special=["</s>"], plain=added, eos_token="</s>")
-    tokenizer.chat_template = chat_template
+    named = {"eos_token": "</s>", "chat_template": chat_template}
+    tokenizer = byte_tokenizer(special=["</s>"], **named)
+    tokenizer.add_tokens(list(added))
     return tokenizer
 
 

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from rlforge.games.grid_search import best_actions, search_depth
 from rlforge.games.grids import Grid, GridGame, placements, winning_cells
 
-SIDES: dict[GridGame, tuple[int, int]] = {
-    "tictactoe": (3, 3),
-    "simpletak": (4, 4),
-    "connectfour": (6, 7),
-}
+SIDES = {"tictactoe": (3, 3), "simpletak": (4, 4), "connectfour": (6, 7)}
 
 
 def position(game: GridGame, stones: int, rng: random.Random, side: int = 0) -> Grid:

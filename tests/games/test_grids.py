@@ -70,11 +70,5 @@ def test_stones_go_to_free_cells_and_those_of_connect_four_fall_to_the_lowest():
     bottom_left, above = 1 << 35, 1 << 28
     column_6 = sum(1 << (r * 7 + 6) for r in range(6))
     grid = Grid(game="connectfour", rows=6, cols=7, me=bottom_left | column_6, op=above)
-    assert placements(grid) == {
-        "[col 0]": 21,
-        "[col 1]": 36,
-        "[col 2]": 37,
-        "[col 3]": 38,
-        "[col 4]": 39,
-        "[col 5]": 40,
-    }
+    lowest = {f"[col {column}]": 35 + column for column in range(6)}
+    assert placements(grid) == {**lowest, "[col 0]": 21}

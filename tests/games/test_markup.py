@@ -35,14 +35,10 @@ CHATS = {
 }
 
 
-@pytest.fixture(scope="module")
-def speaking():
-    def make(chat):
-        made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-        made.chat_template = CHATS[chat]
-        return made
-
-    return make
+def speaking(chat):
+    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    made.chat_template = CHATS[chat]
+    return made
 
 
 def contents(prompt):
@@ -67,7 +63,7 @@ def test_a_family_without_a_system_role_opens_the_users_message_with_it():
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_a_chat_template_writes_what_it_would_write_alone(speaking, chat):
+def test_a_chat_template_writes_what_it_would_write_alone(chat):
     tokenizer = speaking(chat)
     prompt = by_chat_template(SAID, "", tokenizer)
     alone = tokenizer.apply_chat_template(SAID, tokenize=False, add_generation_prompt=True)
@@ -78,7 +74,7 @@ def test_a_chat_template_writes_what_it_would_write_alone(speaking, chat):
     assert contents(prompt) == shown
 
 
-def test_contents_are_as_the_template_trims_them_and_the_opening_of_answers_is_markup(speaking):
+def test_contents_are_as_the_template_trims_them_and_the_opening_of_answers_is_markup():
     prompt = by_chat_template([{"role": "user", "content": " a \n"}], "<think>", speaking("trims"))
     assert prompt.text == "<user>a</user><assistant><think>"
     assert contents(prompt) == [(0, "a")]
@@ -88,7 +84,7 @@ def test_contents_are_as_the_template_trims_them_and_the_opening_of_answers_is_m
 
 
 @given(st.lists(st.text(max_size=12), min_size=4, max_size=4), st.sampled_from(sorted(CHATS)))
-def test_the_contents_are_all_that_differs_from_the_markup(speaking, texts, chat):
+def test_the_contents_are_all_that_differs_from_the_markup(texts, chat):
     tokenizer = speaking(chat)
     said = [{**message, "content": text} for message, text in zip(SAID, texts, strict=True)]
     ours, plain = (by_chat_template(one, "", tokenizer) for one in (said, SAID))
@@ -98,14 +94,14 @@ def test_the_contents_are_all_that_differs_from_the_markup(speaking, texts, chat
         assert said.strip() in texts[index]
 
 
-def test_a_content_that_a_template_compares_changes_no_markup(speaking):
+def test_a_content_that_a_template_compares_changes_no_markup():
     tokenizer = speaking("compares")
     for text in ("stop", "<tool_response>"):
         prompt = by_chat_template([{"role": "user", "content": text}], "", tokenizer)
         assert prompt.text == f"<user>{text}<assistant>"
 
 
-def test_a_template_that_refuses_a_role_is_named_with_the_mend(speaking):
+def test_a_template_that_refuses_a_role_is_named_with_the_mend():
     tokenizer = speaking("chatml")
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
     with pytest.raises(ConfigError, match=r"System role not supported.*without a system message"):

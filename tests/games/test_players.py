@@ -15,6 +15,7 @@ TTT = EnvSpec(id="TicTacToe-v0-train")
 SPIEL_TTT = EnvSpec(id="tic_tac_toe", source="openspiel")
 TAK = EnvSpec(id="SimpleTak-v0-train")
 FOUR = EnvSpec(id="ConnectFour-v0-train")
+KUHN = EnvSpec(id="KuhnPoker-v0-short-train")
 
 
 def results(env, name, opponent, games):
@@ -105,7 +106,7 @@ def test_players_know_the_games_that_the_check_lets_them_play():
         EnvSpec(id=name, source="openspiel") for name in ("leduc_poker", "nim", "kuhn_poker")
     )
     for name, envs in {
-        "random_legal": [EnvSpec(id="KuhnPoker-v0-short-train"), leduc],
+        "random_legal": [KUHN, leduc],
         "minimax": [TTT, SPIEL_TTT, TAK, FOUR, nim],
         "mcts:5": [TTT, TAK, FOUR, kuhn],
         "win_block": [TAK, FOUR],
@@ -118,12 +119,8 @@ def test_players_know_the_games_that_the_check_lets_them_play():
     ("name", "env", "message"),
     [
         ("minmax", TTT, "did you mean minimax"),
-        (
-            "minimax",
-            EnvSpec(id="KuhnPoker-v0-short-train"),
-            "minimax knows OpenSpiel games, TicTac",
-        ),
-        ("mcts:5", EnvSpec(id="KuhnPoker-v0-short-train"), "it searches OpenSpiel games, TicTac"),
+        ("minimax", KUHN, "minimax knows OpenSpiel games, TicTac"),
+        ("mcts:5", KUHN, "it searches OpenSpiel games, TicTac"),
         ("win_block", EnvSpec(id="Nim-v0"), "win_block knows TicTacToe, SimpleTak and Connect"),
         ("random_legal", EnvSpec(id="Poker-v0"), "needs a game that lists its legal actions"),
         ("random_legal", EnvSpec(id="ScorableGames-v0-7players"), "cannot play"),

@@ -2,8 +2,8 @@ import dataclasses
 import re
 
 import pytest
-from tests.factories import CHATML
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tests.factories import CHATML, byte_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
@@ -23,31 +23,12 @@ MARKUP = [
 @pytest.fixture(scope="module")
 def tokenizer():
     """A byte-level BPE tokenizer that puts ``<bos>`` in front unless disabled."""
-    from tokenizers.processors import TemplateProcessing
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r" ?\[\w+\]| ?\w+|[^\w\s]|\s+"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    named = {"bos_token": "<bos>", "chat_template": CHATML}
+    made = byte_tokenizer("tak go a____ You play a game" * 3, MARKUP, **named)
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", made.bos_token_id)]
     )
-    core.decoder = decoders.ByteLevel()
-    core.train_from_iterator(
-        ["tak go", "a____", "You play a game"] * 3,
-        trainers.BpeTrainer(
-            vocab_size=400,
-            special_tokens=MARKUP,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        ),
-    )
-    core.post_processor = TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", core.token_to_id("<bos>"))]
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>")
-    fast.chat_template = CHATML
-    return fast
+    return made
 
 
 @pytest.fixture

@@ -2,16 +2,8 @@
 
 import copy
 
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from rlforge.models.tiny.vocabulary import build_tokenizer
 

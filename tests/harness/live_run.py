@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -17,21 +18,19 @@ from typing import Any
 
 RUN = Path("run")
 RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
-_EXPERIMENT = "+experiment=tictactoe_mirror"
 _SETTINGS = (
-    "model=hf",
-    "model.prompt_template=board",
-    "model.action_extraction=bracket",
-    "model.lora.rank=4",
-    "env.train.0.error_allowance=5",
-    "learner.total_updates=3",
-    "learner.batch_size=32",
-    "collector.num_train_workers=24",
-    "eval.games=4",
-    "eval.final_games=4",
-    "eval.opponents=[random_legal]",
-    "tracker.progress=plain",
+    *("model=hf", "model.prompt_template=board", "model.action_extraction=bracket"),
+    *("model.lora.rank=4", "env.train.0.error_allowance=5", "collector.num_train_workers=24"),
+    *("learner.total_updates=3", "learner.batch_size=32", "tracker.progress=plain"),
+    *("eval.games=4", "eval.final_games=4", "eval.opponents=[random_legal]"),
 )
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def environment_without_ray() -> dict[str, str]:
@@ -41,21 +40,17 @@ def environment_without_ray() -> dict[str, str]:
 
 def train_arguments(model: Path, *overrides: str) -> list[str]:
     """The arguments of a short training run of ``model`` into ``run``."""
-    chosen = [] if any(o.startswith("+experiment") for o in overrides) else [_EXPERIMENT]
-    return ["train", *chosen, *_SETTINGS, f"model.name={model}", f"run_dir={RUN}", *overrides]
+    chosen = any(override.startswith("+experiment") for override in overrides)
+    experiment = [] if chosen else ["+experiment=tictactoe_mirror"]
+    return ["train", *experiment, *_SETTINGS, f"model.name={model}", f"run_dir={RUN}", *overrides]
 
 
 #: Mirror self-play and earlier versions whose ratings decide who plays, a reward with a state, and
 #: evaluations on the way.
 STRICT = (
-    "determinism=strict",
-    "hardware.threads=1",
-    "pool=prioritized",
+    *("determinism=strict", "hardware.threads=1", "pool=prioritized", "eval.every=2"),
+    *("learner.total_updates=5", "learner.state_every=1", "collector.num_train_workers=24"),
     "rewards.final=[{name: win_draw_loss}, {name: role_advantage}]",
-    "learner.total_updates=5",
-    "learner.state_every=1",
-    "collector.num_train_workers=24",
-    "eval.every=2",
     "tracker.report=false",
 )
 

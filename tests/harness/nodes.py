@@ -8,14 +8,13 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.harness.live_run import environment_without_ray
+from tests.harness.live_run import environment_without_ray, free_port
 
 UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 RAY = Path(sys.executable).with_name("ray")
@@ -45,12 +44,8 @@ def require_networks() -> None:
         pytest.skip(f"there is no {missing[0]}")
     cable = "ip link add one type veth peer name two && ip link set one master switch"
     slow = f"tc qdisc add dev one root tbf {_NOTHING}"
-    tried = subprocess.run(
-        ["unshare", "--net", "bash", "-c", f"{_SWITCH} && {cable} && {slow}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["unshare", "--net", "bash", "-c", f"{_SWITCH} && {cable} && {slow}"]
+    tried = subprocess.run(command, capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"network namespaces cannot be used here: {tried.stderr.strip()}")
 
@@ -76,7 +71,7 @@ class Nodes:
         own = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
         self._ray = token | own
         self._addresses = {"driver": f"{NETWORK}.1"} if networks else {}
-        port, temporary = _free_port(), self.driver / "ray"
+        port, temporary = free_port(), self.driver / "ray"
         self.address = f"{self._addresses.get('driver', '127.0.0.1')}:{port}"
         head = (
             f"{RAY} start --head --block --port {port} --num-cpus 0 --include-dashboard false "
@@ -186,9 +181,3 @@ class Nodes:
             assert self._processes[name].poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -25,23 +25,13 @@ GAMES = 6
 
 @pytest.fixture(scope="module")
 def config(small_model):
-    return compose(
-        [
-            "env=tictactoe",
-            "env.context=conversation",
-            "model=hf",
-            f"model.name={small_model}",
-            "model.prompt_template=default",
-            "model.action_extraction=raw",
-            "engine.max_tokens=6",
-            "engine.max_model_len=2048",
-            "rewards=none",
-            "learner=default",
-            "learner.mini_batch_size=null",
-            "hardware.device=cpu",
-            "hardware.threads=1",
-        ]
-    ).config
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
+    given = [
+        *("env=tictactoe", "env.context=conversation", *model, "model.action_extraction=raw"),
+        *("engine.max_tokens=6", "engine.max_model_len=2048", "rewards=none", "learner=default"),
+        *("learner.mini_batch_size=null", "hardware.device=cpu", "hardware.threads=1"),
+    ]
+    return compose(given).config
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,6 @@ from rlforge.models.tiny.recipe import TINY
 from rlforge.rollout.lineup import train_envs
 from rlforge.system.checkpoint import write_checkpoint
 
-CORNER = "[0]"
-
 
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory):
@@ -36,43 +34,24 @@ def random_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "random"
     folder.mkdir()
     [game] = (game for game in TINY.games if game.env.id == "TicTacToe-v0-train")
-    recipe = dataclasses.replace(
-        TINY,
-        games=(dataclasses.replace(game, games=20),),
-        hidden=32,
-        heads=2,
-        ffn=64,
-        steps=0,
-        initializer_range=0.5,
-    )
+    games = (dataclasses.replace(game, games=20),)
+    sizes = {"hidden": 32, "heads": 2, "ffn": 64, "steps": 0, "initializer_range": 0.5}
+    recipe = dataclasses.replace(TINY, games=games, **sizes)
     create_tiny(folder, recipe, progress=lambda text: None)
     return folder
 
 
 @pytest.fixture(scope="session")
 def config(random_model):
-    return compose(
-        [
-            "env=tictactoe",
-            "env.train.0.error_allowance=0",
-            "model=hf",
-            f"model.name={random_model}",
-            "model.prompt_template=board",
-            "model.action_extraction=bracket",
-            "model.lora.rank=4",
-            "engine.max_tokens=4",
-            "engine.max_model_len=128",
-            "algorithm.importance_cap=null",
-            "learner.mini_batch_size=64",
-            "learner.batch_size=64",
-            "learner.learning_rate=0.05",
-            "learner.grad_clip=1.0",
-            "eval.opponents=[random_legal]",
-            "eval.games=8",
-            "eval.final_games=4",
-            "pool.api.openai_base_url=http://127.0.0.1:9/v1",
-        ]
-    ).config
+    model = ["model=hf", f"model.name={random_model}", "model.prompt_template=board"]
+    given = [
+        *("env=tictactoe", "env.train.0.error_allowance=0", *model, "model.lora.rank=4"),
+        *("model.action_extraction=bracket", "engine.max_tokens=4", "engine.max_model_len=128"),
+        *("algorithm.importance_cap=null", "learner.mini_batch_size=64", "learner.batch_size=64"),
+        *("learner.learning_rate=0.05", "learner.grad_clip=1.0", "eval.opponents=[random_legal]"),
+        *("eval.games=8", "eval.final_games=4", "pool.api.openai_base_url=http://127.0.0.1:9/v1"),
+    ]
+    return compose(given).config
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +62,7 @@ def one_idea(config, tmp_path_factory):
     (run_dir / "config.yaml").write_text(to_yaml(config))
     tokenizer = load_tokenizer(config.model)
     [env] = train_envs(config)
-    answer = tuple(tokenizer.encode(f" {CORNER}", add_special_tokens=False))
+    answer = tuple(tokenizer.encode(" [0]", add_special_tokens=False))
     logprobs = (-2.0,) * len(answer)
     prompter, steps = Prompter(tokenizer), []
     for seed in range(5):
@@ -160,14 +139,11 @@ async def test_results_so_far_are_said_and_kept_and_are_the_same_again(one_idea,
     kept: list[int] = []
     first = await evaluate_run(one_idea, "step-1", ["random_legal"], 6)
     monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
-    again = await evaluate_run(
-        one_idea,
-        "latest",
-        ["random_legal"],
-        6,
-        messages.append,
-        lambda results: kept.append(sum(result.games for result in results)),
-    )
+
+    def keep(results):
+        kept.append(sum(result.games for result in results))
+
+    again = await evaluate_run(one_idea, "latest", ["random_legal"], 6, messages.append, keep)
     said = [message.partition(":")[0] for message in messages[1:]]
     assert said == [f"{games} of 6 games" for games in range(1, 6)]
     assert "won of 2 against random_legal" in messages[2]
@@ -184,16 +160,10 @@ async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea):
         messages.append(message)
         task.get_loop().call_later(0.05, task.cancel)
 
-    task = asyncio.create_task(
-        evaluate_run(
-            one_idea,
-            "latest",
-            ["random_legal"],
-            4000,
-            say,
-            lambda results: kept.append(sum(result.games for result in results)),
-        )
-    )
+    def keep(results):
+        kept.append(sum(result.games for result in results))
+
+    task = asyncio.create_task(evaluate_run(one_idea, "latest", ["random_legal"], 4000, say, keep))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(kept) == 1
@@ -245,21 +215,19 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
     simpletak = EvalEnvEntry(**{**settings, "id": "SimpleTak-v0-train"})
     elsewhere = {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}
     change(run_dir, env={"eval": [tictactoe, simpletak]}, hardware=elsewhere)
+
+    def met(measured):
+        return [(result.env_id, result.opponent) for result in measured.results]
+
     own = await evaluate_run(run_dir, "step-0", None, 2)
-    assert [(result.env_id, result.opponent) for result in own.results] == [
-        ("TicTacToe-v0-train", "base"),
-        ("TicTacToe-v0-train", "minimax"),
-        ("SimpleTak-v0-train", "base"),
-        ("SimpleTak-v0-train", "random_legal"),
+    assert met(own) == [
+        *(("TicTacToe-v0-train", "base"), ("TicTacToe-v0-train", "minimax")),
+        *(("SimpleTak-v0-train", "base"), ("SimpleTak-v0-train", "random_legal")),
     ]
     assert own.complete
     asked = await evaluate_run(run_dir, "step-0", ["random_legal", "win_block"], 2)
-    assert [(result.env_id, result.opponent) for result in asked.results] == [
-        ("TicTacToe-v0-train", "random_legal"),
-        ("TicTacToe-v0-train", "win_block"),
-        ("SimpleTak-v0-train", "random_legal"),
-        ("SimpleTak-v0-train", "win_block"),
-    ]
+    games = ("TicTacToe-v0-train", "SimpleTak-v0-train")
+    assert met(asked) == [(game, name) for game in games for name in ("random_legal", "win_block")]
 
 
 @pytest.mark.parametrize("games", [3, 0])

@@ -37,13 +37,8 @@ from rlforge.tracking.files import RunPaths, write_json, write_jsonl
 from rlforge.tracking.game_files import GameWriter
 
 SETTINGS = [
-    "model=hf",
-    "model.prompt_template=board",
-    "model.action_extraction=bracket",
-    "model.lora.rank=4",
-    "engine.max_tokens=4",
-    "engine.temperature=0.7",
-    "engine.top_p=0.9",
+    *("model=hf", "model.prompt_template=board", "model.action_extraction=bracket"),
+    *("model.lora.rank=4", "engine.max_tokens=4", "engine.temperature=0.7", "engine.top_p=0.9"),
     "hardware.device=cpu",
 ]
 CPU = torch.device("cpu")
@@ -112,15 +107,13 @@ def run_dir(small_model, tmp_path_factory):
     run.command.write_text("rlforge train +experiment=tictactoe_mirror seed=3\n")
     for number in (1, 2):
         save_version(run.checkpoints, config, number)
-    write_jsonl(run.evals, [dataclasses.asdict(evaluation(n, w)) for n, w in EVALUATIONS])
+    evaluations = [evaluation(n, wins) for n, wins in ((0, 20), (1, 70), (2, 60))]
+    write_jsonl(run.evals, list(map(dataclasses.asdict, evaluations)))
     rows = [{"step": n, "time_s": 60.0 * n, "games": 50 * n, "reward_mean": n / 2} for n in (1, 2)]
     write_jsonl(run.metrics, rows)
     write_json(run.summary, {"run_name": "demo", "versions": {"rlforge": "0.1.0"}})
     record_game(folder, config)
     return folder
-
-
-EVALUATIONS = ((0, 20), (1, 70), (2, 60))
 
 
 def answer(run, version):
@@ -266,11 +259,8 @@ def test_the_card_has_metadata_results_and_training(merged):
     assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
     assert "base_model" not in data  # a folder of this machine is no id of the hub
     [result] = data["model-index"][0]["results"]
-    assert result["metrics"][0] == {
-        "type": "win_rate",
-        "value": 0.6,
-        "name": "wins against random_legal",
-    }
+    measured = {"type": "win_rate", "value": 0.6, "name": "wins against random_legal"}
+    assert result["metrics"][0] == measured
     row = next(line for line in card.splitlines() if "`random_legal`" in line)
     assert re.search(r"20\.0 / 40\.0 / 40\.0 % .* 60\.0 / 20\.0 / 20\.0 % \(50\.\d% to", row)
     assert row.endswith("| 2 | 100 |")
@@ -352,13 +342,9 @@ def command_of(folder):
 def test_a_chat_prompt_is_shown_as_messages_and_trained_in_the_same_form(small_model, tmp_path):
     system = 'You\'re to "win": $5 {{now}}.\n\\boxed{} [/INST]'
     prompts = {"squares": {"system": system, "user": "{grid}\n\n{request}"}}
-    config = config_of(
-        small_model,
-        f"prompts={in_grammar(prompts)}",
-        "model.prompt_template=chat",
-        "env.train.0.prompt_template=squares",
-        "env.train.0.action_extraction=number",
-    )
+    asked = ["env.train.0.prompt_template=squares", "env.train.0.action_extraction=number"]
+    asked += ["model.prompt_template=chat", f"prompts={in_grammar(prompts)}"]
+    config = config_of(small_model, *asked)
     record_game(tmp_path, config)
     (tmp_path / "command.txt").write_text("rlforge train +experiment=of_my_own\n")
     run = run_with(tmp_path, config)

@@ -15,7 +15,6 @@ from rlforge.rollout.episode import replayed
 from rlforge.types import EnvSpec
 
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
-LEDUC = EnvSpec(id="leduc_poker", source="openspiel", max_turns=30)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +106,8 @@ def test_the_policy_of_the_run_plays_on(run_dir):
 
 def test_hidden_cards_stay_and_chance_to_come_is_drawn_anew(run_dir):
     """Played again, each continuation has the chance that it had, not that of the first game."""
-    record = play_game(LEDUC, "random_legal", seed=3)
+    leduc = EnvSpec(id="leduc_poker", source="openspiel", max_turns=30)
+    record = play_game(leduc, "random_legal", seed=3)
     one, two = (
         forked(run_dir, record, Start(turn=turn, games=12), "random_legal").records
         for turn in (1, 2)

@@ -2,9 +2,9 @@
 
 import signal
 import subprocess
-import sys
 
 import pytest
+from tests.harness.live_run import start
 
 from rlforge.config.compose import compose
 from rlforge.errors import ConfigError
@@ -116,16 +116,9 @@ async def test_quit_and_the_end_of_input_leave_the_game(lines):
 
 
 async def test_the_untrained_model_answers_from_its_engine(small_model):
-    config = compose(
-        [
-            "env=tictactoe",
-            "model=hf",
-            f"model.name={small_model}",
-            "model.prompt_template=board",
-            "model.action_extraction=bracket",
-            "hardware.device=cpu",
-        ]
-    ).config
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
+    model += ["model.action_extraction=bracket", "hardware.device=cpu"]
+    config = compose(["env=tictactoe", *model]).config
     spec = find_env(config, None)
     policies = seats_of(spec, 0, [parse_opponent("base")])
     record = await play(config, spec, policies, 0, Person(typing(*CELLS * 5), print), print)
@@ -160,11 +153,8 @@ async def test_an_opponent_that_does_not_know_the_game_is_refused():
 
 @pytest.mark.ray
 def test_ctrl_c_leaves_the_game_at_once():
-    command = [sys.executable, "-c", "from rlforge.cli import main; main()"]
-    command += ["play", "env=tictactoe", "--opponent", "random_legal"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as table:
+    words = ("play", "env=tictactoe", "--opponent", "random_legal")
+    with start(*words, stdin=subprocess.PIPE) as table:
         assert table.stdout is not None
         for line in table.stdout:  # until the person is asked
             if line.startswith("Available Moves"):

@@ -48,24 +48,20 @@ def test_a_failure_leaves_nothing_behind(own_cache):
     assert made_once("m", lambda directory: None, print).is_dir()
 
 
-def _make_slowly(directory: Path) -> None:
-    time.sleep(0.3)
-    (directory / "weights").write_text("42")
-    with (directory.parent / "log").open("a") as log:
-        log.write("made\n")
+def test_two_processes_do_the_work_once(own_cache):
+    def make_slowly(directory):
+        time.sleep(0.3)
+        (directory / "weights").write_text("42")
+        with (own_cache / "log").open("a") as log:
+            log.write("made\n")
 
-
-def _make(name: str) -> None:
-    def say(line: str) -> None:
-        with (cache_dir() / "said").open("a") as said:
+    def say(line):
+        with (own_cache / "said").open("a") as said:
             said.write(f"{line}\n")
 
-    made_once(name, _make_slowly, say)
-
-
-def test_two_processes_do_the_work_once(own_cache):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_make, args=("m",)) for _ in range(3)]
+    given = ("m", make_slowly, say)
+    processes = [context.Process(target=made_once, args=given) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:

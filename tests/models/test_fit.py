@@ -19,13 +19,8 @@ from tests import factories
 from rlforge.config.schema import LoraConfig as TrainedLora
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.fit import (
-    check_adapter_fits,
-    check_initial_adapter,
-    check_model_fits,
-    largest_rank,
-    read_adapter,
-)
+from rlforge.models import fit
+from rlforge.models.fit import check_initial_adapter, check_model_fits
 
 # PEFT looks at the base for a changed vocabulary.
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
@@ -68,7 +63,7 @@ def adapter(plain, tmp_path):
 
 def _check(path: Path, model: ModelConfig) -> list[str]:
     assert model.name is not None
-    return check_adapter_fits(path, model, model.name)
+    return fit.check_adapter_fits(path, model, model.name)
 
 
 def _describe(path: Path, **changed: Any) -> None:
@@ -108,8 +103,9 @@ def test_the_check_draws_no_random_number(model, adapter):
 
 
 def test_the_largest_rank_counts_those_of_single_layers(adapter):
-    assert largest_rank(read_adapter(adapter())) == 4
-    assert largest_rank(read_adapter(adapter(rank_pattern={"q_proj": 12}))) == 12
+    assert fit.largest_rank(fit.read_adapter(adapter())) == 4
+    other = adapter(rank_pattern={"q_proj": 12})
+    assert fit.largest_rank(fit.read_adapter(other)) == 12
 
 
 def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(model, adapter):

@@ -7,13 +7,8 @@ import pytest
 import torch
 from tests import factories
 
-from rlforge.models.last_layer import (
-    LastLayer,
-    difference,
-    evaluating,
-    predicts_the_same,
-    same_up_to_rounding,
-)
+from rlforge.models import last_layer
+from rlforge.models.last_layer import LastLayer, predicts_the_same, same_up_to_rounding
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -93,7 +88,8 @@ def test_a_lost_device_is_no_difference(model):
     model.model.layers[-1].mlp.forward = partial(fail, torch.OutOfMemoryError("full"))
     assert not predicts_the_same(model)
     ones = partial(torch.ones, 2)
-    assert difference(partial(fail, ValueError("short"), ones()[None]), ones).startswith("fails")
+    short = partial(fail, ValueError("short"), ones()[None])
+    assert last_layer.difference(short, ones).startswith("fails")
 
 
 def test_under_autocast_the_tolerance_is_that_of_its_dtype(model):
@@ -143,7 +139,7 @@ def test_the_training_mode_is_restored_even_after_an_error(training):
     model = torch.nn.Dropout().train(training)
 
     def fail():
-        with evaluating(model):
+        with last_layer.evaluating(model):
             assert not model.training
             raise ZeroDivisionError
 

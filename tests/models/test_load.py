@@ -17,15 +17,7 @@ from transformers import AutoTokenizer
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models import load
-from rlforge.models.load import (
-    check_source,
-    hub_is_reachable,
-    load_base_model,
-    load_tokenizer,
-    load_value_head,
-    resolve_model,
-    stop_token_ids,
-)
+from rlforge.models.load import check_source, hub_is_reachable, load_base_model, load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
 
 CPU = torch.device("cpu")
@@ -53,7 +45,7 @@ def local_model(tmp_path):
 
 
 def test_a_local_directory_is_loaded(local_model):
-    assert resolve_model(local_model) == local_model.name
+    assert load.resolve_model(local_model) == local_model.name
     model = load_base_model(local_model, CPU, torch.bfloat16)
     assert model.dtype is torch.bfloat16
     assert not model.training
@@ -89,15 +81,15 @@ sys.exit("torch" in sys.modules)
 def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model):
     tokenizer = load_tokenizer(local_model)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
+    assert load.stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
     (Path(local_model.name) / "generation_config.json").unlink()
     settings = Path(local_model.name) / "config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": None}))
-    assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
+    assert load.stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
 
 
 def test_other_models_have_no_value_head(local_model):
-    assert load_value_head(local_model) is None
+    assert load.load_value_head(local_model) is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +109,7 @@ def test_a_model_that_cannot_be_loaded_is_named(config, message):
 def test_directories_without_a_model_are_named(local_model, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty is a directory without config\.json"):
-        resolve_model(ModelConfig(kind="hf", name=str(tmp_path / "empty")))
+        load.resolve_model(ModelConfig(kind="hf", name=str(tmp_path / "empty")))
     assert local_model.name is not None
     (Path(local_model.name) / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model '.*model' cannot be loaded"):
@@ -136,7 +128,7 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, 
     config = ModelConfig(kind="hf", name="org/m")
     assert load_tokenizer(config).eos_token == "<eos>"
     assert load_base_model(config, CPU, torch.float32).name_or_path == "org/m"
-    assert 5 in stop_token_ids(config, load_tokenizer(config))
+    assert 5 in load.stop_token_ids(config, load_tokenizer(config))
 
 
 def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch):

@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rlforge.models.products import (
-    LEAST_WORK,
-    fast_products,
-    linear,
-    onednn_is_faster,
-    speed_up_linear_layers,
-)
+from rlforge.models import products
+from rlforge.models.products import LEAST_WORK, fast_products, linear, onednn_is_faster
 
 #: Relative error that float32 explains; bfloat16 would leave some 3e-3.
 ROUNDING = 2e-6
@@ -89,7 +84,7 @@ def test_a_model_computes_the_same_with_faster_layers_and_can_be_copied():
     x = torch.randn(200, 128)
     wanted = model.double()(x.double())
     model.float()
-    speed_up_linear_layers(model)
+    products.speed_up_linear_layers(model)
     assert relative(model(x), wanted) < ROUNDING
     twin = copy.deepcopy(model)
     nn.init.zeros_(twin[0].weight)
@@ -100,7 +95,7 @@ def test_a_model_computes_the_same_with_faster_layers_and_can_be_copied():
 @pytest.mark.skipif(not onednn_is_faster(), reason="torch's own choice is as fast here")
 def test_where_it_is_faster_layers_compute_by_onednn():
     layer = nn.Linear(512, 512)
-    speed_up_linear_layers(layer)
+    products.speed_up_linear_layers(layer)
     x = torch.randn(256, 512)
     with torch.no_grad(), fast_products(x):
         wanted = nn.functional.linear(x, layer.weight, layer.bias)

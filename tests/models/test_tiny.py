@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import RlforgeError
-from rlforge.games.base import View
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer, load_value_head, resolve_model, stop_token_ids
 from rlforge.models.tiny.corpus import corpus, lessons
 from rlforge.models.tiny.create import create_tiny, lr_factor
-from rlforge.models.tiny.random_play import State, play
+from rlforge.models.tiny.random_play import play
 from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame, WarmupMarket
 from rlforge.models.tiny.vocabulary import build_tokenizer, closing_ids, spaced_words, token_id
 from rlforge.types import EnvSpec
@@ -113,14 +111,6 @@ def test_random_play_repeats_from_its_seed(game):
     first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 50))
     assert first == again
     assert first != other
-
-
-def _lessons_of(grids: list[Grid], tokenizer: Any) -> Any:
-    states = [
-        State(view=View(player_id=0, observation="", grid=grid), outcome=i / 10)
-        for i, grid in enumerate(grids)
-    ]
-    return lessons(states, tokenizer)
 
 
 @pytest.mark.parametrize("env", [SIMPLETAK, TICTACTOE])

@@ -114,10 +114,8 @@ def test_a_little_training_teaches_which_answers_are_legal(made):
 
 
 def test_the_tiny_trader_answers_one_word_in_brackets(made):
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(made),
-        AutoTokenizer.from_pretrained(made),
-    )
+    model = AutoModelForCausalLM.from_pretrained(made)
+    tokenizer = AutoTokenizer.from_pretrained(made)
     text = "market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go"
     prompt = tokenizer(text, return_tensors="pt")
     generated = model.generate(**prompt, max_new_tokens=4, do_sample=False)

@@ -132,11 +132,6 @@ def render() -> str:
     return "\n".join(line for name in rlforge.__all__ for line in signatures(name)) + "\n"
 
 
-def unreleased(changelog: str) -> str:
-    """The section Unreleased of the text of a CHANGELOG.md."""
-    return changelog.split("## [Unreleased]")[1].split("\n## ")[0]
-
-
 def changed(before: str, after: str) -> list[str]:
     """Names that were added, removed or have other signatures."""
     old, new = recorded_names(before), recorded_names(after)
@@ -145,7 +140,7 @@ def changed(before: str, after: str) -> list[str]:
 
 def unnamed(before: str, after: str, changelog: str) -> list[str]:
     """Changed names that the section Unreleased does not name in backticks."""
-    section = unreleased(changelog)
+    section = changelog.split("## [Unreleased]")[1].split("\n## ")[0]
     return [name for name in changed(before, after) if f"`{name}`" not in section]
 
 

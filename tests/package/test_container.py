@@ -55,13 +55,12 @@ class Image:
         assert least is not None
         assert tuple(map(int, tag.split("."))) >= tuple(map(int, least.groups()))
 
-    def _arg(self, rest: str) -> None:
-        self._env(rest)
-
     def _env(self, rest: str) -> None:
         for pair in shlex.split(rest):
             key, _, text = pair.partition("=")
             self._variables[key] = f"{self._root}{text}" if text.startswith("/data") else text
+
+    _arg = _env
 
     def _workdir(self, path: str) -> None:
         self._folder = self._root / path.lstrip("/")
@@ -77,15 +76,8 @@ class Image:
                 shutil.copy(ROOT / source, self._folder / target)
 
     def _run(self, line: str) -> str:
-        done = subprocess.run(
-            ["sh", "-c", line],
-            cwd=self._folder,
-            env=self._variables,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        place = {"cwd": self._folder, "env": self._variables, "timeout": 400}
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, **place)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 

@@ -44,15 +44,8 @@ def command(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess
     """Run outside of the repository; the variables of this process find no sources."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH")
     variables = {name: text for name, text in os.environ.items() if name not in hidden}
-    return subprocess.run(
-        [str(argument) for argument in arguments],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    place = {"cwd": folder, "env": variables, "timeout": 240}
+    return subprocess.run(list(map(str, arguments)), capture_output=True, text=True, **place)
 
 
 @pytest.fixture(scope="module")

@@ -17,44 +17,28 @@ from tests.plugins.conftest import PACKAGE
 from rlforge.config.plugins import KINDS
 
 GAMES = (
-    "name=nim",
-    "env.train=[{id: nim-short, source: nim, max_turns: 20}]",
+    *("name=nim", "env.train=[{id: nim-short, source: nim, max_turns: 20}]"),
     "env.eval=[{id: nim-long, source: 'example_plugins.games:Nim', max_turns: 40}]",
-    "model.kind=random_llama",
-    "model.prompt_template=example_plugins.prompts:SHORT",
-    "model.action_extraction=first_number",
-    "model.dtype=float32",
-    "model.lora.rank=4",
-    "pool.mode=example_plugins.modes:strongest",
-    "pool.fixed_opponents=[greedy]",
-    "algorithm=batch_mean",
-    "algorithm.clip=0.4",
+    *("model.kind=random_llama", "model.prompt_template=example_plugins.prompts:SHORT"),
+    *("model.action_extraction=first_number", "model.dtype=float32", "model.lora.rank=4"),
+    *("pool.mode=example_plugins.modes:strongest", "pool.fixed_opponents=[greedy]"),
+    *("algorithm=batch_mean", "algorithm.clip=0.4", "rewards.sampling=[{name: squash}]"),
     "rewards.final=[{name: 'example_plugins.rewards:Centre', share: 0.5}]",
     "rewards.step=[{name: turn_cost, cost: 0.02}]",
-    "rewards.sampling=[{name: squash}]",
     "buffer.save_batches_as=[parquet, csv]",
     "tracker.sinks=[{name: csv, file: numbers.csv}]",
-    "engine.max_tokens=24",
-    "engine.max_model_len=256",
-    "collector=tiny",
-    "collector.num_train_workers=8",
-    "learner.total_updates=2",
-    "learner.batch_size=16",
-    "eval.opponents=['example_plugins.players:Greedy']",
-    "eval.games=4",
-    "eval.final_games=4",
-    "hardware=cpu",
-    "tracker.progress=plain",
-    f"run_dir={RUN}",
+    *("engine.max_tokens=24", "engine.max_model_len=256", "collector=tiny"),
+    *("collector.num_train_workers=8", "learner.total_updates=2", "learner.batch_size=16"),
+    *("eval.opponents=['example_plugins.players:Greedy']", "eval.games=4", "eval.final_games=4"),
+    *("hardware=cpu", "tracker.progress=plain", f"run_dir={RUN}"),
 )
 
 
 @pytest.mark.ray
 def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
-    added = [
-        row for row in json.loads(Path("plugins.json").read_text()) if row["origin"] != "rlforge"
-    ]
+    offered = json.loads(Path("plugins.json").read_text())
+    added = [row for row in offered if row["origin"] != "rlforge"]
     kinds = {kind.name for kind in KINDS} - {"engines"}
     assert sorted(row["kind"] for row in added) == sorted([*kinds, "sinks", "sinks"])
     assert {row["origin"] for row in added} == {"rlforge-example-plugins 1.0"}
@@ -84,11 +68,9 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples):
         assert row["info/turns_left"] == pytest.approx(sum(left) / len(left))
     with (RUN / "numbers.csv").open(newline="") as file:
         assert {int(step) for step, _, _ in csv.reader(file)} >= {2, 3}
-    evals = rows("evals.jsonl")
+    evals, greedy = rows("evals.jsonl"), "example_plugins.players:Greedy"
     assert {row["env_id"] for row in evals} == {"nim-long"}
-    assert {
-        row["step"] for row in evals if row["opponent"] == "example_plugins.players:Greedy"
-    } == {0, 2, 3}
+    assert {row["step"] for row in evals if row["opponent"] == greedy} == {0, 2, 3}
     assert "greedy" in rows("ratings.jsonl")[-1]["ratings"]
 
 
@@ -195,18 +177,9 @@ def test_actors_import_a_module_of_the_current_directory_and_record_its_numbers(
     environment, small_model
 ):
     Path("mine.py").write_text(MINE.format(imported=str(Path("imported").absolute())))
-    environment.run(
-        *train_arguments(
-            small_model,
-            "pool.mode=mine:anyone",
-            "algorithm=mine:Plain",
-            "buffer=step",
-            "rewards.step=[{name: 'mine:Half'}]",
-            "model.action_extraction=mine:BRACKETS",
-            "tracker.sinks=[{name: 'mine:Silent'}]",
-            "learner.total_updates=1",
-        )
-    )
+    own = ["pool.mode=mine:anyone", "algorithm=mine:Plain", "rewards.step=[{name: 'mine:Half'}]"]
+    own += ["model.action_extraction=mine:BRACKETS", "tracker.sinks=[{name: 'mine:Silent'}]"]
+    environment.run(*train_arguments(small_model, *own, "buffer=step", "learner.total_updates=1"))
     imported = set(map(int, Path("imported").read_text().split()))
     for actor in ("pool", "buffer", "collector-0", "learner", "tracker"):
         assert actor_pids(actor)[0] in imported

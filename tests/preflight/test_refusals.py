@@ -6,26 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.harness.composed import composed
+from tests.harness.composed import ROOTS, composed
 
 from rlforge import AlgorithmConfig, Count, Reinforce
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import RunConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.models.load import check_source
 from rlforge.preflight.doctor import check_fit
 from rlforge.system.hardware import detect
 from rlforge.training.graph import build_graph
-
-ROOTS = {
-    "train": RunConfig,
-    "continuous": ContinuousConfig,
-    "sft": SftConfig,
-    "serve": ServingConfig,
-}
 
 
 @dataclass

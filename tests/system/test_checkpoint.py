@@ -14,20 +14,7 @@ from safetensors import SafetensorError
 
 from rlforge.errors import CheckpointError
 from rlforge.system import checkpoint
-from rlforge.system.checkpoint import (
-    checkpoint_version,
-    clean_leftovers,
-    extend_checkpoint,
-    find_checkpoint,
-    is_step_name,
-    latest_checkpoint,
-    list_checkpoints,
-    prune,
-    read_manifest,
-    step_name,
-    step_number,
-    write_checkpoint,
-)
+from rlforge.system.checkpoint import extend_checkpoint, read_manifest, write_checkpoint
 
 
 def fill(**contents: bytes):
@@ -97,12 +84,8 @@ def test_a_failing_fill_leaves_nothing_and_passes_its_error_on(tmp_path):
 
 def test_the_manifest_name_is_reserved(tmp_path):
     with pytest.raises(CheckpointError, match=r"manifest\.json is the manifest's own name"):
-        write_checkpoint(tmp_path, "step-1", _write_manifest, {})
-    assert list_checkpoints(tmp_path) == []
-
-
-def _write_manifest(directory: Path) -> None:
-    (directory / "manifest.json").write_text("{}")
+        write_checkpoint(tmp_path, "step-1", fill(**{"manifest.json": b"{}"}), {})
+    assert checkpoint.list_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -174,7 +157,7 @@ def test_an_extension_cut_short_leaves_the_checkpoint_valid_and_may_be_repeated(
             extend_checkpoint(path, fill(state__optimizer=b"half"))
 
     assert read_manifest(path).files.keys() == {"a"}
-    assert latest_checkpoint(tmp_path, with_state=True) is None
+    assert checkpoint.latest_checkpoint(tmp_path, with_state=True) is None
     assert extend_checkpoint(path, fill(state__optimizer=b"whole")).has_state
     assert (path / "state" / "optimizer").read_bytes() == b"whole"
     read_manifest(path)
@@ -186,45 +169,64 @@ def test_listing_orders_by_number_and_sees_checkpoints_only(tmp_path):
     (tmp_path / "step-99").mkdir()
     (tmp_path / "notes.txt").write_text("")
     write_checkpoint(tmp_path, ".tmp.other.1.aa", fill(), {})
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1", "step-2", "step-10"]
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-10"
-    assert latest_checkpoint(tmp_path, with_state=True) is None
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
+        "step-1",
+        "step-2",
+        "step-10",
+    ]
+    assert checkpoint.latest_checkpoint(tmp_path) == tmp_path / "step-10"
+    assert checkpoint.latest_checkpoint(tmp_path, with_state=True) is None
     extend_checkpoint(tmp_path / "step-2", fill(state__all=b"x"))
-    assert latest_checkpoint(tmp_path, with_state=True) == tmp_path / "step-2"
+    assert checkpoint.latest_checkpoint(tmp_path, with_state=True) == tmp_path / "step-2"
     for empty in (tmp_path / "none", tmp_path / "step-99"):
-        assert (list_checkpoints(empty), latest_checkpoint(empty)) == ([], None)
+        assert (checkpoint.list_checkpoints(empty), checkpoint.latest_checkpoint(empty)) == (
+            [],
+            None,
+        )
 
 
 def test_a_checkpoint_is_found_by_its_name_or_as_the_newest(tmp_path):
     for version in (9, 10):
-        write_checkpoint(tmp_path, step_name(version), fill(w=b"x"), {"version": version})
-    assert checkpoint_version(find_checkpoint(tmp_path)) == 10
-    assert checkpoint_version(find_checkpoint(tmp_path, "step-9"), verify=True) == 9
-    assert step_name(0) == "step-0"
-    assert step_number("step-12") == 12
+        write_checkpoint(
+            tmp_path, checkpoint.step_name(version), fill(w=b"x"), {"version": version}
+        )
+    assert checkpoint.checkpoint_version(checkpoint.find_checkpoint(tmp_path)) == 10
+    assert (
+        checkpoint.checkpoint_version(checkpoint.find_checkpoint(tmp_path, "step-9"), verify=True)
+        == 9
+    )
+    assert checkpoint.step_name(0) == "step-0"
+    assert checkpoint.step_number("step-12") == 12
     names = ("step-12", "base", "random_legal")
-    assert [is_step_name(name) for name in names] == [True, False, False]
+    assert [checkpoint.is_step_name(name) for name in names] == [True, False, False]
 
 
 def test_the_error_of_an_unknown_checkpoint_names_the_newest(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
-        find_checkpoint(tmp_path)
+        checkpoint.find_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="step-1: no such checkpoint; there is none yet"):
-        find_checkpoint(tmp_path, "step-1")
+        checkpoint.find_checkpoint(tmp_path, "step-1")
     for version in (1, 2, 3, 4):
-        write_checkpoint(tmp_path, step_name(version), fill(w=b"x"), {"version": version})
+        write_checkpoint(
+            tmp_path, checkpoint.step_name(version), fill(w=b"x"), {"version": version}
+        )
     with pytest.raises(CheckpointError, match=r"; the newest are step-4, step-3, step-2$"):
-        find_checkpoint(tmp_path, "step-7")
+        checkpoint.find_checkpoint(tmp_path, "step-7")
 
 
 def test_prune_keeps_the_newest_and_the_protected(tmp_path):
     for number in range(1, 7):
         write_checkpoint(tmp_path, f"step-{number}", fill(a=b"x"), {})
-    deleted = prune(tmp_path, 2, protected=("step-1", "step-5"))
+    deleted = checkpoint.prune(tmp_path, 2, protected=("step-1", "step-5"))
     assert [path.name for path in deleted] == ["step-2", "step-3"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-4", "step-5", "step-6"]
-    assert prune(tmp_path, 2, protected=("step-1", "step-5")) == []
-    assert [path.name for path in prune(tmp_path, 0)] == ["step-1", "step-4", "step-5", "step-6"]
+    assert checkpoint.prune(tmp_path, 2, protected=("step-1", "step-5")) == []
+    assert [path.name for path in checkpoint.prune(tmp_path, 0)] == [
+        "step-1",
+        "step-4",
+        "step-5",
+        "step-6",
+    ]
 
 
 def write_to_full_device(directory: Path) -> None:
@@ -305,7 +307,7 @@ def test_leftovers_of_a_killed_writer_are_cleaned_by_the_next(tmp_path):
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     (leftover,) = tmp_path.iterdir()
     assert (leftover / "half").exists()
-    assert list_checkpoints(tmp_path) == []
+    assert checkpoint.list_checkpoints(tmp_path) == []
     write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
@@ -320,7 +322,7 @@ def test_temporary_folders_of_living_or_recent_writers_stay(tmp_path):
         path.mkdir()
     yesterday = time.time() - 25 * 3600
     os.utime(old, (yesterday, yesterday))
-    assert clean_leftovers(tmp_path) == [old]
+    assert checkpoint.clean_leftovers(tmp_path) == [old]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in (own, init, recent, tmp_path / "step-1")
     )

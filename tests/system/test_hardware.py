@@ -10,49 +10,32 @@ import pytest
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.system import hardware
-from rlforge.system.hardware import (
-    GpuLoad,
-    Machine,
-    check_cluster,
-    check_gpus,
-    check_whole_gpus,
-    describe,
-    detect,
-    gpu_loads,
-    gpus,
-    ram,
-    resolve_device,
-    resolve_gpus,
-    resolve_hardware,
-    resolve_threads,
-    versions,
-)
 
 
 def test_a_machine_is_described_without_loading_a_framework():
-    about = describe()
+    about = hardware.describe()
     assert about["processor"]
     assert about["cores"] == len(os.sched_getaffinity(0))
     assert isinstance(about["gpus"], list)
     assert platform.system() in about["system"]
-    found = versions()
+    found = hardware.versions()
     installed = {name: version(name) for name in ("torch", "rlforge")}
     assert found.items() >= ({"python": platform.python_version()} | installed).items()
     assert all(found.values())
-    assert 0 < ram() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 1.01
+    assert 0 < hardware.ram() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 1.01
 
 
 def test_an_address_where_nothing_answers_is_refused_and_others_are_left_to_ray():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        check_cluster(f"127.0.0.1:{port}")
-        check_cluster(f"ray://127.0.0.1:{port}")
+        hardware.check_cluster(f"127.0.0.1:{port}")
+        hardware.check_cluster(f"ray://127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=f"ray_address=127.0.0.1:{port}: no Ray cluster answers"):
-        check_cluster(f"127.0.0.1:{port}")
-    check_cluster("auto")
+        hardware.check_cluster(f"127.0.0.1:{port}")
+    hardware.check_cluster("auto")
     for wrong in ("nowhere:abc", "head", "ray://head"):
         with pytest.raises(ConfigError, match=f"ray_address={wrong} is no address of a cluster"):
-            check_cluster(wrong)
+            hardware.check_cluster(wrong)
 
 
 def test_gpus_have_names_memory_and_capability(cards):
@@ -60,12 +43,9 @@ def test_gpus_have_names_memory_and_capability(cards):
         "0, GPU-5f1, NVIDIA RTX 6000 Ada Generation, 49140, 8.9",
         "1, GPU-a02, NVIDIA H200, 143771, 9.0",
     )
-    ada, h200 = gpus()
-    assert (ada.name, ada.memory, ada.capability) == (
-        "NVIDIA RTX 6000 Ada Generation",
-        49140 * 2**20,
-        8.9,
-    )
+    ada, h200 = hardware.gpus()
+    assert ada.name == "NVIDIA RTX 6000 Ada Generation"
+    assert (ada.memory, ada.capability) == (49140 * 2**20, 8.9)
     assert (h200.memory, h200.index, h200.uuid) == (143771 * 2**20, 1, "GPU-a02")
 
 
@@ -73,20 +53,20 @@ def test_gpus_that_the_driver_does_not_list_are_counted_by_its_tool(cards, monke
     cards("0, GPU-5f1, NVIDIA L4, 23034, 8.9", "1, GPU-a02, NVIDIA L4, 23034, 8.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(hardware, "DRIVER", tmp_path / "nowhere")
-    assert detect().gpus == 2
-    assert describe()["gpus"] == ["NVIDIA L4", "NVIDIA L4"]
+    assert hardware.detect().gpus == 2
+    assert hardware.describe()["gpus"] == ["NVIDIA L4", "NVIDIA L4"]
     (tmp_path / "one" / "0000:01:00.0").mkdir(parents=True)
     monkeypatch.setattr(hardware, "DRIVER", tmp_path / "one")
-    assert detect().gpus == 1
+    assert hardware.detect().gpus == 1
 
 
 def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
     asked = cards("2, GPU-5f, NVIDIA H200, 143771, 9.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
-    gpus()
+    hardware.gpus()
     assert "-i 2,GPU-5f" in asked.read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus() == ()
+    assert hardware.gpus() == ()
 
 
 @pytest.mark.parametrize(
@@ -99,9 +79,9 @@ def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
 )
 def test_without_an_answer_of_the_tool_there_are_no_gpus(cards, lines, status):
     cards(*lines, status=status)
-    assert gpus() == ()
+    assert hardware.gpus() == ()
     if status or len(lines[0].split(",")) == 1:
-        assert gpu_loads() == ()
+        assert hardware.gpu_loads() == ()
 
 
 def test_loads_of_gpus_are_read_as_far_as_they_are_measured(cards):
@@ -109,32 +89,26 @@ def test_loads_of_gpus_are_read_as_far_as_they_are_measured(cards):
         "0, NVIDIA H200, 1024, 143771, 512.25, 700.00, 87",
         "1, NVIDIA GeForce GTX 950, 100, 2000, [N/A], [N/A], [Not Supported]",
     )
-    assert gpu_loads() == (
-        GpuLoad(
-            index=0,
-            name="NVIDIA H200",
-            used=2**30,
-            memory=143771 * 2**20,
-            power=512.25,
-            limit=700.0,
-            busy=0.87,
-        ),
-        GpuLoad(index=1, name="NVIDIA GeForce GTX 950", used=100 * 2**20, memory=2000 * 2**20),
-    )
+    h200, gtx = hardware.gpu_loads()
+    assert (h200.index, h200.name, h200.used) == (0, "NVIDIA H200", 2**30)
+    assert (h200.memory, h200.power) == (143771 * 2**20, 512.25)
+    assert (h200.limit, h200.busy) == (700.0, 0.87)
+    memory = {"used": 100 * 2**20, "memory": 2000 * 2**20}
+    assert gtx == hardware.GpuLoad(index=1, name="NVIDIA GeForce GTX 950", **memory)
     assert "power.draw,power.limit,utilization.gpu" in asked.read_text()
 
 
 def test_auto_is_cuda_where_there_is_a_gpu():
     cases = {("auto", 0): "cpu", ("auto", 1): "cuda", ("cpu", 2): "cpu", ("cuda", 1): "cuda"}
     for (device, number), resolved in cases.items():
-        assert resolve_device(HardwareConfig(device=device), number) == resolved
+        assert hardware.resolve_device(HardwareConfig(device=device), number) == resolved
     for profile, message in (
         ({"name": "gpu_1", "device": "cuda"}, "hardware=gpu_1 wants a GPU .* shows none"),
         ({"learner_gpus": 0.5}, r"learner_gpus=0\.5 .*shows none; leave both at 0"),
         ({"engine_gpus": 1}, r"engine_gpus=1 .*shows none; leave both at 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            resolve_device(HardwareConfig(**profile), 0)
+            hardware.resolve_device(HardwareConfig(**profile), 0)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +124,16 @@ def test_auto_is_cuda_where_there_is_a_gpu():
     ],
 )
 def test_gpus_are_shared_only_where_there_are_too_few(gpus, engines, learners, shares):
-    assert resolve_gpus(HardwareConfig(device="cuda", num_gpus=gpus), engines, learners) == shares
+    assert (
+        hardware.resolve_gpus(HardwareConfig(device="cuda", num_gpus=gpus), engines, learners)
+        == shares
+    )
 
 
 def test_gpus_of_the_profile_are_kept_and_a_cpu_has_none():
     chosen = {"learner_gpus": 1.0, "engine_gpus": 0.25, "num_gpus": 4}
-    assert resolve_gpus(HardwareConfig(device="cuda", **chosen), 2, 1) == (1.0, 0.25)
-    assert resolve_gpus(HardwareConfig(device="cpu", **chosen), 2, 1) == (0.0, 0.0)
+    assert hardware.resolve_gpus(HardwareConfig(device="cuda", **chosen), 2, 1) == (1.0, 0.25)
+    assert hardware.resolve_gpus(HardwareConfig(device="cpu", **chosen), 2, 1) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +154,7 @@ def test_cores_are_divided_among_the_actors_that_compute_at_once(
     fields, engines, learners, threads
 ):
     config = HardwareConfig(**{"device": "cpu"} | fields)
-    assert resolve_threads(config, engines, learners) == threads
+    assert hardware.resolve_threads(config, engines, learners) == threads
 
 
 @pytest.mark.parametrize(
@@ -193,31 +170,35 @@ def test_numbers_of_gpus_that_an_actor_cannot_use_are_refused(
 ):
     config = HardwareConfig(device="cuda", learner_gpus=learner_gpus, engine_gpus=engine_gpus)
     with pytest.raises(ConfigError, match=message):
-        check_whole_gpus(config, learners)
+        hardware.check_whole_gpus(config, learners)
     few = HardwareConfig(device="cuda", num_gpus=4, learner_gpus=1, engine_gpus=1)
-    check_gpus(few, num_engines=3, num_learners=1)
+    hardware.check_gpus(few, num_engines=3, num_learners=1)
     with pytest.raises(
         ConfigError, match=r"wants 5 GPUs \(1 learners x 1, 4 engines x 1\).*shows 4"
     ):
-        check_gpus(few, num_engines=4, num_learners=1)
+        hardware.check_gpus(few, num_engines=4, num_learners=1)
     for share in (0.25, 1, 2):
-        check_whole_gpus(HardwareConfig(device="cuda", learner_gpus=1, engine_gpus=share), 1)
+        hardware.check_whole_gpus(
+            HardwareConfig(device="cuda", learner_gpus=1, engine_gpus=share), 1
+        )
 
 
 def test_a_cluster_keeps_its_profile_and_has_cuda_unless_it_says_otherwise():
     profile = HardwareConfig(ray_address="auto", learner_gpus=1, engine_gpus=2)
-    resolved = resolve_hardware(profile, Machine(cpus=2, gpus=0), 4, 1)
+    resolved = hardware.resolve_hardware(profile, hardware.Machine(cpus=2, gpus=0), 4, 1)
     assert resolved == HardwareConfig(
         device="cuda", ray_address="auto", learner_gpus=1, engine_gpus=2
     )
     on_cpus = HardwareConfig(device="cpu", ray_address="auto")
-    assert resolve_hardware(on_cpus, Machine(cpus=2, gpus=1), 1, 2) == on_cpus
+    assert hardware.resolve_hardware(on_cpus, hardware.Machine(cpus=2, gpus=1), 1, 2) == on_cpus
 
 
 def test_with_alternate_engines_and_learner_share_one_gpu():
     profile = HardwareConfig(alternate=True)
-    resolved = resolve_hardware(profile, Machine(cpus=8, gpus=4), num_engines=3)
+    resolved = hardware.resolve_hardware(profile, hardware.Machine(cpus=8, gpus=4), num_engines=3)
     assert resolved.num_gpus == 1
     assert (resolved.learner_gpus, resolved.engine_gpus) == (0.25, 0.25)
     with pytest.raises(ConfigError, match=r"learner\.num_learners=2; switch it off"):
-        resolve_hardware(profile, Machine(cpus=8, gpus=4), num_engines=1, num_learners=2)
+        hardware.resolve_hardware(
+            profile, hardware.Machine(cpus=8, gpus=4), num_engines=1, num_learners=2
+        )

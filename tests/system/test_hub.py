@@ -97,14 +97,9 @@ except RlforgeError as error:
 
 def push(hub: Any, folder: Path, kind: str) -> list[str]:
     """What is said by a process that tries a bad token first."""
-    done = subprocess.run(
-        [sys.executable, "-c", PUSH, str(folder), kind],
-        env=os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-c", PUSH, str(folder), kind]
+    own = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -37,12 +37,8 @@ print("released", flush=True)
 @contextmanager
 def holder(folder, *of_gpus):
     """Another process that holds the lock of a run, or two GPUs, until its input closes."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), *of_gpus],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command, pipe = [sys.executable, "-c", HOLD, str(folder), *of_gpus], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
             yield process

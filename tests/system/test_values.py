@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlforge import types
 from rlforge.system.values import Codec, json_ready
-from rlforge.types import (
-    Completion,
-    EndReason,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Seat,
-    Turn,
-    value,
-)
+from rlforge.types import GameRecord, PolicyRef, value
 
 whole = st.integers(0, 2**31 - 1)
 real = st.floats(allow_nan=False)
@@ -38,7 +29,7 @@ policies = st.builds(
     version=whole,
 )
 completions = st.builds(
-    Completion,
+    types.Completion,
     text=text,
     prompt_token_ids=st.lists(whole, max_size=3).map(tuple),
     token_ids=st.lists(whole, max_size=3).map(tuple),
@@ -48,7 +39,7 @@ completions = st.builds(
     policy_version=whole,
 )
 turns = st.builds(
-    Turn,
+    types.Turn,
     player_id=whole,
     observation=text,
     completion=completions,
@@ -58,7 +49,7 @@ turns = st.builds(
     info=infos,
 )
 seats = st.builds(
-    Seat,
+    types.Seat,
     player_id=whole,
     policy=policies,
     trained=st.booleans(),
@@ -66,7 +57,7 @@ seats = st.builds(
     action_extraction=text,
 )
 envs = st.builds(
-    EnvSpec,
+    types.EnvSpec,
     id=text,
     source=st.sampled_from(["textarena", "openspiel"]),
     num_players=whole,
@@ -74,7 +65,7 @@ envs = st.builds(
     weight=real,
 )
 specs = st.builds(
-    GameSpec,
+    types.GameSpec,
     game_id=text,
     env=envs,
     seed=st.integers(-(2**63), 2**63 - 1),
@@ -89,7 +80,7 @@ records = st.builds(
     spec=specs,
     turns=st.lists(turns, max_size=3).map(tuple),
     rewards=st.dictionaries(whole, real, max_size=3),
-    end_reason=st.sampled_from(get_args(EndReason)),
+    end_reason=st.sampled_from(get_args(types.EndReason)),
     invalid_by=st.none() | whole,
     cut_by=st.none() | whole,
     error=st.none() | text,
@@ -150,9 +141,5 @@ def test_a_field_that_cannot_be_stored_is_refused():
 
 def test_json_ready_writes_strict_json():
     ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
-    assert json.loads(json.dumps(ready, allow_nan=False)) == {
-        "nan": None,
-        "inf": None,
-        "3": {"x": [1]},
-        "none": None,
-    }
+    written = {"nan": None, "inf": None, "3": {"x": [1]}, "none": None}
+    assert json.loads(json.dumps(ready, allow_nan=False)) == written

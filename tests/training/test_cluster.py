@@ -13,26 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.live_run import run, train_arguments
+from tests.harness.live_run import free_port, run, train_arguments
 
 pytestmark = pytest.mark.slow
-
-BIN = Path(sys.executable).parent
-SETTINGS = (
-    "hardware=cluster",
-    "hardware.device=cpu",
-    "hardware.learner_gpus=0",
-    "hardware.engine_gpus=0",
-    "learner.total_updates=2",
-)
 
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
     """The address of a cluster with room for one run: learner, engine and collector."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [BIN / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=3"]
+    port = free_port()
+    command = [
+        Path(sys.executable).with_name("ray"),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=3",
+    ]
     command += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
     # Its own folder hides it from other Ray processes; paths of sockets must be short.
     folder = tempfile.mkdtemp(prefix="ray")
@@ -57,7 +54,8 @@ def cluster() -> Iterator[str]:
 def test_a_run_frees_the_cluster_and_one_without_room_is_refused(
     small_model: Path, cluster: str
 ) -> None:
-    settings = (*SETTINGS, f"hardware.ray_address={cluster}")
+    settings = ("hardware=cluster", "hardware.device=cpu", f"hardware.ray_address={cluster}")
+    settings += ("hardware.learner_gpus=0", "hardware.engine_gpus=0", "learner.total_updates=2")
     first = run(*train_arguments(small_model, *settings))
     assert first.returncode == 0, first.stderr
     assert json.loads(Path("run/summary.json").read_text())["updates"] == 2

@@ -95,16 +95,9 @@ def test_groups_with_advantages_only_play_against_lagged_opponents(
     train_kuhn: Callable[..., None],
 ) -> None:
     train_kuhn(
-        "algorithm=dapo",
-        "algorithm.loss=sequence_clip",
-        "algorithm.importance=mask",
-        "rewards=wins",
-        "pool=lagged",
-        "pool.max_active_lora=3",
-        "pool.lag_range=[1,2]",
-        "learner.optimizer_steps=2",
-        "learner.total_updates=4",
-        "learner.keep_checkpoints=0",
+        *("algorithm=dapo", "algorithm.loss=sequence_clip", "algorithm.importance=mask"),
+        *("rewards=wins", "pool=lagged", "pool.max_active_lora=3", "pool.lag_range=[1,2]"),
+        *("learner.optimizer_steps=2", "learner.total_updates=4", "learner.keep_checkpoints=0"),
     )
     games = list(read_games(Path("run")))
     assert [game.error for game in games if game.error is not None] == []
@@ -135,12 +128,8 @@ def test_versions_are_measured_exactly_as_they_are_evaluated(
 ) -> None:
     """By an algorithm that reads legal actions and refers to a snapshot, in a resumed run, too."""
     train_kuhn(
-        "algorithm=nash_pg",
-        "algorithm.kl.refresh_every=2",
-        "learner.average=moving",
-        "learner.total_updates=4",
-        "eval.every=2",
-        "eval.exploitability=true",
+        *("algorithm=nash_pg", "algorithm.kl.refresh_every=2", "learner.average=moving"),
+        *("learner.total_updates=4", "eval.every=2", "eval.exploitability=true"),
     )
     assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
     found = {row["step"]: row for row in rows("exact.jsonl")}
@@ -188,14 +177,9 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
 
     monkeypatch.setattr(rlforge.learner.learner, "logprob_metrics", planted)
     train_kuhn(
-        "algorithm=nash_pg",
-        "learner.total_updates=12",
-        "learner.warmup_updates=0",
-        "learner.schedule=constant",
-        "learner.keep_checkpoints=0",
-        "sentinel.actions=[opponents,rollback,magnet,smaller_steps]",
-        "sentinel.watch=[entropy]",
-        "sentinel.warmup=4",
+        *("algorithm=nash_pg", "learner.total_updates=12", "learner.warmup_updates=0"),
+        *("learner.schedule=constant", "learner.keep_checkpoints=0", "sentinel.warmup=4"),
+        *("sentinel.actions=[opponents,rollback,magnet,smaller_steps]", "sentinel.watch=[entropy]"),
     )
     (alarm,) = rows("sentinel.jsonl")
     at = alarm["step"]

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.factories import game_record
 
 from rlforge.config.compose import compose
 from rlforge.tracking.files import create_run
@@ -45,9 +46,7 @@ class Tables:
         ending, self.under_way = self.under_way[:number], self.under_way[number:]
         for _, spec, ended in ending:
             rewards = {seat.player_id: float(seat.player_id == spec.focus) for seat in spec.seats}
-            ended.set_result(
-                GameRecord(spec=spec, turns=(), rewards=rewards, end_reason="finished")
-            )
+            ended.set_result(game_record(spec, (), rewards))
         await settle()
 
 
@@ -65,16 +64,9 @@ class Run:
 
     def __init__(self, *overrides: str) -> None:
         self.tables, self.recorded, self.measured = Tables(), list[EvalResult](), list[int]()
-        config = compose(
-            [
-                "+experiment=tictactoe_mirror",
-                "eval.opponents=[random_legal]",
-                "eval.games=2",
-                "eval.final_games=4",
-                f"collector.num_eval_workers={SLOTS // 2}",
-                *overrides,
-            ]
-        ).config
+        few = ["eval.opponents=[random_legal]", "eval.games=2", "eval.final_games=4"]
+        few += [f"collector.num_eval_workers={SLOTS // 2}"]
+        config = compose(["+experiment=tictactoe_mirror", *few, *overrides]).config
         collectors = ("collector-0", "collector-1")
         self.played: list[str] = []
         self.made = Evaluations(
@@ -94,8 +86,12 @@ class Run:
             yield self.made
             self.made.cancel()
 
-    def steps(self) -> list[tuple[int, str, int]]:
-        return [(one.step, one.opponent, one.games) for one in self.recorded]
+    def games(self) -> list[tuple[int, int, int]]:
+        """Versions in the order of their records, with games against base and random_legal."""
+        pairs = list(zip(self.recorded[::2], self.recorded[1::2], strict=True))
+        for one, two in pairs:
+            assert (one.opponent, two.opponent, two.step) == ("base", "random_legal", one.step)
+        return [(one.step, one.games, two.games) for one, two in pairs]
 
 
 async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> None:
@@ -112,12 +108,7 @@ async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> No
         assert evaluations.needed == {"step-2"}
         await run.tables.end(4)
         await evaluations.finish()
-    assert run.steps() == [
-        (0, "base", 4),
-        (0, "random_legal", 4),
-        (2, "base", 2),
-        (2, "random_legal", 2),
-    ]
+    assert run.games() == [(0, 4, 4), (2, 2, 2)]
     # Each collector plays every other game, and they are counted in the order of the plan.
     assert run.played == sorted(run.played)
     assert len(run.played) == 12
@@ -154,7 +145,7 @@ async def test_all_slots_always_play_the_newest_version() -> None:
         assert evaluations.needed == {"step-1", "step-2"}
         await run.tables.end(2)
         assert run.tables.versions() == [1, 1, 2, 2]
-        assert [step for step, _, _ in run.steps()] == [0, 0]
+        assert [step for step, _, _ in run.games()] == [0]
         await run.tables.end(2)  # the last two of version 1
         assert run.tables.versions() == [2] * SLOTS
         assert evaluations.needed == {"step-2"}
@@ -167,16 +158,7 @@ async def test_all_slots_always_play_the_newest_version() -> None:
         await settle()
         await run.tables.end(8)
         await evaluations.finish()
-    assert run.steps() == [
-        (0, "base", 4),
-        (0, "random_legal", 4),
-        (1, "base", 6),
-        (1, "random_legal", 4),
-        (2, "base", 2),
-        (2, "random_legal", 2),
-        (3, "base", 4),
-        (3, "random_legal", 4),
-    ]
+    assert run.games() == [(0, 4, 4), (1, 6, 4), (2, 2, 2), (3, 4, 4)]
     assert [one.policy_uid for one in run.recorded] == [f"step-{one.step}" for one in run.recorded]
 
 
@@ -188,7 +170,7 @@ async def test_the_cap_ends_a_versions_games_and_records_it_at_once() -> None:
         await run.tables.end(SLOTS)
         assert run.tables.versions() == [1] * 2
         await run.tables.end(2)
-        assert run.steps() == [(1, "base", 4), (1, "random_legal", 2)]
+        assert run.games() == [(1, 4, 2)]
         assert run.tables.under_way == []
         evaluations.follow([version(2)] * 2)
         await settle()

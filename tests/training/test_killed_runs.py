@@ -13,17 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.harness import live_run
 from tests.harness.in_process import rlforge_here
-from tests.harness.live_run import (
-    actor_pids,
-    change_config,
-    killed_by_a_dead,
-    rows,
-    run,
-    start,
-    train_arguments,
-    wait_for,
-)
+from tests.harness.live_run import actor_pids, rows, run, start, train_arguments, wait_for
 
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint
 from rlforge.tracking.game_files import read_games
@@ -99,7 +91,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(
     stopped_at = checkpoint_version(newest, verify=True)
     assert stopped_at == rows("metrics.jsonl")[-1]["step"]
 
-    change_config("total_updates", 400, stopped_at + 2)
+    live_run.change_config("total_updates", 400, stopped_at + 2)
     resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
@@ -170,13 +162,13 @@ def test_an_alternating_learner_killed_in_an_update_ends_the_resumable_run(
     learner = actor_pids("learner")[-1]
     wait_for(lambda: stopped_in_its_turn(learner), process)
     os.kill(learner, signal.SIGKILL)
-    assert "--resume" in killed_by_a_dead("learner", process)
+    assert "--resume" in live_run.killed_by_a_dead("learner", process)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert not any(map(alive, all_pids()))  # no engine is left asleep
     assert not (Path("run") / "learning").exists()
 
     updates = len(rows("metrics.jsonl"))
-    change_config("total_updates", 300, updates + 2)
+    live_run.change_config("total_updates", 300, updates + 2)
     resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, updates + 3))
@@ -212,9 +204,9 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
     assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
     os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
-    assert "logs/learner-1.log" in killed_by_a_dead("learner-1", process)
+    assert "logs/learner-1.log" in live_run.killed_by_a_dead("learner-1", process)
     assert not any(map(alive, all_pids()))
-    change_config("total_updates", 300, 5)
+    live_run.change_config("total_updates", 300, 5)
     resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
@@ -240,7 +232,7 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     while any(map(alive, all_pids())):
         assert time.monotonic() < deadline, "the actors outlive their run"
         time.sleep(0.2)
-    change_config("total_updates", 300, 2)
+    live_run.change_config("total_updates", 300, 2)
     resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
@@ -281,7 +273,7 @@ def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(
     assert "died" not in stderr
     assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
     updates = rows("metrics.jsonl")[-1]["step"]
-    change_config("total_updates", 400, updates + 2)
+    live_run.change_config("total_updates", 400, updates + 2)
     assert in_process.rlforge_here("train", "--resume", "run") == 0
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, updates + 3))

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import httpx
 import pytest
@@ -21,16 +22,15 @@ from tests.harness.nodes import Nodes, require_namespaces, require_networks
 
 from rlforge.buffer.batches import read_batch
 from rlforge.models.made import TINY
-from rlforge.system.checkpoint import (
-    checkpoint_version,
-    latest_checkpoint,
-    list_checkpoints,
-    read_manifest,
-)
+from rlforge.system import checkpoint
+from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import read_games
 
 RLFORGE = Path(sys.executable).with_name("rlforge")
+#: Settings of an elastic run that is long enough for nodes to come and go.
+ELASTIC = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
+ELASTIC += ("learner.total_updates=60",)
 
 
 @pytest.fixture
@@ -69,14 +69,9 @@ def settings(nodes: Nodes) -> tuple[str, ...]:
 
 def start(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
     """``rlforge train`` on the driver's node."""
-    return subprocess.Popen(
-        [*nodes.inside("driver"), RLFORGE, "train", *arguments],
-        cwd=nodes.driver,
-        env=nodes.environment("driver"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [*nodes.inside("driver"), RLFORGE, "train", *arguments]
+    place = {"cwd": nodes.driver, "env": nodes.environment("driver")}
+    return subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, **place)
 
 
 def start_where_the_learner_is_alone(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
@@ -155,9 +150,7 @@ def test_an_elastic_run_uses_nodes_that_join_and_goes_on_without_those_that_leav
     nodes: Nodes,
 ) -> None:
     run = nodes.driver / "run"
-    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
-    several += ("learner.total_updates=60",)
-    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+    with start_where_the_learner_is_alone(nodes, *settings(nodes), *ELASTIC) as process:
         nodes.add("first", cores=2)
         wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2, process)
         log = run / "logs" / "run.log"
@@ -201,10 +194,8 @@ def test_a_node_that_does_not_answer_holds_up_an_elastic_run_no_longer_than_ray_
     nodes: Nodes,
 ) -> None:
     """As if the network to it were cut; when it is back, it has no part in the run."""
-    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
-    several += ("learner.total_updates=60", "buffer.max_staleness=1")
-    run = nodes.driver / "run"
-    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+    run, given = nodes.driver / "run", (*settings(nodes), *ELASTIC, "buffer.max_staleness=1")
+    with start_where_the_learner_is_alone(nodes, *given) as process:
         for name in ("first", "second"):
             nodes.add(name, cores=2)
         log = run / "logs" / "run.log"
@@ -234,9 +225,8 @@ def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no
     networked_nodes: Nodes, until: str
 ) -> None:
     nodes, run = networked_nodes, networked_nodes.driver / "run"
-    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
-    several += ("learner.total_updates=60", "buffer.max_staleness=1")
-    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+    given = (*settings(nodes), *ELASTIC, "buffer.max_staleness=1")
+    with start_where_the_learner_is_alone(nodes, *given) as process:
         for name in ("first", "second"):
             nodes.add(name, cores=2)
         log = run / "logs" / "run.log"
@@ -291,13 +281,13 @@ def test_after_the_node_of_the_learner_is_lost_a_run_resumes_from_what_it_had_se
     assert process.returncode == 1
     assert "the learner died" in stderr
     assert "rlforge train --resume" in stderr
-    newest = latest_checkpoint(run / "checkpoints", with_state=True)
+    newest = checkpoint.latest_checkpoint(run / "checkpoints", with_state=True)
     assert newest is not None
     nodes.add("another", cores=1)
     train(nodes, "--resume", "run")
     rows = read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [*range(1, 31)]
-    assert rows[checkpoint_version(newest)]["logprob_gap_max"] < 1e-3
+    assert rows[checkpoint.checkpoint_version(newest)]["logprob_gap_max"] < 1e-3
 
 
 @pytest.mark.slow
@@ -330,17 +320,10 @@ def test_a_killed_process_is_restarted_or_ends_the_run_with_its_name(
 @pytest.mark.slow
 def test_an_elastic_service_answers_with_the_nodes_that_are_there(nodes: Nodes) -> None:
     nodes.add("first", cores=1)
-    process = subprocess.Popen(
-        [
-            *(RLFORGE, "serve", "model=tiny", "hardware=cpu", "serve.port=0"),
-            *("serve.state_dir=state", "hardware.elastic=true", "engine.num_engines=2"),
-            f"hardware.ray_address={nodes.address}",
-        ],
-        cwd=nodes.driver,
-        env=nodes.environment("driver"),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [RLFORGE, "serve", "model=tiny", "hardware=cpu", "serve.port=0", *ELASTIC[:2]]
+    command += ["serve.state_dir=state", f"hardware.ray_address={nodes.address}"]
+    place = {"cwd": nodes.driver, "env": nodes.environment("driver")}
+    process = subprocess.Popen(command, stderr=PIPE, text=True, **place)
     assert process.stderr is not None
     url = next(found[0] for line in process.stderr if (found := re.search(r"http\S+/v1", line)))
 

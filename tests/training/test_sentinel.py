@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from tests import factories
 
 from rlforge.config.sentinel import SentinelConfig
 from rlforge.training.sentinel import Sentinel, ShiftTest
@@ -36,20 +37,8 @@ def alarms(signals: list[dict[str, float]], **config: float) -> list[tuple[int, 
 
 
 def evaluation(step: int, wins: int, games: int = 200, opponent: str = "base") -> EvalResult:
-    return EvalResult(
-        step=step,
-        env_id="kuhn_poker",
-        opponent=opponent,
-        policy_uid=f"step-{step}",
-        games=games,
-        wins=wins,
-        draws=0,
-        losses=games - wins,
-        win_rate=wins / games,
-        ci95=(0.0, 1.0),
-        mean_reward=0.0,
-        invalid_rate=0.0,
-    )
+    about = {"env_id": "kuhn_poker", "opponent": opponent, "draws": 0, "losses": games - wins}
+    return factories.evaluation(step, wins, games, **about)
 
 
 def test_learning_that_goes_well_gives_no_alarm() -> None:
@@ -118,17 +107,10 @@ def test_exploitability_that_rises_from_its_best_is_noticed() -> None:
     sentinel = Sentinel(SentinelConfig())
 
     def measured(step: int, nash_conv: float) -> list[str]:
-        result = ExactResult(
-            step=step,
-            policy_uid=f"step-{step}",
-            env_id="kuhn_poker",
-            nash_conv=nash_conv,
-            values=(0.0, 0.0),
-            gains=(nash_conv, 0.0),
-            decisions=12,
-            illegal=0.0,
-            illegal_most=0.0,
-        )
+        about = {"step": step, "policy_uid": f"step-{step}", "env_id": "kuhn_poker"}
+        found = {"nash_conv": nash_conv, "gains": (nash_conv, 0.0), "values": (0.0, 0.0)}
+        legal = {"decisions": 12, "illegal": 0.0, "illegal_most": 0.0}
+        result = ExactResult(**about, **found, **legal)
         return [alarm.signal for alarm in sentinel.measured(result)]
 
     for step, value in enumerate((0.9, 0.4, 0.25, 0.2, 0.22, 0.19)):
@@ -138,8 +120,7 @@ def test_exploitability_that_rises_from_its_best_is_noticed() -> None:
 
 def test_losing_to_own_past_is_noticed_and_even_play_is_not() -> None:
     sentinel = Sentinel(SentinelConfig())
-    games = 0
-    points = 0.0
+    games, points = 0, 0.0
     for step in range(50):
         games, points = games + 40, points + 20
         assert sentinel.met_past(step, games, points) == []

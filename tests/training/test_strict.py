@@ -14,8 +14,7 @@ import pytest
 from tests.harness.in_process import rlforge_here
 from tests.harness.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
 
-from rlforge.config.compose import Composed, compose
-from rlforge.config.schema import RunConfig
+from rlforge.config.compose import compose
 from rlforge.errors import ConfigError
 from rlforge.preflight.games import validate
 from rlforge.tracking.digests import FILE, broken_at
@@ -108,12 +107,8 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     ],
 )
 def test_what_cannot_be_the_same_again_is_refused(overrides: list[str], key: str, why: str) -> None:
-    def compose_and_validate() -> None:
-        strict = ["+experiment=simpletak_mirror", "determinism=strict"]
-        result: Composed[RunConfig] = compose([*strict, *overrides])
-        validate(result, keys=False)
-
+    result = compose(["+experiment=simpletak_mirror", "determinism=strict", *overrides])
     with pytest.raises(ConfigError) as refused:
-        compose_and_validate()
+        validate(result, keys=False)
     assert key in str(refused.value)
     assert why in str(refused.value)

@@ -18,6 +18,8 @@ from rlforge.types import Completion, PolicyRef
 
 LORA = LoraConfig(rank=4, alpha=8)
 VOCABULARY = 300
+#: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
+LONG_PROMPT = [index % 50 for index in range(300)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,6 +104,11 @@ def versions(make_adapter):
 @pytest.fixture(scope="session")
 def base_policy():
     return PolicyRef(uid="step-0", kind="checkpoint")
+
+
+async def running(engine: Any, number: int) -> None:
+    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
+        await asyncio.sleep(0.001)
 
 
 def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) -> float:

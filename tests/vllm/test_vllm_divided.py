@@ -20,21 +20,12 @@ PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5, 4])
 
 def test_two_ranks_answer_as_one(engine, model_folder, base_policy, versions, tmp_path):
     adapted = versions[0][0]
-    job = {
-        "folder": str(model_folder),
-        "adapter": adapted.path_or_name,
-        "lora": dataclasses.asdict(LORA),
-        "prompts": PROMPTS,
-    }
+    job = {"folder": str(model_folder), "adapter": adapted.path_or_name, "prompts": PROMPTS}
+    job["lora"] = dataclasses.asdict(LORA)
     (tmp_path / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("divided_engine.py")
-    done = subprocess.run(
-        [sys.executable, script, tmp_path / "job.json"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, script, tmp_path / "job.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     divided = json.loads(done.stdout.splitlines()[-1])
 

@@ -7,7 +7,6 @@ import copy
 import gc
 import shutil
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,17 +19,9 @@ from rlforge.errors import ConfigError, EngineError
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import PolicyRef, SamplingParams
 
-from .conftest import VOCABULARY, logprob_gap, record_cached_tokens
+from .conftest import LONG_PROMPT, VOCABULARY, logprob_gap, record_cached_tokens, running
 
 pytestmark = pytest.mark.vllm
-
-#: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
-LONG_PROMPT = [index % 50 for index in range(300)]
-
-
-async def _running(engine: Any, number: int) -> None:
-    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -377,7 +368,7 @@ async def test_a_cancelled_request_frees_its_place(engine, versions, base_policy
         asyncio.create_task(engine.generate([index], long, versions[index % 2][0]))
         for index in range(40)
     ]
-    await _running(engine, 16)
+    await running(engine, 16)
     assert engine.stats().queued == 24
     for task in doomed:
         task.cancel()
@@ -433,7 +424,7 @@ async def test_closing_fails_running_and_later_requests(make_config, base_policy
     engine = make_engine(make_config(), device="cpu", threads=1)
     long = SamplingParams(max_tokens=500, seed=0)
     pending = [asyncio.create_task(engine.generate([1], long, base_policy)) for _ in range(5)]
-    await _running(engine, 5)
+    await running(engine, 5)
     await engine.close()
     results = await asyncio.gather(*pending, return_exceptions=True)
     assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)

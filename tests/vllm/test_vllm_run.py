@@ -77,11 +77,8 @@ def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player):
 def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player):
     done = run(
         *train_arguments(player, "engine.name=vllm", "learner.total_updates=2"),
-        "env.context=conversation",
-        "engine.max_tokens=6",
-        "engine.max_model_len=2048",
-        "model.prompt_template=default",
-        "model.action_extraction=raw",
+        *("env.context=conversation", "engine.max_tokens=6", "engine.max_model_len=2048"),
+        *("model.prompt_template=default", "model.action_extraction=raw"),
     )
     assert done.returncode == 0, done.stderr
     gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]

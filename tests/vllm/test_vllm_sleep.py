@@ -5,7 +5,6 @@ cache. On a CPU it keeps its memory; tests/engines/test_vllm_gpu.py is for what 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -13,17 +12,9 @@ from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineError
 from rlforge.types import SamplingParams
 
-from .conftest import logprob_gap, record_cached_tokens
+from .conftest import LONG_PROMPT, logprob_gap, record_cached_tokens, running
 
 pytestmark = pytest.mark.vllm
-
-#: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
-LONG_PROMPT = [index % 50 for index in range(300)]
-
-
-async def _running(engine: Any, number: int) -> None:
-    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
-        await asyncio.sleep(0.001)
 
 
 async def test_sleep_between_requests_changes_no_answer(engine, base, base_policy, versions):
@@ -35,7 +26,7 @@ async def test_sleep_between_requests_changes_no_answer(engine, base, base_polic
 
     steady = await asyncio.gather(*(ask(index) for index in range(12)))
     early = [ask(index) for index in range(6)]
-    await _running(engine, 6)
+    await running(engine, 6)
     falling_asleep = asyncio.create_task(engine.sleep())
     await asyncio.sleep(0)
     late = [ask(index) for index in range(6, 12)]
