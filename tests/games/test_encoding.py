@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.factories import byte_tokenizer
 from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
+from transformers import AddedToken
 
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
@@ -153,7 +154,7 @@ def in_brackets(*added, chat_template=None):
     """A tokenizer with added tokens that are not special, and do not look like a tag."""
     named = {"eos_token": "</s>", "chat_template": chat_template}
     tokenizer = byte_tokenizer(special=["</s>"], **named)
-    tokenizer.add_tokens(list(added))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     return tokenizer
 
 
