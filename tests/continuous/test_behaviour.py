@@ -35,7 +35,9 @@ def comment(post):
     return {"type": "CREATE_COMMENT", "postId": post, "content": "no"}
 
 
-def test_shares_of_actions_are_those_of_each_player(act):
+def test_shares_of_actions_are_those_of_each_player_and_all_without_a_market(act):
+    assert behaviour([factories.decision()]) == {"action/policy/NO_OP": 1.0}
+    assert behaviour([]) == {}
     found = behaviour(
         [
             act("agent-1", BUY),
@@ -115,8 +117,3 @@ def test_agents_in_teams_are_compared_with_those_by_themselves(act):
     assert high is not None
     assert low < 0.4 < high
     assert teams(decisions[:3])["team_advantage"] is None
-
-
-def test_decisions_without_a_market_have_shares_of_actions_only():
-    assert behaviour([factories.decision()]) == {"action/policy/NO_OP": 1.0}
-    assert behaviour([]) == {}

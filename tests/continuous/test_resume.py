@@ -234,13 +234,10 @@ def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere
     assert policy_weights(run_dir, "step-2") == policy_weights(undisturbed, "step-2")
 
 
-def test_the_phases_of_a_window_are_in_the_journal(whole):
+def test_a_finished_run_has_its_phases_in_the_journal_and_is_not_resumed(in_process, whole, capsys):
     entries = Journal(whole / "journal.sqlite").entries()
     assert [(entry.number, entry.phase) for entry in entries] == [(1, "done"), (2, "done")]
     assert [entry.facts["trained"]["uid"] for entry in entries] == ["step-1", "step-2"]
-
-
-def test_a_finished_run_is_not_resumed(in_process, whole, capsys):
     assert in_process.rlforge_here("continuous", "--resume", str(whole)) == 1
     assert "already finished its 2 windows; go on with --more N" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """Prediction markets: prices, fees, resolution, and the profit of decisions to buy or sell."""
 
 import math
+import re
 
 import pytest
 
@@ -119,8 +120,7 @@ def test_an_invalid_purchase_is_refused_with_the_reason(make_world, action, prob
     receipt = world.decide("ann", {"type": "BUY_SHARES", "outcome": "NO", **action})
     assert not receipt.accepted
     assert pytest.approx(before) == world.accounts()
-    with pytest.raises(AssertionError, match=problem):
-        raise AssertionError(receipt.problem)
+    assert re.search(problem, receipt.problem)
 
 
 def test_an_agent_cannot_sell_shares_that_it_does_not_have(make_world):

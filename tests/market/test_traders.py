@@ -10,6 +10,7 @@ from tests.factories import market_state
 
 from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.errors import ConfigError
+from rlforge.market.actions import FIELDS
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 
@@ -40,16 +41,7 @@ def test_profits_rank_the_kinds_of_traders_far_beyond_chance():
         ) ** 0.5
         assert gap > 4 * error
     assert statistics.mean(noise) < 0 < statistics.mean(momentum)
-    assert {kind for _, kind in actions} == {
-        "BUY_SHARES",
-        "SELL_SHARES",
-        "OPEN_POSITION",
-        "CLOSE_POSITION",
-        "CREATE_POST",
-        "CREATE_COMMENT",
-        "FOLLOW_USER",
-        "NO_OP",
-    }
+    assert {kind for _, kind in actions} == set(FIELDS)
 
 
 def test_value_traders_earn_by_the_news():

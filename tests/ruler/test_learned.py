@@ -11,6 +11,8 @@ from rlforge.errors import CheckpointError
 from rlforge.ruler.agreement import examine, without_outcome
 from rlforge.ruler.registry import make_scorer
 
+LEARNED = {"learned_windows": 2, "state_saved": 1}
+
 
 def _scorer(method, **changes):
     return make_scorer(RulerConfig(scoring_method=method, **changes))
@@ -60,12 +62,7 @@ async def test_a_low_temperature_spreads_scores(method, make_window):
 async def test_the_next_process_has_the_memory(method, make_window, tmp_path):
     first = _scorer(method, model_path=str(tmp_path / "ruler"))
     metrics = first.learn([make_window(0), make_window(1)])
-    assert metrics == {
-        "learned_windows": 2,
-        "learned_decisions": 160,
-        "newly_learned": 2,
-        "state_saved": 1,
-    }
+    assert metrics == {**LEARNED, "learned_decisions": 160, "newly_learned": 2}
     decisions = make_window(2).decisions
     second = _scorer(method, model_path=str(tmp_path / "ruler"))
     assert (await second.score(decisions)) == (await first.score(decisions))
@@ -110,12 +107,7 @@ def test_the_memory_of_a_scorer_is_bounded(method, make_window, monkeypatch):
     monkeypatch.setattr("rlforge.ruler.learned.MEMORY_ROWS", 10)
     scorer = _scorer(method, memory_windows=2)
     metrics = scorer.learn([make_window(n) for n in range(3)])
-    assert metrics == {
-        "learned_windows": 2,
-        "learned_decisions": 20,
-        "newly_learned": 3,
-        "state_saved": 1,
-    }
+    assert metrics == {**LEARNED, "learned_decisions": 20, "newly_learned": 3}
 
 
 def test_a_state_that_is_damaged_or_of_other_features_is_refused(method, make_window, tmp_path):

@@ -1,6 +1,6 @@
 """The documented example, and the class in threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,14 +38,9 @@ def test_pairs_name_the_better_decision_first(make_window, monkeypatch):
 
 
 def test_it_works_in_any_thread(make_window):
-    scorer, found = RULERScorer(), []
-    window = make_window(0)
-    threads = [
-        threading.Thread(target=lambda: found.append(scorer.score_trajectories(window.decisions)))
+    scorer, decisions = RULERScorer(), make_window(0).decisions
+    one, other = (
+        ThreadPoolExecutor(1).submit(scorer.score_trajectories, decisions).result()
         for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-        thread.join()
-    assert len(found) == 2
-    assert found[0] == found[1]
+    )
+    assert one == other

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.factories import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
@@ -19,7 +20,6 @@ from rlforge.types import SamplingParams
 
 TOKENIZER: Any = build_tokenizer([" yes", " no", "go"])
 DECODE = decoder(TOKENIZER)
-SIZE = len(TOKENIZER)
 
 
 def _stream(pieces, stops=()):
@@ -29,7 +29,7 @@ def _stream(pieces, stops=()):
     return out, text
 
 
-@given(st.lists(st.lists(st.integers(0, SIZE - 1), max_size=4), max_size=12))
+@given(st.lists(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=4), max_size=12))
 def test_the_concatenated_pieces_are_the_whole_text(pieces):
     out, _ = _stream(pieces)
     assert "".join(out) == DECODE([token for piece in pieces for token in piece])
@@ -41,9 +41,10 @@ WRITTEN = "the market's don't, . ! a  quick  héllo 日本 🙂"
 def _tokenizer(of):
     """A tokenizer whose tokens are joined as those of GPT-2, Llama or BERT."""
     letters = sorted({character for character in WRITTEN if character.isascii()} - {" "})
+    special = {"eos_token": "</s>", "unk_token": "<unk>"}
     if of == "GPT-2":
-        tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
-    elif of == "Llama":
+        return byte_tokenizer(special=["<unk>", "</s>"], **special)
+    if of == "Llama":
         tokens = ["▁", *letters, *(f"<0x{byte:02X}>" for byte in range(256))]
     else:
         tokens = [*letters, *(f"##{letter}" for letter in letters)]
@@ -54,14 +55,11 @@ def _tokenizer(of):
         tokenizer.decoder = decoders.WordPiece()
     else:
         tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
-        byte_level = of == "GPT-2"
-        tokenizer.pre_tokenizer = (
-            pre_tokenizers.ByteLevel() if byte_level else pre_tokenizers.Metaspace()
-        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
         steps = [space, decoders.ByteFallback(), decoders.Fuse(), strip]
-        tokenizer.decoder = decoders.ByteLevel() if byte_level else decoders.Sequence(steps)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+        tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @pytest.mark.parametrize("of", ["GPT-2", "Llama", "BERT"])

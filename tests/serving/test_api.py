@@ -709,13 +709,8 @@ async def test_where_no_tool_is_to_be_chosen_calls_are_text(tool_served, prompts
 
 
 async def test_without_parallel_calls_the_first_one_counts(tool_served, prompts):
-    asked = {
-        "tools": [ADDING],
-        "tool_choice": "auto",
-        "metadata": {"purpose": "sums"},
-        "store": False,
-    }
-    answer = await tool_served.chat(**asked, parallel_tool_calls=False)
+    asked = {"tools": [ADDING], "tool_choice": "auto", "parallel_tool_calls": False}
+    answer = await tool_served.chat(**asked, metadata={"purpose": "sums"}, store=False)
     (call,) = answer.choices[0].message.tool_calls or ()
     assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}
     assert answer.choices[0].message.content == "Let me see."

@@ -122,12 +122,8 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(start, make_ada
     assert staged.stdout.startswith("deploy-3 is staged: no service runs in deployments;")
     listed = _run("deployments")
     assert listed.returncode == 0
-    assert [line.split()[1] for line in listed.stdout.splitlines() if "deploy-" in line] == [
-        "live",
-        "rolled_back",
-        "rejected",
-        "staged",
-    ]
+    phases = [line.split()[1] for line in listed.stdout.splitlines() if "deploy-" in line]
+    assert phases == ["live", "rolled_back", "rejected", "staged"]
     lines = listed.stdout.splitlines()  # paths are not broken
     assert all(len(line) <= 80 or str(tmp_path) in line for line in lines)
     assert "no service runs here" in _run("rollback").stderr

@@ -62,12 +62,8 @@ def test_going_back_takes_the_later_versions_off_the_stack(tmp_path):
         assert [d.phase for d in journal.history()] == ["former"] * 3 + ["live"]
         journal.go_back_to(1, "worse")
         assert [d.number for d in journal.live()] == [1, 0]
-        assert [d.phase for d in journal.history()] == [
-            "former",
-            "live",
-            "rolled_back",
-            "rolled_back",
-        ]
+        phases = [d.phase for d in journal.history()]
+        assert phases == ["former", "live", "rolled_back", "rolled_back"]
         assert journal.history()[3].reason == "worse"
         _promoted(journal, 1)
         assert [d.number for d in journal.live()] == [4, 1, 0]

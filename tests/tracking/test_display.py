@@ -256,17 +256,6 @@ def test_an_exact_measure_is_a_line():
     assert exact_line(running(), later) == line
 
 
-def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run):
-    progress, out = progress_of(full_run), console()
-    first = dataclasses.replace(progress, status="running")
-    row = dataclasses.replace(first.win_rates[0], step=9)
-    with Display("demo", "plain", out) as shown:
-        shown.show(first)
-        shown.show(first)
-        shown.show(dataclasses.replace(first, win_rates=(row, *first.win_rates[1:])))
-    assert written(out).count("eval at") == 3
-
-
 def test_plain_shows_what_is_played_long_before_the_first_update(tracker, now):
     out = console()
     with Display("demo", "plain", out) as shown:

@@ -47,11 +47,8 @@ def test_writers_do_not_collide_and_numbering_continues(tmp_path):
         writer.add([equal_turns(game_id)])
         writer.close()
     names = sorted(path.name for path in (tmp_path / "games").iterdir())
-    assert names == [
-        "collector-0-000001.parquet",
-        "collector-0-000002.parquet",
-        "collector-1-000001.parquet",
-    ]
+    parts = ("0-000001", "0-000002", "1-000001")
+    assert names == [f"collector-{part}.parquet" for part in parts]
     assert [game.spec.game_id for game in read_games(tmp_path)] == ["a", "b", "c"]
 
 

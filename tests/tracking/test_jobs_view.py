@@ -34,13 +34,10 @@ def test_a_frame_is_as_wide_as_the_terminal(tmp_path, width):
     assert {len(line) for line in lines} == {width}
 
 
-def test_the_number_of_jobs_is_open_where_a_sweeper_chooses_them(tmp_path):
+def test_the_number_of_jobs_is_open_where_a_sweeper_chooses_them_or_there_is_no_sweep(tmp_path):
     sweep = write_jobs(tmp_path / "sweep_1", (0,))
     write_sweep(sweep, (), None)
     assert "1 job so far: 1 done" in once(sweep)
-
-
-def test_runs_of_a_folder_are_shown_without_a_sweep(tmp_path):
     for number in (0, 1):
         write_job(tmp_path / "kept", number)
     assert "kept  2 runs: 2 done" in once(tmp_path / "kept")

@@ -18,12 +18,8 @@ def test_a_run_is_running_while_a_process_holds_it(tmp_path):
     assert read_summary(run)["status"] == "running"  # as long as there is no file of a lock
     with RunLock(tmp_path):
         write_start(run, "demo", 8)
-        assert read_summary(run) == {
-            "updates": 0,
-            "run_name": "demo",
-            "total_updates": 8,
-            "status": "running",
-        }
+        updates = {"updates": 0, "total_updates": 8}
+        assert read_summary(run) == {"run_name": "demo", "status": "running", **updates}
         assert Progress.from_json(read_progress(run)).status == "running"
     # Its process has neither written how it ended nor holds the lock.
     assert read_summary(run)["status"] == read_progress(run)["status"] == "killed"

@@ -76,13 +76,8 @@ def test_rows_have_the_documented_column_names(make):
     assert row["complete"] is True
     assert decision_row(make(1))["complete"] is False
     assert list(row) == DECISIONS.names
-    assert list(outcome_row(make.outcome(make(1)))) == [
-        "id",
-        "reward",
-        "nextState",
-        "result",
-        "agentStats",
-    ]
+    outcome = outcome_row(make.outcome(make(1)))
+    assert list(outcome) == ["id", "reward", "nextState", "result", "agentStats"]
 
 
 def test_states_may_hold_numpy_scalars_and_mappings(make):

@@ -42,12 +42,6 @@ def test_default_rewards_follow_the_documented_formula(outcome):
     assert parts.pnl == outcome.pnl / outcome.investment
 
 
-def test_an_hour_is_not_fast():
-    reward = DecisionReward(DecisionRewardConfig())
-    assert reward(result(hold=59.999)).speed == 1.0
-    assert reward(result(hold=60)).speed == 0.5
-
-
 def test_uninvested_reward_replaces_the_return_on_nothing():
     parts = DecisionReward(DecisionRewardConfig())(result(pnl=0, investment=0))
     assert (parts.pnl, parts.reward) == (0.0, pytest.approx(0.2 + 0.3 * 0.6))
@@ -55,11 +49,12 @@ def test_uninvested_reward_replaces_the_return_on_nothing():
     assert DecisionReward(strict)(result(investment=0)).pnl == -1.0
 
 
-def test_every_term_is_configurable():
+def test_every_term_is_configurable_and_by_default_an_hour_is_not_fast():
     config = DecisionRewardConfig(
         pnl_weight=2, speed_weight=3, consistency_weight=5, fast_minutes=10, slow_reward=11
     )
-    reward = DecisionReward(config)
+    reward, default = DecisionReward(config), DecisionReward(DecisionRewardConfig())
+    assert (default(result(hold=59.999)).speed, default(result(hold=60)).speed) == (1.0, 0.5)
     assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 1 + 5 * 0.6)
     slow = reward(result(pnl=1000, hold=10))
     assert slow.total == pytest.approx(2 * 100 + 3 * 11 + 5 * 0.6)

@@ -101,9 +101,11 @@ def test_a_state_is_read_once_however_often_its_window_is_written(tmp_path, make
     with TrajectoryStore(tmp_path) as store:
         store.append([make.whole(0, state=states[0]), make(1, state=states[1])])
         reads = [state.reads for state in states]
-        store.complete([make.outcome(make(1))])
+        outcome = make.outcome(make(1))
+        store.complete([outcome])
         store.compact()
-        assert store.decisions() == [make.whole(0), complete(make, make(1))]
+        known = {name: getattr(outcome, name) for name in ("reward", "next_state", "result")}
+        assert store.decisions() == [make.whole(0), dataclasses.replace(make(1), **known)]
     assert [state.reads for state in states] == reads == [1, 1]
 
 
@@ -150,16 +152,7 @@ def test_repeated_decisions_and_outcomes_are_skipped(tmp_path, make):
         assert store.decisions()[-1].complete
 
 
-def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path, make):
-    with TrajectoryStore(tmp_path) as store:
-        store.append([make(1)])
-        with pytest.raises(StoreError, match=r"no decision 'agent-0-000002' in .*"):
-            store.complete([make.outcome(make(1)), make.outcome(make(2))])
-        assert not store.decisions()[0].complete
-        assert store.complete([make.outcome(make(1))]) == 1
-
-
-def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path, make):
+def test_one_bad_decision_or_unknown_outcome_keeps_its_whole_batch_out(tmp_path, make):
     with TrajectoryStore(tmp_path) as store:
         with pytest.raises(RlforgeError, match="reward is nan"):
             store.append([make(1), make(2, reward=float("nan"))])
@@ -167,6 +160,9 @@ def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path, make):
         store.append([make(1)])
         with pytest.raises(RlforgeError, match="reward is inf"):
             store.complete([make.outcome(make(1), reward=float("inf"))])
+        with pytest.raises(StoreError, match=r"no decision 'agent-0-000002' in .*"):
+            store.complete([make.outcome(make(1)), make.outcome(make(2))])
+        assert not store.decisions()[0].complete
         assert store.complete([make.outcome(make(1))]) == 1
 
 
@@ -581,10 +577,3 @@ def test_deleted_windows_are_gone_open_or_closed(tmp_path, make):
             store.complete([make.outcome(make(0))])
         assert store.append([make(0)]) == 1
     assert StoreReader(tmp_path).window_ids() == [ids[0], ids[1], ids[3]]
-
-
-def complete(make, decision):
-    outcome = make.outcome(decision)
-    return dataclasses.replace(
-        decision, reward=outcome.reward, next_state=outcome.next_state, result=outcome.result
-    )

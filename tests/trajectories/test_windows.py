@@ -32,8 +32,9 @@ def test_a_training_window_has_the_documented_fields(store):
     assert Windows(store, WindowConfig()).batch(TEN_ID) == window
 
 
-def test_a_window_that_is_not_ready_says_why(store):
-    window = Windows(store, WindowConfig(avg_reward_threshold=0.6)).get(ELEVEN_ID)
+def test_a_window_that_is_not_ready_says_why_until_late_decisions_are_written(store, make):
+    windows = Windows(store, WindowConfig(avg_reward_threshold=0.6))
+    window = windows.get(ELEVEN_ID)
     assert not window.ready
     assert window.reasons == (
         "2 of 3 learning agents have 5 decisions and 5 actions",
@@ -42,6 +43,8 @@ def test_a_window_that_is_not_ready_says_why(store):
     empty = Windows(store, WindowConfig()).get("2024-11-13-12:00")
     assert (empty.decisions, empty.agents, empty.ready) == ((), (), False)
     assert empty.reasons == ("it has no decisions",)
+    store.append([make.whole(n, "late", reward=1.0) for n in range(60, 65)])
+    assert windows.get(ELEVEN_ID).ready
 
 
 def test_a_window_is_open_until_its_end_and_grace_are_over(store):
@@ -54,13 +57,6 @@ def test_a_window_is_open_until_its_end_and_grace_are_over(store):
     assert windows.due_at(TEN_ID) == TEN + HOUR + 60
     assert windows.due(TEN + HOUR + 59) == "2024-11-13-09:00"
     assert windows.due(TEN + HOUR + 60) == TEN_ID
-
-
-def test_late_decisions_count_once_they_are_written(store, make):
-    windows = Windows(store, WindowConfig())
-    assert not windows.get(ELEVEN_ID).ready
-    store.append([make.whole(n, "late") for n in range(60, 65)])
-    assert windows.get(ELEVEN_ID).ready
 
 
 def test_summaries_agree_with_the_windows(store):
