@@ -99,19 +99,14 @@ async def test_every_answer_of_constrained_agents_is_an_action(walk):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("experiment", "problem"),
     [
-        (
-            ["+experiment=market_continuous"],
-            "continuous.constrained=True .*market in JSON, not model.prompt_template=board",
-        ),
-        (
-            ["+experiment=served_answers"],
-            "continuous.constrained=True .*in JSON, not continuous.source=requests",
-        ),
+        ("market_continuous", "market in JSON, not model.prompt_template=board"),
+        ("served_answers", "in JSON, not continuous.source=requests"),
     ],
 )
-def test_what_answers_no_market_in_json_cannot_be_constrained(overrides, problem):
-    composed = compose([*overrides, "continuous.constrained=true"], root=ContinuousConfig)
-    with pytest.raises(ConfigError, match=problem):
+def test_what_answers_no_market_in_json_cannot_be_constrained(experiment, problem):
+    overrides = [f"+experiment={experiment}", "continuous.constrained=true"]
+    composed = compose(overrides, root=ContinuousConfig)
+    with pytest.raises(ConfigError, match=f"continuous.constrained=True .*{problem}"):
         check_continuous(composed, keys=False)

@@ -158,8 +158,9 @@ class FullStore:
         raise StoreError("the disk is full")
 
 
-async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
-    open_log, store, clock
+@pytest.mark.parametrize("reported_again", [False, True])
+async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start_or_report(
+    open_log, store, clock, reported_again
 ):
     log = open_log(store=FullStore())
     await log.answered(answer())
@@ -168,19 +169,12 @@ async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
     log.close()
     clock.now += 3600
     log = open_log()
+    if reported_again:
+        assert await log.rewarded(answer().id, 1.0)
     log.finish()
     log.finish()
     assert [decision.window_id for decision in store.decisions()] == [TEN_ID]
     assert log.waiting() == 0
-
-
-async def test_an_outcome_that_could_not_be_moved_can_be_reported_again(open_log, store):
-    full = open_log(store=FullStore())
-    await full.answered(answer())
-    with pytest.raises(StoreError):
-        await full.rewarded(answer().id, 1.0)
-    assert await open_log().rewarded(answer().id, 1.0)
-    assert store.count() == 1
 
 
 def test_a_damaged_database_is_named(open_log, tmp_path):

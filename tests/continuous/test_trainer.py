@@ -17,6 +17,7 @@ from rlforge.serving.records import PairedOutcomes
 from rlforge.trajectories.reader import StoreReader
 
 RUN_DIR = Path("run")
+ONE_WINDOW = ("continuous.windows=1", "continuous.compare_episodes=0")
 
 #: The first keys of a row, in this order.
 FIRST_KEYS = (
@@ -91,8 +92,7 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(make_conf
 def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
     weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
     settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
-    short = ("continuous.windows=1", "continuous.compare_episodes=0")
-    execute(make_config(*weights, *settings, *short))
+    execute(make_config(*weights, *settings, *ONE_WINDOW))
     (row,) = rows()
     assert "there is no gradient" in row["reason"]
     assert row["deployment_success"] is None
@@ -101,7 +101,7 @@ def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
 
 def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(make_config, execute):
     judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
-    execute(make_config(*judge, "continuous.windows=1", "continuous.compare_episodes=0"))
+    execute(make_config(*judge, *ONE_WINDOW))
     (row,) = rows()
     assert row["scorer/unscored"] == 24.0  # no other decision is judged
     assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
@@ -147,12 +147,8 @@ async def test_during_a_trial_nothing_is_trained(make_config, begun):
 
 
 async def test_rewards_of_the_agents_decide_a_trial(make_config, begun):
-    config = make_config(
-        "deployment=ab_test",
-        "deployment.ab.shares=[0.99]",
-        "deployment.ab.max_outcomes=12",
-        "deployment.ab.undecided=promote",
-    )
+    trial = ("deployment=ab_test", "deployment.ab.shares=[0.99]", "deployment.ab.max_outcomes=12")
+    config = make_config(*trial, "deployment.ab.undecided=promote")
     async with begun(config, asyncio.Event()) as (assembly, trainer):
         assert await trainer.run()
         history = assembly.policy.service.history()
@@ -165,14 +161,8 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config, begun):
 
 
 def test_rolling_batches_reach_back_over_windows(make_config, execute):
-    execute(
-        make_config(
-            "window.mode=rolling",
-            "window.rolling_decisions=90",
-            "continuous.windows=3",
-            "continuous.compare_episodes=0",
-        )
-    )
+    rolling = ("window.mode=rolling", "window.rolling_decisions=90")
+    execute(make_config(*rolling, "continuous.windows=3", "continuous.compare_episodes=0"))
     first, second, third = rows()
     assert "66 of 90 complete decisions are there" in first["reason"]
     assert second["trajectories"] == third["trajectories"] == 90
@@ -181,8 +171,7 @@ def test_rolling_batches_reach_back_over_windows(make_config, execute):
 
 @pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
 def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute):
-    short = ("continuous.windows=1", "continuous.compare_episodes=0")
-    execute(make_config(f"algorithm={algorithm}", *short))
+    execute(make_config(f"algorithm={algorithm}", *ONE_WINDOW))
     (row,) = rows()
     assert row["version"] == "step-1"
     (update,) = rows("metrics.jsonl")
@@ -235,7 +224,7 @@ def answered_by():
 
 def test_with_an_initial_adapter_that_is_the_control(make_config, execute, adapter):
     changes = ("continuous.control_agents=2", f"learner.initial_adapter={adapter}")
-    execute(make_config(*changes, "continuous.windows=1", "continuous.compare_episodes=0"))
+    execute(make_config(*changes, *ONE_WINDOW))
     assert answered_by() == {"control": {"control"}, "policy": {"deploy-1"}}
     # The same weights: an answer has the same probability by both.
     by_prompt = collections.defaultdict(list)
@@ -248,14 +237,9 @@ def test_with_an_initial_adapter_that_is_the_control(make_config, execute, adapt
 
 def test_windows_by_the_wall_clock(make_config, execute):
     """Windows of two seconds with ticks of 120 ms."""
-    config = make_config(
-        "window.clock=wall",
-        "window.minutes=0.03333333333333333",
-        "market.tick_minutes=0.002",
-        "continuous.windows=4",
-        "continuous.compare_episodes=0",
-    )
-    execute(config)
+    short = ("window.minutes=0.03333333333333333", "market.tick_minutes=0.002")
+    windows = ("continuous.windows=4", "continuous.compare_episodes=0")
+    execute(make_config("window.clock=wall", *short, *windows))
     found = rows()
     assert len(found) == 4
     assert [row["window_id"] for row in found] == sorted(row["window_id"] for row in found)

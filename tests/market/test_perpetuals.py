@@ -101,24 +101,26 @@ def test_funding_rates_are_bounded(make_world):
     assert world.state("ann")["markets"]["perpetuals"][0]["fundingRate"] == 0.01
 
 
-def test_a_position_below_its_maintenance_margin_is_liquidated(make_world, ticked):
+@pytest.mark.parametrize(
+    ("size", "index", "pnl"),
+    [
+        # 100 of margin less 60 lost, less 1 % of liquidation fee and 0.1 % of closing fee.
+        (1000, 9_400, pytest.approx(-60 - 11 - 1, abs=0.02)),
+        (5000, 5_000, -505.0),
+    ],
+)
+def test_a_position_below_its_maintenance_margin_is_liquidated_and_loses_no_more_than_its_margin(
+    make_world, ticked, size, index, pnl
+):
     world = make_world(depth=1e9)
-    opened = open_(world, "ann", 1000, leverage=10)
-    move_index(world, 9_400)
+    opened = open_(world, "ann", size, leverage=10)
+    move_index(world, index)
     settled = ticked(world)[opened.ticket]
-    # 100 of margin less 60 lost, less 1 % of liquidation fee and 0.1 % of closing fee.
-    assert settled.pnl == pytest.approx(-60 - 11 - 1, abs=0.02)
+    assert settled.pnl == pnl
+    assert settled.pnl >= -settled.investment
+    assert balance(world) == pytest.approx(1000 + settled.pnl)
     assert world.state("ann")["portfolio"]["positions"] == []
     assert "liquidated" in world.state("ann")["agent"]["memory"][-1]["text"]
-
-
-def test_no_agent_loses_more_than_its_margin(make_world, ticked):
-    world = make_world(depth=1e9)
-    opened = open_(world, "ann", 5000, leverage=10)
-    move_index(world, 5_000)
-    settled = ticked(world)[opened.ticket]
-    assert settled.pnl == -settled.investment == -505.0
-    assert balance(world) == 495.0
 
 
 def test_a_vault_that_runs_short_closes_the_most_profitable_position_and_pays_all_it_has(

@@ -351,12 +351,6 @@ async def test_tokens_of_a_window_are_bounded(server, judged, window):
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
 
 
-async def test_one_agent_costs_nothing(server, judged, make_window):
-    scores = await judged(make_window(0, agents=("good",)).decisions)
-    assert set(scores.values) == {0.5}
-    assert server.requests == []
-
-
 async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(judged, few, caplog):
     scores = await judged(few, "all equal")
     assert set(scores.values) == {0.5}
@@ -379,8 +373,8 @@ async def test_learn_reports_how_well_a_judge_forecast_the_rewards(server, make_
     assert 0 < metrics["forecast_kendall_tau"] < 1
 
 
-def _groups(decisions, by, size=8):
-    config = JudgeConfig(group_by=by, group_size=size)
+def _groups(decisions, by):
+    config = JudgeConfig(group_by=by, group_size=8)
     return [[decisions[place] for place in group] for group in divide(decisions, config)]
 
 
@@ -397,7 +391,12 @@ def test_groups_are_neighbours_in_time_or_decisions_of_one_agent(make_window):
     assert len({decision.id for group in groups for decision in group}) == 40
 
 
-async def test_an_agent_with_a_single_decision_cannot_be_compared(judged, few):
+async def test_one_agent_costs_nothing_and_a_single_decision_of_one_cannot_be_compared(
+    server, judged, make_window, few
+):
+    scores = await judged(make_window(0, agents=("good",)).decisions)
+    assert set(scores.values) == {0.5}
+    assert server.requests == []
     decisions = few[:5]
     scores = await judged(decisions, group_by="agent")
     lone = [d.agent_id for d in decisions].index("noise")

@@ -33,7 +33,7 @@ def test_number(amount, text):
     assert f.number(amount) == text
 
 
-def test_digits_shares_and_counts():
+def test_digits_shares_counts_and_curves():
     assert f.number(0.592171, 2) == "0.59"
     assert f.percent(0.6789) == "68%"
     assert f.percent(0.6789, 1) == "67.9%"
@@ -43,9 +43,6 @@ def test_digits_shares_and_counts():
     assert f.count(3.21e9) == "3.21G"
     assert f.per_second(42.13) == "42.1/s"
     assert f.per_second(4213.4) == "4,213/s"
-
-
-def test_sparkline_uses_all_blocks():
     assert f.sparkline((0.0, 0.5, 1.0, 1.2)) == "▁▅██"
 
 

@@ -48,12 +48,13 @@ def test_a_gauge_has_its_last_value_and_no_mean():
         metrics.set("queued", 1.0)
 
 
-def test_wilson_interval_agrees_with_a_published_value():
+def test_wilson_interval_agrees_with_a_published_value_and_without_trials_is_zero_to_one():
     # 81 of 263: Newcombe (1998), Statistics in Medicine 17, table I, method 3.
     low, high = wilson_interval(81, 263)
     assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
     low, high = wilson_interval(0, 20)
     assert (low, round(high, 4)) == (0.0, 0.1611)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @given(st.integers(1, 500), st.data())
@@ -67,7 +68,3 @@ def test_wilson_interval_solves_its_equation_and_holds_the_rate(trials, data):
         assert abs(rate - bound) == pytest.approx(
             z * math.sqrt(bound * (1 - bound) / trials), abs=1e-9
         )
-
-
-def test_without_trials_the_interval_is_zero_to_one():
-    assert wilson_interval(0, 0) == (0.0, 1.0)

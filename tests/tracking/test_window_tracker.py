@@ -160,23 +160,17 @@ def test_a_window_in_one_line(version, end):
     assert window_line(found, 3) == f"{start}, wins 75.0%, {end}"
 
 
-def test_the_plain_display_prints_each_window_once():
-    tracker = make_tracker()
-    console = Console(record=True, width=200)
+def test_the_plain_display_prints_each_window_once_and_counts_them_at_the_end():
+    tracker, console = make_tracker(), Console(record=True, width=200)
     with Display("test", "plain", console) as display:
         for number in (1, 2):
             tracker.log_window(row(number, f"step-{number}"), UPDATE)
             display.show(tracker.progress())
             display.show(tracker.progress())
     printed = console.export_text().splitlines()
-    assert [line.partition(" 2024")[0] for line in printed] == [
-        "test: window 1/3",
-        "test: window 2/3",
-    ]
-
-
-def test_a_run_that_ends_before_its_first_window_counts_windows():
-    tracker, console = make_tracker(), Console(record=True, width=200)
+    shown = [line.partition(" 2024")[0] for line in printed]
+    assert shown == ["test: window 1/3", "test: window 2/3"]
+    tracker = make_tracker()
     tracker.close({"status": "interrupted"})
     with Display("test", "plain", console) as display:
         display.show(tracker.progress())

@@ -138,32 +138,21 @@ def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make):
 
 def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(make):
     scripted = Metadata(provider="scripted:insider")
-    crowd = [make.whole(i, f"insider-{a}", metadata=scripted) for a in range(3) for i in range(5)]
-    assert reasons(crowd, avg_reward_threshold=None) == (
+    assert reasons(window(make, metadata=scripted), avg_reward_threshold=None) == (
         "0 of 3 learning agents have 5 decisions and 5 actions",
     )
     refused = {"type": "BUY_SHARES", "problem": "no money is left"}
-    model = [make.whole(i, f"agent-{a}", reward=0.3125) for a in range(3) for i in range(5)]
-    model += [
-        make.whole(10 + i, f"agent-{a}", reward=-1.0, action=refused)
-        for a in range(3)
-        for i in range(9)
-    ]
+    model = window(make, reward=0.3125) + window(make, each=9, reward=-1.0, action=refused)
     poor = [make.whole(20 + i, "noise-1", metadata=scripted, reward=-0.875) for i in range(9)]
     assert reasons([*model, *poor]) == ()
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9])
-def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(make, share):
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(make, answers):
     """An answer without an action is a NO_OP with a problem."""
     silent = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
-    decisions = [
-        make.whole(i, f"agent-{a}", reward=-1.0, action=silent)
-        if i < 10 * share
-        else make.whole(i, f"agent-{a}", reward=0.5)
-        for a in range(3)
-        for i in range(10)
-    ]
+    decisions = window(make, each=10 - answers, reward=-1.0, action=silent)
+    decisions += window(make, each=answers, reward=0.5)
     assert reasons(decisions, avg_reward_threshold=0.3) == ()
 
 

@@ -92,7 +92,9 @@ def test_the_report_holds_the_results_of_the_run(page):
     assert tags.count("svg") > 15
 
 
-def test_the_games_are_annotated(page):
+def test_the_games_are_annotated_and_without_a_script_their_turns_are_in_a_list_that_opens(page):
+    assert page.count("<summary>2 turns</summary>") == 5
+    assert not re.search(r"<li[^>]*hidden", page)
     text, _ = check(page)
     for title in (
         "First training game",
@@ -113,11 +115,6 @@ def test_a_turn_shows_what_is_new_to_its_player(tmp_path):
     turns = [turn(n % 2, observation=f"The rules.\n\nBoard: {b}") for n, b in enumerate(boards)]
     text, _ = check(page_of(tmp_path, game_record(turns=turns)))
     assert (text.count("The rules."), text.count("Board: xo.")) == (2, 2)
-
-
-def test_without_a_script_every_turn_is_in_a_list_that_opens(page):
-    assert page.count("<summary>2 turns</summary>") == 5
-    assert not re.search(r"<li[^>]*hidden", page)
 
 
 def test_an_observation_shows_its_end_first_where_the_board_is(page):
