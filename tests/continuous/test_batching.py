@@ -183,57 +183,43 @@ def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share)
     assert not any(fits(more) for more in range(most + 1, max(counts) + 1))
 
 
-#: Decisions of one agent with different rewards.
-SIX = [factories.decision(i, reward=i / 10) for i in range(6)]
-
-
 @pytest.mark.parametrize(
-    ("decisions", "scores", "settings", "reason"),
+    ("changes", "reason"),
     [
         (
-            [factories.decision(i, f"agent-{i}", reward=0.2) for i in range(4)],
-            [0.9] * 4,
-            {},
-            "all 4 decisions have the same reward: there is no gradient",
+            {"decisions": [factories.decision(i, f"agent-{i}", reward=0.2) for i in range(6)]},
+            "all 6 decisions have the same reward: there is no gradient",
         ),
-        (
-            SIX,
-            [0.9] * 6,
-            {"train_on": "score"},
-            "all 6 decisions have the same score: there is no gradient",
-        ),
+        ({"train_on": "score"}, "all 6 decisions have the same score: there is no gradient"),
         # GRPO compares agents; a single one is equal to the mean of all.
         (
-            SIX,
-            [0.9] * 6,
             {"algorithm": GrpoConfig()},
             "every advantage is 0: no decision differs from those that it is compared with",
         ),
         (
-            SIX,
-            [0.9] * 6,
             {"version": 9},
             "no selected decision can be learned from: 6 are of more than "
             "continuous.max_staleness=1 versions ago",
         ),
         (
-            SIX,
-            [0.9] * 4 + [0.1, None],
-            {"min_selected": 5},
+            {"scores": [0.9] * 4 + [0.1, None], "min_selected": 5},
             "4 of the model's 6 decisions are selected, and continuous.min_selected is 5",
         ),
         (
-            SIX,
-            [0.9] * 6,
             {"max_agent_share": 0.5},
             "no selected decision can be learned from: "
             "there are too few agents for continuous.max_agent_share=0.5",
         ),
-        ([factories.decision(tokens=None)], [0.9], {}, "no decision of the trained model is in it"),
+        (
+            {"decisions": [factories.decision(tokens=None)], "scores": [0.9]},
+            "no decision of the trained model is in it",
+        ),
     ],
 )
-def test_a_window_that_trains_nothing_says_why(decisions, scores, settings, reason):
-    found = gather(decisions, scores, **settings)
+def test_a_window_that_trains_nothing_says_why(changes, reason):
+    """Six decisions of one agent with different rewards, each with a score of 0.9."""
+    six = [factories.decision(i, reward=i / 10) for i in range(6)]
+    found = gather(**{"decisions": six, "scores": [0.9] * 6, **changes})
     assert found.batch is None
     assert found.reason == reason
 

@@ -35,65 +35,39 @@ def _high_and_frequent_funding():
 
 AGENTS = ("ann", "bob", "cyd", "dan")
 
-number = st.one_of(
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.floats(0.001, 3000),
-    st.integers(-5, 10**13),
-    st.booleans(),
-    st.none(),
-)
+finite = st.floats(0.001, 3000)
+number = st.one_of(st.floats(), finite, st.integers(-5, 10**13), st.booleans(), st.none())
 amount = st.floats(0.01, 600).map(lambda x: round(x, 2))
 name = st.sampled_from(
     [*(f"market-{i}" for i in range(1, 9)), "ACME", "BOLT", "wire", "daily", *AGENTS, "post-1", ""]
 )
 position = st.integers(1, 40).map(lambda i: f"position-{i}")
+size = st.floats(0.01, 4000).map(lambda x: round(x, 2))
+market = st.integers(1, 12).map(lambda i: f"market-{i}")
+sides, tickers = st.sampled_from(["long", "short"]), st.sampled_from(["ACME", "BOLT"])
+
+
+def action(*kinds, **fields):
+    """An action of one of these kinds, with these fields."""
+    return st.fixed_dictionaries({"type": st.sampled_from(kinds), **fields})
+
+
 sensible = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "type": st.just("BUY_SHARES"),
-            "marketId": st.integers(1, 12).map(lambda i: f"market-{i}"),
-            "outcome": st.sampled_from(["YES", "NO"]),
-            "amount": amount,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "type": st.just("OPEN_POSITION"),
-            "ticker": st.sampled_from(["ACME", "BOLT"]),
-            "side": st.sampled_from(["long", "short"]),
-            "size": st.floats(0.01, 4000).map(lambda x: round(x, 2)),
-            "leverage": st.floats(1, 10),
-        }
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("SELL_SHARES"), "positionId": position, "shares": amount}
-    ),
-    st.fixed_dictionaries({"type": st.just("CLOSE_POSITION"), "positionId": position}),
-    st.fixed_dictionaries({"type": st.just("CREATE_POST"), "content": st.text(max_size=300)}),
-    st.fixed_dictionaries({"type": st.just("FOLLOW_USER"), "userId": name}),
-    st.just({"type": "NO_OP"}),
+    action("BUY_SHARES", marketId=market, outcome=st.sampled_from(["YES", "NO"]), amount=amount),
+    action("OPEN_POSITION", ticker=tickers, side=sides, size=size, leverage=st.floats(1, 10)),
+    action("SELL_SHARES", positionId=position, shares=amount),
+    action("CLOSE_POSITION", positionId=position),
+    action("CREATE_POST", content=st.text(max_size=300)),
+    action("FOLLOW_USER", userId=name),
+    action("NO_OP"),
 )
+trades, answers = ("BUY_SHARES", "OPEN_POSITION", "SELL_SHARES"), st.sampled_from(["YES", "MAYBE"])
 nonsense = st.one_of(
     st.none(),
     st.text(max_size=20),
     st.dictionaries(st.sampled_from(["type", "amount", "marketId", "x"]), number, max_size=3),
-    st.fixed_dictionaries(
-        {
-            "type": st.sampled_from(["BUY_SHARES", "OPEN_POSITION", "SELL_SHARES"]),
-            "marketId": name,
-            "outcome": st.sampled_from(["YES", "MAYBE"]),
-            "amount": number,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "type": st.just("OPEN_POSITION"),
-            "ticker": name,
-            "side": st.just("long"),
-            "size": number,
-            "leverage": number,
-        }
-    ),
+    action(*trades, marketId=name, outcome=answers, amount=number),
+    action("OPEN_POSITION", ticker=name, side=st.just("long"), size=number, leverage=number),
 )
 #: An agent and its action, and whether a tick follows. ``True`` stands for selling all shares of
 #: the agent's first position, or for closing it.

@@ -25,21 +25,16 @@ from rlforge.types import Checkpoint
 
 LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
-#: Two tools, of which one takes an integer.
-ADDING = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-WAIT = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    """A tool that wants these properties and no others."""
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    function = {"name": name, "parameters": {**parameters, "additionalProperties": False}}
+    return {"type": "function", "function": function}
+
+
+ADDING = tool("add", a={"type": "integer", "minimum": 0, "maximum": 99})
+WAIT = tool("wait")
 
 #: Random adapters of a barely warmed model: their answers need not be readable.
 SETTINGS = {"min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
