@@ -46,16 +46,13 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_from_those_that
     assert comparison["after"]["version"] == "step-3"
 
 
-def test_decisions_of_another_tokenizer_are_refused(make_config, execute, tmp_path):
+def test_a_store_without_decisions_or_with_those_of_another_tokenizer_is_refused(
+    make_config, execute, tmp_path
+):
+    config = make_config(*from_store(tmp_path / "store"))
     with TrajectoryStore(tmp_path / "store") as store:
+        with pytest.raises(RunError, match="holds no decisions to learn from"):
+            execute(config, "learned")
         store.append([factories.decision(1, tokens=(9,))])
-    config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
-        execute(config, "learned")
-
-
-def test_a_store_without_decisions_is_refused(make_config, execute, tmp_path):
-    TrajectoryStore(tmp_path / "store").close()
-    config = make_config(*from_store(tmp_path / "store"))
-    with pytest.raises(RunError, match="holds no decisions to learn from"):
-        execute(config, "learned")
+        execute(config, "again")

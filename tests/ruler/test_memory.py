@@ -30,19 +30,16 @@ def test_a_saved_memory_is_read_back(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_oldest_windows_are_forgotten():
-    memory = _memory(windows=2)
-    for name in ("w2", "w1", "w3"):
-        memory.add(name, *_rows(2))
-    assert [window.id for window in memory.windows] == ["w2", "w3"]
-
-
-def test_a_window_is_remembered_once():
+def test_a_window_is_remembered_once_and_the_oldest_is_forgotten():
     memory = _memory()
     assert memory.add("w", *_rows(2))
     assert not memory.add("w", *_rows(5))
     assert not memory.add("empty", *_rows(0))
     assert len(memory.windows) == 1
+    memory = _memory(windows=2)
+    for name in ("w2", "w1", "w3"):
+        memory.add(name, *_rows(2))
+    assert [window.id for window in memory.windows] == ["w2", "w3"]
 
 
 def test_a_seeded_sample_of_a_large_window_is_kept():

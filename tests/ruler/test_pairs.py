@@ -90,14 +90,11 @@ def test_strengths_stay_finite_where_an_item_never_lost_or_priors_are_far_apart(
     assert np.isfinite(fit_strengths(_pairs([0], [1]), prior, prior_games=1.0)).all()
 
 
-def test_scores_are_the_probability_to_beat_another_item():
+def test_scores_are_the_probability_to_beat_another_item_at_a_temperature():
     s = np.array([0.0, 1.0, 3.0])
     first = (expit(-1 / 0.7) + expit(-3 / 0.7)) / 2
     assert expected_wins(s, 0.7)[0] == pytest.approx(first)
     assert expected_wins(s, 0.7).mean() == pytest.approx(0.5)
-
-
-def test_scores_spread_at_low_and_contract_at_high_temperatures():
     s = np.array([-1.0, 0.0, 1.0])
     np.testing.assert_allclose(expected_wins(s, 1e-3), [0.0, 0.5, 1.0], atol=1e-9)
     np.testing.assert_allclose(expected_wins(s, 1e6), [0.5, 0.5, 0.5], atol=1e-5)

@@ -20,15 +20,13 @@ def small_holdout(config, engine, tokenizer):
     return GameHoldout(config, engine, tokenizer, stop_token_ids(config.model, tokenizer))
 
 
-async def test_a_version_gets_the_same_reward_as_itself_in_every_game(small_holdout):
-    outcomes = await small_holdout(dataclasses.replace(BASE, uid="candidate-1"), BASE)
-    assert len(outcomes.candidate) == 24
-    assert outcomes.candidate == outcomes.current
-    assert set(outcomes.current) <= {-1.0, 0.0, 1.0}
-
-
-async def test_two_versions_play_the_same_games(small_holdout, adapter):
-    alone = await small_holdout(BASE, BASE)
+async def test_two_versions_play_the_same_games_and_equal_ones_get_equal_rewards(
+    small_holdout, adapter
+):
+    alone = await small_holdout(dataclasses.replace(BASE, uid="candidate-1"), BASE)
+    assert len(alone.candidate) == 24
+    assert alone.candidate == alone.current
+    assert set(alone.current) <= {-1.0, 0.0, 1.0}
     outcomes = await small_holdout(adapter.policy(), BASE)
     assert outcomes.current == alone.current
     assert np.any(np.array(outcomes.candidate) != np.array(outcomes.current))

@@ -80,14 +80,11 @@ def test_rows_have_the_documented_column_names(make):
     assert list(outcome) == ["id", "reward", "nextState", "result", "agentStats"]
 
 
-def test_states_may_hold_numpy_scalars_and_mappings(make):
+def test_numpy_scalars_mappings_and_lone_surrogates_become_what_can_be_written(make):
     odd = {"n": np.float32(0.5), "k": np.int64(3), "inner": MappingProxyType({"a": (1, 2)})}
     assert there_and_back(make(1, state=odd)).state == {"n": 0.5, "k": 3, "inner": {"a": [1, 2]}}
-
-
-def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make):
-    decision = make(1, metadata=Metadata(provider="m", reasoning="a\ud800b"))
-    assert there_and_back(decision).metadata.reasoning == "a?b"
+    said = Metadata(provider="m", reasoning="a\ud800b")
+    assert there_and_back(make(1, metadata=said)).metadata.reasoning == "a?b"
 
 
 @pytest.mark.parametrize(
