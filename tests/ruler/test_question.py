@@ -190,9 +190,9 @@ THOUGHT = f"<think>{_answer(a=0.1, b=0.9)} no, reversed"
         ('{"scores": [{"id": ["a"], "score": 0}]}', "no decision with the id"),
         ('{"scores": [{"score": 0.5}]}', "no decision with the id None"),
         # A thought is no answer, whether the answer is missing, cut or out of range.
-        (THOUGHT, ""),
-        (f"{THOUGHT}</think>", ""),
-        (f"{THOUGHT}</think>{_answer(a=9, b=1)[:-20]}", ""),
+        (THOUGHT, "no JSON object"),
+        (f"{THOUGHT}</think>", "no JSON object"),
+        (f"{THOUGHT}</think>{_answer(a=9, b=1)[:-20]}", "no JSON object"),
         (f"{THOUGHT}</think>{_answer(a=9, b=1)}", "the score of a is 9"),
     ],
 )
