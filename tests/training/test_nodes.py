@@ -163,7 +163,8 @@ def test_an_elastic_run_uses_nodes_that_join_and_goes_on_without_those_that_leav
         nodes.kill("first")
         _, stderr = process.communicate(timeout=250)
     assert process.returncode == 0, stderr
-    for line in ("engine-1 has joined", "collector-1 has joined", "collector-0 died"):
+    joined = ("engine-1 has joined", "collector-1 has joined")
+    for line in (*joined, "collector-0 does not answer"):  # no node has room for it
         assert line in stderr
     assert done < 50
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 61)]
