@@ -92,10 +92,10 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def found_by(tree: Path, tests: list[str], limit: float = 900.0) -> str:
-    """The test file that fails first; empty where all pass."""
+def found_by(tree: Path, tests: list[str], limit: float = 900.0, each: int = 300) -> str:
+    """The test file that fails first; empty where all pass. each: seconds that a test may take."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"]
-    command += ["-o", "timeout=100", *tests]  # a loop without end
+    command += ["-o", f"timeout={each}", *tests]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     pipe |= {"start_new_session": True, "preexec_fn": limited}
@@ -106,7 +106,8 @@ def found_by(tree: Path, tests: list[str], limit: float = 900.0) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         return f"{limit:g} seconds"
     named = re.search(r"^(?:FAILED|ERROR) (?:collecting )?([^\s:]+\.py)", out, re.MULTILINE)
-    return "" if process.returncode == 0 else named[1] if named else "the start of pytest"
+    ended = named[1] if named else f"pytest ended with {process.returncode}"
+    return ended if process.returncode else ""
 
 
 def tried(tree: Path, place: tuple[Any, ...], whole_runs: list[str]) -> str:
@@ -117,7 +118,7 @@ def tried(tree: Path, place: tuple[Any, ...], whole_runs: list[str]) -> str:
         return "skipped: the line has left the tree"
     known[place]()
     file.write_text(ast.unparse(ast.fix_missing_locations(module)))
-    found = found_by(tree, [f"tests/{package}"])
+    found = found_by(tree, [f"tests/{package}"], each=100)  # some mutants never end
     if not found and whole_runs:  # also those of tiers that are left out by default
         found = found_by(tree, ["-m", "not gpu", *whole_runs])
     file.write_text(source)

@@ -57,6 +57,12 @@ def test_a_runs_ladder_is_the_maximum_of_its_posterior(size, seed):
         assert points_of == pytest.approx(ELO * (best[int(uid[1:])] - zero), abs=0.5)
 
 
+def test_odds_of_ten_to_one_are_400_points():
+    points = np.array([[0, 10_000], [1_000, 0]])
+    first, second = run_ladder(played(points, points + points.T), [("p0",), ("p1",)])
+    assert first.elo - second.elo == pytest.approx(400, abs=0.5)
+
+
 def test_intervals_of_a_runs_ladder_hold_the_true_differences():
     inside = total = 0
     for seed in range(200):
