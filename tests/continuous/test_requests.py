@@ -269,7 +269,7 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, exec
 
     def talk():
         try:
-            shares.extend(_talk(run_dir, windows=3))
+            shares.extend(_talk(run_dir, windows=range(3, 11)))
         except Exception as error:
             failures.append(error)
         finally:
@@ -284,14 +284,17 @@ def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, exec
     trained = [row for row in read_jsonl(run_dir / "windows.jsonl") if row["version"]]
     assert len(trained) >= 3
     assert all(row["deployment_success"] for row in trained)
-    assert shares[-1] > shares[0] + 0.2, shares
+    assert shares[-1] > shares[0] + 0.3, shares
     with TrajectoryStore(run_dir / "store") as store:
         kept = [one.completion for one in store.decisions()]
     assert {one.policy_uid for one in kept if one is not None} >= {"deploy-0", "deploy-1"}
 
 
 def _talk(run_dir, windows):
-    """Ask until so many windows were trained on; the share of the liked answer before and after."""
+    """The share of the liked answer at the start, and after the numbers of windows in ``windows``.
+
+    On a busy machine a window holds fewer answers, so they end with the first clear growth.
+    """
     address = run_dir / "deployments" / "service.json"
     _until(address.exists)
     token = (run_dir / "deployments" / "token").read_text().strip()
@@ -323,10 +326,14 @@ def _talk(run_dir, windows):
     with ThreadPoolExecutor(8) as users:
         before = texts()
         liked = max(sorted(set(before)), key=lambda t: before.count(t) * (before.count(t) < 30))
-        while trained() < windows:
-            list(users.map(rewarded, range(8)))
-        after = texts()
-    return before.count(liked) / 60, after.count(liked) / 60
+        shares = [before.count(liked) / 60]
+        for number in windows:
+            while trained() < number:
+                list(users.map(rewarded, range(8)))
+            shares.append(texts().count(liked) / 60)
+            if shares[-1] > shares[0] + 0.3:
+                break
+    return shares
 
 
 def _until(there):
