@@ -84,22 +84,22 @@ def copied(commit: str) -> tuple[Path, set[Any]]:
     return folder, set().union(*known)
 
 
-#: Bytes of memory that a process of tests may take: a loop without end fills it.
+#: Bytes of memory that tests of a package may take: a loop without end fills it.
 MEMORY = 12 * 2**30
 
 
-def limited() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+def found_by(tree: Path, tests: list[str], limit: float = 900.0, *, bounded: bool = False) -> str:
+    """The test file that fails first; empty where all pass.
 
-
-def found_by(tree: Path, tests: list[str], limit: float = 900.0, each: int = 300) -> str:
-    """The test file that fails first; empty where all pass. each: seconds that a test may take."""
+    bounded: a test may take 100 s and ``MEMORY``, as whole runs, with Ray's processes, may not.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"]
-    command += ["-o", f"timeout={each}", *tests]
+    command += [*(("-o", "timeout=100") if bounded else ()), *tests]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    pipe |= {"start_new_session": True, "preexec_fn": limited}
-    process = subprocess.Popen(command, cwd=tree, env=environment, **pipe)
+    if bounded:
+        pipe["preexec_fn"] = partial(resource.setrlimit, resource.RLIMIT_AS, (MEMORY, MEMORY))
+    process = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **pipe)
     try:
         out, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -118,11 +118,20 @@ def tried(tree: Path, place: tuple[Any, ...], whole_runs: list[str]) -> str:
         return "skipped: the line has left the tree"
     known[place]()
     file.write_text(ast.unparse(ast.fix_missing_locations(module)))
-    found = found_by(tree, [f"tests/{package}"], each=100)  # some mutants never end
+    found = found_by(tree, [f"tests/{package}"], bounded=True)
     if not found and whole_runs:  # also those of tiers that are left out by default
         found = found_by(tree, ["-m", "not gpu", *whole_runs])
     file.write_text(source)
     return f"found: {found}" if found else "survived"
+
+
+def ended(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """How the mutants of each tree ended."""
+    kinds = {
+        name: Counter(row.get(name, "to do").partition(":")[0] for row in rows)
+        for name in ("before", "after")
+    }
+    return {name: dict(sorted(each.items())) for name, each in kinds.items()}
 
 
 def main() -> None:
@@ -153,9 +162,8 @@ def main() -> None:
         passing.add(package)
         row[given.tree] = tried(tree, tuple(row.values())[:4], given.whole_runs)
         print(*row.values(), sep="  ", flush=True)
-        record("mutants", {**kept, "after": after, "mutants": rows})
-    for name in trees:
-        print(name, dict(Counter(row.get(name, "to do").partition(":")[0] for row in rows)))
+        record("mutants", {**kept, "after": after, "ended": ended(rows), "mutants": rows})
+    print(ended(rows))
 
 
 if __name__ == "__main__":
