@@ -46,7 +46,7 @@ slow() { .venv/bin/python -m pytest -m "slow and not release and not vllm and no
 skill() { .venv/bin/python benchmarks/skill.py --games kuhn --seeds 0 --against last --worst 1.5; }
 
 for part in "$@"; do
-  if [[ " ${ALL[*]} " != *" $part "* ]]; then
+  if ! printf '%s\n' "${ALL[@]}" | grep -qxF -- "$part"; then
     echo "there is no part $part; the parts are: ${ALL[*]}" >&2
     exit 2
   fi

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tracking.sweep_runs import write_jobs
+from tests.harness.sweep_runs import write_jobs
 
 SWEEP = Path("runs/demo/sweep_1")
 

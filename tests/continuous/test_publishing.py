@@ -48,15 +48,15 @@ async def hours(push, first, last):
 
 async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path, store):
     hub = Hub()
-    config = StoreConfig(push="me/market", push_hour=2, push_public=True)
+    config = StoreConfig(push="me/market", push_hour=2)
     await hours(DailyPush(config, store, tmp_path, hub), 0, 20)
-    assert hub.pushed == [("me/market", 1, True)]
+    assert hub.pushed == [("me/market", 1, False)]
     store.append([factories.decision(2)])
     restarted = DailyPush(config, store, tmp_path, hub)
     await hours(restarted, 20, 25)
     assert len(hub.pushed) == 1
     await hours(restarted, 25, 48)
-    assert hub.pushed[1:] == [("me/market", 2, True)]
+    assert hub.pushed[1:] == [("me/market", 2, False)]
 
 
 async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path, store):

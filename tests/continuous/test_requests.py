@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 from tests import factories
-from tests.tracking.conftest import Clock
 from transformers import AutoTokenizer
 
 from rlforge.continuous.requests import AnswerLog
@@ -40,7 +39,7 @@ TEN, TEN_ID = 1794564000.0, "2026-11-13-10:00"
 
 @pytest.fixture
 def clock():
-    clock = Clock()
+    clock = factories.Clock()
     clock.now = TEN
     return clock
 

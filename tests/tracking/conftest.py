@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests import factories
+from tests.factories import Clock
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.files import read_json
@@ -19,17 +20,6 @@ from rlforge.tracking.progress import Progress
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.view import ProgressView
 from rlforge.types import GameRecord
-
-
-class Clock:
-    """Seconds that pass only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 NewTracker = Callable[..., Tracker]
 

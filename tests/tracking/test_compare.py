@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 from tests.factories import evaluation
-from tests.tracking.sweep_runs import write_job, write_jobs
+from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from rich.console import Console
-from tests.tracking.sweep_runs import write_job, write_jobs
+from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.system.locks import RunLock
 from rlforge.tracking.jobs_view import monitor_jobs

@@ -1,6 +1,6 @@
 """sweep.json, and which job of a sweep a run is."""
 
-from tests.tracking.sweep_runs import GRID, SHARED, write_jobs
+from tests.harness.sweep_runs import GRID, SHARED, write_jobs
 
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import create_run

@@ -51,12 +51,12 @@ def test_uninvested_reward_replaces_the_return_on_nothing():
 
 def test_every_term_is_configurable_and_by_default_an_hour_is_not_fast():
     config = DecisionRewardConfig(
-        pnl_weight=2, speed_weight=3, consistency_weight=5, fast_minutes=10, slow_reward=11
+        pnl_weight=2, speed_weight=3, consistency_weight=5, slow_reward=11
     )
     reward, default = DecisionReward(config), DecisionReward(DecisionRewardConfig())
     assert (default(result(hold=59.999)).speed, default(result(hold=60)).speed) == (1.0, 0.5)
     assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 1 + 5 * 0.6)
-    slow = reward(result(pnl=1000, hold=10))
+    slow = reward(result(pnl=1000, hold=60))
     assert slow.total == pytest.approx(2 * 100 + 3 * 11 + 5 * 0.6)
     assert slow.reward == 1
     assert reward(result(pnl=-10000)).reward == -1

@@ -42,8 +42,6 @@ class StoreConfig(Group):
     push: Text | None = None
     #: Hour of the day, in UTC by the clock of the decisions, from which it is.
     push_hour: Annotated[int, Range(0, 23)] = 2
-    #: Whether a new dataset is public.
-    push_public: bool = False
 
     def clashes(self) -> Iterator[Problem]:
         if self.push is not None and len(self.push.split("/")) != 2:
@@ -118,9 +116,7 @@ class DecisionRewardConfig(Group):
     speed_weight: float = 0.2
     #: Weight of the consistency term, the agent's win rate.
     consistency_weight: float = 0.3
-    #: Minutes of holding below which a decision counts as fast.
-    fast_minutes: NotNegative = 60.0
-    #: Speed term of any other decision.
+    #: Speed term of a decision that is held for an hour or longer; of any other it is 1.
     slow_reward: float = 0.5
     #: Profit-and-loss term of a decision that invested nothing.
     uninvested_reward: float = 0.0

@@ -67,7 +67,7 @@ class DailyPush:
                 dataset,
                 repo,
                 f"{rows:,} decisions",
-                public=self._config.push_public,
+                public=False,  # its page on the hub makes it public
                 say=log.info,
                 kind="dataset",
                 kept=False,

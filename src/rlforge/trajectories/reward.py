@@ -14,8 +14,8 @@ from rlforge.market.books import Settled
 from rlforge.trajectories.records import Decision, Result
 from rlforge.types import value
 
-#: Speed term of a fast decision.
-FAST_REWARD = 1.0
+#: Speed term of a fast decision, and minutes of holding below which a decision is one.
+FAST_REWARD, FAST_MINUTES = 1.0, 60.0
 #: Bounds of rewards.
 LOW, HIGH = -1.0, 1.0
 
@@ -61,7 +61,7 @@ class DecisionReward:
         _check_result(result)
         invested = result.investment > 0
         pnl = result.pnl / result.investment if invested else config.uninvested_reward
-        fast = result.hold_time_minutes < config.fast_minutes
+        fast = result.hold_time_minutes < FAST_MINUTES
         speed = FAST_REWARD if fast else config.slow_reward
         total = (
             config.pnl_weight * pnl

@@ -4,7 +4,7 @@ import html.parser
 import re
 
 import pytest
-from tests.tracking.sweep_runs import write_job, write_jobs
+from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.tracking.compare import runs_of
 from rlforge.tracking.files import create_run, write_jsonl
