@@ -125,7 +125,7 @@ def tried(tree: Path, place: tuple[Any, ...], whole_runs: list[str]) -> str:
     return f"found: {found}" if found else "survived"
 
 
-def ended(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def outcomes(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """How the mutants of each tree ended."""
     kinds = {
         name: Counter(row.get(name, "to do").partition(":")[0] for row in rows)
@@ -162,8 +162,8 @@ def main() -> None:
         passing.add(package)
         row[given.tree] = tried(tree, tuple(row.values())[:4], given.whole_runs)
         print(*row.values(), sep="  ", flush=True)
-        record("mutants", {**kept, "after": after, "ended": ended(rows), "mutants": rows})
-    print(ended(rows))
+        record("mutants", {**kept, "after": after, "ended": outcomes(rows), "mutants": rows})
+    print(outcomes(rows))
 
 
 if __name__ == "__main__":

@@ -321,7 +321,7 @@ def market_state(
     following: Iterable[str] = (),
     balance: float = 1000.0,
 ) -> dict[str, Any]:
-    """What an agent of a market sees at minute 0, who has done nothing so far."""
+    """The state that an agent of a market sees at minute 0, having done nothing so far."""
     return {
         "portfolio": {"balance": balance, "positions": [*positions], "lifetimePnL": 0.0},
         "markets": {"predictions": [*predictions], "perpetuals": [*perpetuals]},

@@ -141,7 +141,7 @@ def doctor(
 
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
-    """What a run takes on disk, also one that is under way, largest part first."""
+    """Show the parts of a run on disk, the largest first; it may be under way."""
     from rlforge.system.files import readable_size
     from rlforge.tracking.files import open_run
 
@@ -153,8 +153,8 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
             with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
                 if file.is_file() and not file.is_symlink():
                     sizes.append(file.stat().st_size)
-        part: dict[str, Any] = {"name": path.name, "size": sum(sizes), "files": len(sizes)}
-        parts.append({**part, "limits": _LIMITS.get(path.name, ())})
+        limits = _LIMITS.get(path.name, ())
+        parts.append({"name": path.name, "size": sum(sizes), "files": len(sizes), "limits": limits})
     parts.sort(key=lambda part: (-part["size"], part["name"]))
     free = shutil.disk_usage(run_dir).free
     table = Table("part", "size", "files", "limited by")

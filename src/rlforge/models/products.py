@@ -29,9 +29,13 @@ def onednn_is_faster() -> bool:
     """Whether oneDNN multiplies float32 matrices faster on this processor, and in float32."""
     cpu = torch.backends.cpu.get_cpu_capability()
     built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    about = Path("/proc/cpuinfo")
-    made_by_amd = about.is_file() and "AuthenticAMD" in about.read_text(errors="replace")
-    return built_in and cpu == "AVX512" and made_by_amd and _computes_in_float32()
+    return built_in and cpu == "AVX512" and _made_by_amd() and _computes_in_float32()
+
+
+def _made_by_amd() -> bool:
+    with contextlib.suppress(OSError):
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(errors="replace")
+    return False
 
 
 @torch.no_grad()
