@@ -102,7 +102,7 @@ def test_models_that_use_another_attention_keep_it():
     assert model.config._attn_implementation == "eager"
 
 
-def test_models_without_a_key_value_cache_are_refused(tokenizer):
+def test_models_with_a_recurrent_state_are_refused(tokenizer):
     model = causal_lm("mamba", intermediate_size=None)
-    with pytest.raises(ConfigError, match=r"cannot run MambaForCausalLM.*recurrent"):
+    with pytest.raises(ConfigError, match="MambaForCausalLM has a recurrent state"):
         TransformersEngine(EngineConfig(), model, tokenizer)

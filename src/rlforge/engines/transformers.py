@@ -12,7 +12,7 @@ from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.threaded import STUCK_AFTER_S, ThreadedEngine
-from rlforge.errors import ConfigError
+from rlforge.models.kind import check_trainable
 from rlforge.models.load import positions
 from rlforge.system.limits import PROMPT_TOKENS
 
@@ -62,7 +62,7 @@ class TransformersEngine(ThreadedEngine):
         invariant: bool = False,
     ) -> None:
         causal: Any = model
-        _check_layers(causal)
+        check_trainable(causal)
         on_cpu = next(model.parameters()).device.type == "cpu"
         # One batch of prompts per step: on a CPU its answers are then delivered while the next is
         # read (256 games, a tiny model of 8 layers: 12% more answers than with 8192 tokens).
@@ -85,20 +85,3 @@ class TransformersEngine(ThreadedEngine):
             grammars=Grammars(tokenizer, vocab_size),
         )
         super().__init__(core, stuck_after_s=STUCK_AFTER_S)
-
-
-def _check_layers(model: Any) -> None:
-    """Raises ConfigError for models whose layers cache anything but keys and values."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if model.config.is_encoder_decoder:
-        kinds.add("encoder-decoder")
-    if getattr(model, "_is_stateful", False):
-        kinds.add("recurrent")
-    unknown = sorted(kinds - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise ConfigError(
-            f"engine.name transformers cannot run {type(model).__name__}: it has "
-            f"{', '.join(unknown)} layers, and full or sliding attention is needed; choose "
-            "another model"
-        )
