@@ -102,6 +102,12 @@ def test_tokens_that_are_never_drawn_are_noted():
     assert "sampling" not in {each.what for each in whole.findings}
 
 
+def test_dropout_of_the_adapter_is_noted():
+    noted = examine(composed("+experiment=simpletak_mirror", "model.lora.dropout=0.1"))
+    assert "model.lora.dropout=0.1" in finding(noted, "adapter", "note").detail
+    assert noted.healthy
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     def nothing(name):
         raise examined.PackageNotFoundError(name)

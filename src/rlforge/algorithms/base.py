@@ -36,6 +36,8 @@ class LossInputs:
     """One micro-batch.
 
     logprobs [B, T]: of the sampled tokens under the policy being trained, with gradient.
+    present_logprobs [B, T] | None: the same without gradient and without dropout of the adapter,
+        for importance weights; None: there is no dropout.
     behaviour_logprobs [B, T]: of the engine that sampled the tokens.
     proximal_logprobs [B, T]: of the policy at the start of the update, without gradient; equal to
         ``logprobs.detach()`` when the update makes a single optimizer step.
@@ -68,6 +70,7 @@ class LossInputs:
     proximal_logprobs: Tensor
     mask: Tensor
     advantages: Tensor
+    present_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None

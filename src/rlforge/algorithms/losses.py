@@ -124,7 +124,7 @@ def score_function_loss(
 
     cap, floor: the bounds, as in ``importance_weights``.
     """
-    weights = importance_weights(inputs.logprobs, inputs, cap, floor)
+    weights = importance_weights(_present(inputs), inputs, cap, floor)
     loss = -weights.loss * inputs.advantages[:, None] * _logprobs(inputs)
     return TokenLoss(loss=loss, metrics=weights.metrics)
 
@@ -159,6 +159,11 @@ def cispo_loss(
     loss = -weights.loss * clipped * inputs.advantages[:, None] * _logprobs(inputs)
     cut = token_mean((clipped != ratios).float(), inputs)
     return TokenLoss(loss=loss, metrics={**weights.metrics, "clip_fraction": cut})
+
+
+def _present(inputs: LossInputs) -> Tensor:
+    """The log-probs of the policy being trained that stand in importance weights."""
+    return inputs.logprobs if inputs.present_logprobs is None else inputs.present_logprobs
 
 
 def _logprobs(inputs: LossInputs) -> Tensor:
@@ -252,7 +257,7 @@ def kl_penalty(
         estimate = (-d).clamp(max=_MAX_LOG_RATIO).exp() - 1.0 + d
     else:
         raise ValueError(f"no such KL estimator: {estimator!r}")
-    return importance_weights(inputs.logprobs, inputs, cap, floor).loss * estimate
+    return importance_weights(_present(inputs), inputs, cap, floor).loss * estimate
 
 
 def legal_entropy(legal_logprobs: Tensor) -> tuple[Tensor, Tensor]:

@@ -121,7 +121,8 @@ class LoraConfig(Group):
     alpha: Count = 32
     #: Rank-stabilised scale (Kalajdzievski 2023): alpha / sqrt(rank) instead.
     use_rslora: bool = False
-    #: Dropout in front of A.
+    #: Dropout in front of A, in the passes that a gradient is taken of. The model's own dropout is
+    #: always off, as in the engine.
     dropout: Annotated[float, Range(0, 1, open=")")] = 0.0
     #: Names of the linear layers that get an adapter.
     target_modules: list[Text] = field(

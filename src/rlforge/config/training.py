@@ -73,7 +73,7 @@ class LearnerConfig(Group):
     average_decay: Annotated[float, Range(0, 1, open=")")] = 0.95
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: Count | None = None
-    #: Hugging Face gradient checkpointing (recompute each layer).
+    #: Keep the input of each decoder layer only, and recompute the layer for the gradient.
     gradient_checkpointing: bool = False
     #: Checkpoint every module's activations.
     activation_checkpointing: bool = False

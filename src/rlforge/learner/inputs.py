@@ -34,10 +34,16 @@ class UpdateInputs:
 
 
 def loss_inputs(
-    micro: MicroBatch, scores: Scores, inputs: UpdateInputs, total_tokens: int, total_sequences: int
+    micro: MicroBatch,
+    scores: Scores,
+    inputs: UpdateInputs,
+    total_tokens: int,
+    total_sequences: int,
+    present: Tensor | None = None,
 ) -> LossInputs:
     """The part of ``inputs`` that belongs to ``micro``, and its ``scores``.
 
+    present [N]: log-probs without dropout, where ``scores`` have it.
     total_tokens, total_sequences: of the whole optimizer step.
     """
 
@@ -57,6 +63,7 @@ def loss_inputs(
     return LossInputs(
         logprobs=micro.padded(scores.logprobs),
         behaviour_logprobs=of_tokens(inputs.behaviour),
+        present_logprobs=None if present is None else micro.padded(present),
         proximal_logprobs=of_tokens(inputs.proximal.sampled),
         mask=micro.mask,
         advantages=inputs.advantages[micro.steps],

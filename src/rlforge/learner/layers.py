@@ -40,19 +40,18 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
     """Switch on the checkpointing that ``config`` asks for; results stay the same.
 
     ``gradient_checkpointing`` keeps one activation per decoder layer, ``activation_checkpointing``
-    one per module (attention, MLP, norms) of each layer. Raises ConfigError for a model that has no
+    one per module (attention, MLP, norms) of each layer. Not by transformers' own switch, which
+    needs training mode and with it the model's dropout. Raises ConfigError for a model that has no
     such layers.
     """
+    modules: list[Any] = []
     if config.gradient_checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise ConfigError(
-                f"learner.gradient_checkpointing: {type(model).__name__} does not support it"
-            )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        modules += decoder_layers(model, "gradient_checkpointing")
     if config.activation_checkpointing:
         for layer in decoder_layers(model, "activation_checkpointing"):
-            for module in layer.children():
-                module.forward = functools.partial(_recomputed, module.forward)
+            modules += layer.children()
+    for module in modules:
+        module.forward = functools.partial(_recomputed, module.forward)
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

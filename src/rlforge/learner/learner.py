@@ -150,7 +150,9 @@ class Learner:
         fixed = config.gradient_accumulation_steps is None
         #: The model in training, adapter layers included.
         self.model = spec.model
-        self._single_step = fixed and config.epochs * config.optimizer_steps == 1
+        one_step = fixed and config.epochs * config.optimizer_steps == 1
+        # Old log-probs are those of the policy that plays: without dropout.
+        self._single_step = one_step and not self._policy.drops
 
     def update(self, batch: TrainBatch) -> UpdateResult:
         """Learn from ``batch``; its metrics are listed in ``rlforge.learner.update_metrics``.
@@ -426,11 +428,12 @@ class Learner:
         with watch.phase("gradient"):
             for part in self._policy.passes(rows):
                 micro = part.micro
+                present = self._policy.present(micro)
                 scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
                 if self._single_step and part.counts:
                     inputs.proximal.fill(micro, scores)
                 output = self._algorithm.loss(
-                    loss_inputs(micro, scores, inputs, total_tokens, len(turns))
+                    loss_inputs(micro, scores, inputs, total_tokens, len(turns), present)
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:

@@ -126,7 +126,7 @@ class Policy:
         """
         if config.compile:
             check_compiling(device.type)
-        model = spec.model
+        model = spec.model.eval()
         self._config, self._device, self._ranks = config, device, ranks
         self._dtype: torch.dtype = model.dtype
         self._pad_token_id = spec.pad_token_id
@@ -137,6 +137,8 @@ class Policy:
         else:
             self._model, self._adapter = beside._model, beside._adapter
             self.go_back(None)
+        #: Whether training passes have dropout.
+        self.drops = self._adapter is not None and spec.lora.dropout > 0
         #: Its weights while another policy is in the model.
         self._aside: Weights | None = None
         self.value_head = (
@@ -154,11 +156,11 @@ class Policy:
         # The rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
-        self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
+        self._shares = config.share_prefixes and not self.drops
         if beside is None:
-            apply_memory_options(model, config)
             if config.compile:
                 compile_layers(model)
+            apply_memory_options(model, config)
         ranks.share_from_first(self.trained().values())
         self.followers = Followers(
             self.parameters,
@@ -219,8 +221,14 @@ class Policy:
         self._aside = None
 
     def train(self, mode: bool = True) -> None:
-        """Switch dropout and checkpointing on for training passes, off for scoring."""
-        self._model.train(mode)
+        """Switch dropout of the adapter on for training passes, off for scoring.
+
+        All else of the model stays in evaluation mode, as it samples: no dropout of its own, no
+        dropped layers, no noise in routers.
+        """
+        for name, module in self._model.named_modules():
+            if name.endswith(".lora_dropout"):
+                module.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
         """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
@@ -251,6 +259,16 @@ class Policy:
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""
         return self._scorer.score(micro, entropy=entropy)
+
+    @torch.no_grad()
+    def present(self, micro: MicroBatch) -> Tensor | None:
+        """Log-probs [N] without dropout, for training passes; None where those have none."""
+        if not self.drops:
+            return None
+        self.train(False)
+        scores = self._scorer.score(micro)
+        self.train()
+        return scores.logprobs
 
     @torch.no_grad()
     def logprobs(

@@ -298,6 +298,17 @@ def unknown_targets(model: str, layers: Collection[str], targets: Sequence[str])
     )
 
 
+def adapter_dropout(config: PolicyConfig) -> str | None:
+    """What ``model.lora.dropout`` does to the ratio of a loss, for the user; None without it."""
+    dropout = config.model.lora.dropout
+    if config.learner.train != "lora" or not dropout:
+        return None
+    return (
+        f"model.lora.dropout={dropout:g}: old log-probs are measured without it, so the ratio of a "
+        "loss differs from 1 by dropout alone, and where it is clipped a few tokens do not count"
+    )
+
+
 def _weight_files(path: Path) -> list[Path]:
     """The safetensors files of full weights; none where they are in PyTorch's own format."""
     index = path / "model.safetensors.index.json"

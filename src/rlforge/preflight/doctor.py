@@ -13,7 +13,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
-from rlforge.models.fit import unknown_targets
+from rlforge.models.fit import adapter_dropout, unknown_targets
 from rlforge.models.load import check_source
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
@@ -85,6 +85,8 @@ def examine(
     located = locate(config.model)
     findings += [finding, *_packages(config, hardware), _model(config, located, assumed=assumed)]
     findings += _sampling(config)
+    if (dropout := adapter_dropout(config)) is not None:
+        findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
     if hardware is not None:
         capacity = _capacity(hardware, () if assumed else found)

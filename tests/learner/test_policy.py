@@ -1,0 +1,113 @@
+"""The policy in training is the one that sampled: it is compared by passes without dropout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests import factories
+from tests.harness.composed import composed
+from tests.learner import parts
+
+from rlforge.algorithms import make_algorithm
+from rlforge.config.schema import AlgorithmConfig, GrpoConfig, LoraConfig, PpoConfig
+from rlforge.models.fit import adapter_dropout
+
+DROPS = {
+    "gpt2": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.1),
+    },
+    "opt": {
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 48,
+        "init_std": 0.3,
+        **dict.fromkeys(("dropout", "attention_dropout", "layerdrop"), 0.1),
+    },
+    "mixtral": {"num_local_experts": 4, "router_jitter_noise": 0.1},
+}
+TARGETS = {"gpt2": ["lm_head"], "opt": ["k_proj", "fc1"], "mixtral": ["q_proj", "o_proj"]}
+
+ALGORITHMS = {
+    "reinforce": AlgorithmConfig(),
+    "grpo": GrpoConfig(group_size=4),
+    "ppo": PpoConfig(),
+    **{
+        name: composed(f"algorithm={name}").config.algorithm
+        for name in ("gspo", "cispo", "rloo", "dapo", "mmd", "nash_pg")
+    },
+}
+
+
+def played(model, version: int):
+    """Games of a group with the log-probs of ``model``, as an engine records them."""
+    steps = []
+    for index, step in enumerate(parts.random_steps(12, seed=version, group_id="group")):
+        logprobs = tuple(parts.answer_logprobs(model, [step]).tolist())
+        game = f"game-{index // 3}"
+        place = {"game_id": game, "turn_index": index % 3, "last_turn": index % 3 == 2}
+        steps.append(replace(step, logprobs=logprobs, policy_version=version, **place))
+    return parts.batch(steps, whole_episodes=True)
+
+
+def trains_exactly(model, algorithm, *, lora=None, learning_rate=1e-3, **settings) -> None:
+    """Fails unless all updates from an adapter that is not zero find what was recorded."""
+    made = make_algorithm(algorithm, 8)
+    learner, _ = parts.adapted(made, model, lora=lora, learning_rate=learning_rate, **settings)
+    for version in range(2):
+        metrics = learner.update(played(model, version)).metrics
+        assert metrics["logprob_gap_mean"] < 1e-5
+        assert metrics.get("importance_weight_mean", 1.0) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("packing", ["auto", "on", "off"])
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("kind", DROPS)
+def test_dropout_of_the_model_is_off(kind, train, packing, epochs):
+    model = factories.causal_lm(kind, **DROPS[kind])
+    lora = LoraConfig(rank=4, alpha=8, target_modules=TARGETS[kind])
+    trains_exactly(
+        model, GrpoConfig(group_size=4), lora=lora, train=train, packing=packing, epochs=epochs
+    )
+
+
+@pytest.mark.parametrize("option", ["gradient_checkpointing", "activation_checkpointing"])
+def test_recomputed_layers_do_not_drop_either(option):
+    model = factories.causal_lm("opt", **DROPS["opt"])
+    lora = LoraConfig(rank=4, alpha=8, target_modules=TARGETS["opt"])
+    trains_exactly(model, AlgorithmConfig(), lora=lora, **{option: True})
+
+
+@pytest.mark.parametrize(("epochs", "rate"), [(1, 1e-3), (2, 1e-9)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_with_dropout_of_the_adapter_all_algorithms_weigh_by_passes_without(
+    algorithm, epochs, rate
+):
+    """The weights of a score function are of the present policy, which leaves the engine's."""
+    lora = LoraConfig(rank=4, alpha=8, dropout=0.3)
+    trains_exactly(parts.model(), algorithm, lora=lora, learning_rate=rate, epochs=epochs)
+
+
+def test_dropout_of_the_adapter_acts_in_training_passes_and_only_there():
+    algorithm = parts.PolicyGradient()
+    learner, model = parts.adapted(algorithm, lora=LoraConfig(rank=4, alpha=8, dropout=0.5))
+    learner.update(played(model, 0))
+    for inputs in algorithm.seen:
+        old, given = inputs.proximal_logprobs, inputs.behaviour_logprobs
+        torch.testing.assert_close(old, given, atol=1e-5, rtol=0)
+        assert (inputs.logprobs - old).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("train", "dropout", "noted"), [("lora", 0.1, True), ("lora", 0.0, False), ("full", 0.1, False)]
+)
+def test_a_note_tells_of_clips_by_dropout(train, dropout, noted):
+    made = composed(f"learner.train={train}", f"model.lora.dropout={dropout}").config
+    note = adapter_dropout(made)
+    assert (note is not None) is noted
+    assert note is None or note.startswith("model.lora.dropout=0.1: ")
