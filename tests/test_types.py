@@ -81,6 +81,47 @@ def test_the_outcome_follows_from_the_rewards(rewards, player, expected):
     assert EnvSpec(id="Game-v0").outcome(rewards, player) == expected
 
 
+@pytest.mark.parametrize(
+    ("rewards", "won"),
+    [
+        ({0: 1, 1: -1, 2: 1, 3: 1, 4: -1, 5: 1}, {0, 2, 3, 5}),
+        ({0: 0, 1: 0, 2: 0, 3: 0}, set()),
+        ({0: -2, 1: 1, 2: 1}, {1, 2}),
+        ({0: 2, 1: -1, 2: -1}, {0}),
+    ],
+)
+@pytest.mark.parametrize(
+    "env",
+    [
+        EnvSpec(id="SecretMafia-v0-train", num_players=6),
+        EnvSpec(id="Codenames-v0-hardcore", num_players=4),
+        EnvSpec(id="dou_dizhu", source="openspiel", num_players=3),
+        EnvSpec(id="bridge(use_double_dummy_result=false)", source="openspiel", num_players=4),
+        EnvSpec(id="own", source="mine", winners="team"),
+    ],
+    ids=lambda env: env.id,
+)
+def test_a_team_wins_with_all_of_its_members(env, rewards, won):
+    for player in rewards:
+        result = "win" if player in won else "loss" if won else "draw"
+        assert env.outcome(rewards, player) == result
+
+
+def test_players_who_are_one_team_win_and_lose_together():
+    for env in (
+        EnvSpec(id="tiny_hanabi", source="openspiel", win_score=8),
+        EnvSpec(id="own", source="mine", winners="all", win_score=8),
+    ):
+        assert env.outcome({0: 10, 1: 10}, 1) == "win"
+        assert env.outcome({0: 4, 1: 4}, 0) == "loss"
+
+
+def test_known_teams_may_be_overruled_and_names_are_known_by_source():
+    rewards = {0: 1, 1: 1, 2: -1, 3: -1}
+    assert EnvSpec(id="Codenames-v0", winners="one").outcome(rewards, 0) == "draw"
+    assert EnvSpec(id="Codenames-v0", source="mine").outcome(rewards, 0) == "draw"
+
+
 def test_the_score_of_a_win_counts_in_games_of_one_player_only():
     env = EnvSpec(id="Game-v0", win_score=0.25)
     assert [env.outcome({0: score}, 0) for score in (0.2, 0.25)] == ["loss", "win"]

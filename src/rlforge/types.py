@@ -7,6 +7,7 @@ log-probabilities come from an engine and are never derived again from text.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
@@ -17,7 +18,31 @@ FinishReason = Literal["stop", "length", "context", "scripted", "error"]
 EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "timeout", "error"]
 Outcome = Literal["win", "draw", "loss"]
 Actions = Literal["words", "numbers"]
+Winners = Literal["one", "team", "all"]
 
+#: Games in which more than one player can win, by source.
+_WINNERS: Mapping[str, Mapping[str, Winners]] = {
+    "textarena": {
+        **dict.fromkeys(("Codenames", "SecretMafia", "Taboo", "TwoRoomsAndABoom"), "team"),
+        "Hanabi": "all",
+    },
+    "openspiel": {
+        **dict.fromkeys(
+            (
+                *("bridge", "dou_dizhu", "euchre", "skat", "social_deduction", "spades", "tarok"),
+                "tiny_bridge_4p",
+            ),
+            "team",
+        ),
+        **dict.fromkeys(
+            (
+                *("bridge_uncontested_bidding", "coop_box_pushing", "hanabi", "lewis_signaling"),
+                *("matrix_coordination", "tiny_bridge_2p", "tiny_hanabi", "trade_comm"),
+            ),
+            "all",
+        ),
+    },
+}
 
 OTHER_RUN = -1
 """The ``policy_version`` of answers that no version of the run gave."""
@@ -91,8 +116,9 @@ class Form:
 class EnvSpec:
     """One environment: its id, when a game of it ends or is won, and how its players are asked.
 
-    win_score: the least reward that is a win in a game of one player. actions: how actions of
-    OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
+    win_score: the least reward that is a win in a game of one player, or of one team. winners:
+    which of several players win, see ``outcome``; None takes what is known of the game. actions:
+    how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
     prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
     models, which know none of the model's short forms. forms: of policies that have their own.
 
@@ -109,6 +135,7 @@ class EnvSpec:
     error_allowance: int = 1
     weight: float = 1.0
     win_score: float = 1.0
+    winners: Winners | None = None
     actions: Actions = "words"
     prompt_template: str = "default"
     action_extraction: str = "boxed"
@@ -130,25 +157,40 @@ class EnvSpec:
         own = next((form for form in self.forms if form.name == policy.name), self)
         return own.prompt_template, own.action_extraction
 
+    @property
+    def won_by(self) -> Winners:
+        """Which of its players win: ``winners``, or what is known of the game, or ``one``.
+
+        Example:
+            >>> EnvSpec(id="SecretMafia-v0-train", num_players=6).won_by
+            'team'
+        """
+        name = re.split(r"-v\d|\(", self.id, maxsplit=1)[0]
+        return self.winners or _WINNERS.get(self.source, {}).get(name, "one")
+
     def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
         """The result of ``player_id``: the one rule of rewards, metrics and evaluations.
 
-        Several players: strictly the highest reward wins, a shared highest one is a draw. One
-        player: a reward of at least ``win_score`` wins, any other loses.
+        One player, or ``all`` as one team: a reward of at least ``win_score`` wins, any other
+        loses. Several players: the highest reward wins. Of those who share it, each has won where
+        a ``team`` wins, unless all players share it; where ``one`` player wins, they draw.
 
         Example:
             >>> EnvSpec(id="TicTacToe-v0").outcome({0: 1.0, 1: -1.0}, player_id=1)
             'loss'
             >>> EnvSpec(id="Sudoku-v0", num_players=1, win_score=0.5).outcome({0: 0.6}, 0)
             'win'
+            >>> EnvSpec(id="Codenames-v0").outcome({0: 1, 1: 1, 2: -1, 3: -1}, 0)
+            'win'
         """
-        own = rewards[player_id]
-        best_other = max((r for player, r in rewards.items() if player != player_id), default=None)
-        if best_other is None:
+        own, highest = rewards[player_id], max(rewards.values())
+        if len(rewards) == 1 or self.won_by == "all":
             return "win" if own >= self.win_score else "loss"
-        if own == best_other:
-            return "draw"
-        return "win" if own > best_other else "loss"
+        if own < highest:
+            return "loss"
+        sharing = sum(reward == highest for reward in rewards.values())
+        most = len(rewards) - 1 if self.won_by == "team" else 1
+        return "win" if sharing <= most else "draw"
 
 
 @value

@@ -25,6 +25,7 @@ PLAYED = {
     "IteratedRockPaperScissors-v0-train": 2,
     "IteratedMatchingPennies-v0-train": 2,
     "Blackjack-v0-train": 1,
+    "Bandit-v0-hard-train": 1,
 }
 
 

@@ -1,15 +1,19 @@
+import dataclasses
 import gc
 import random
+import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import textarena
 from textarena.envs.registration import ENV_REGISTRY, register
 
 from rlforge.errors import ConfigError, GameError
+from rlforge.games.base import GameResult
 from rlforge.games.registry import check_env, env_ids
 from rlforge.games.textarena import TextArenaGame
 from rlforge.types import EnvSpec
@@ -260,6 +264,61 @@ def test_a_step_that_never_returns_is_given_up(scripted_env):
 def test_rewards_that_are_not_one_number_per_player_are_a_failure(scripted_env, rewards, problem):
     with pytest.raises(GameError, match=problem):
         TextArenaGame(scripted_env(finish, rewards), 0).step("x")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "other"),
+    [
+        (None, 0.0),
+        ("Player 0 wins", 0.0),
+        ({}, 0.0),
+        ({1: 1}, 1.0),
+        ({0: "won", 1: None}, 0.0),
+        ({0: float("nan"), 1: np.float32(0.5)}, 0.5),
+        ({0: True, 1: float("inf")}, 0.0),
+        ({0: {"score": 1}, 1: np.float64(1)}, 1.0),
+        ({0: np.array([1.0]), 1: -0.5}, -0.5),
+        ({0: 0.25, 1: 0.75}, 0.75),
+    ],
+)
+def test_an_invalid_move_that_ends_a_game_pays_minus_one_whatever_is_handed_over(
+    scripted_env, rewards, other
+):
+    def forfeit(env):
+        env.state.set_invalid_move("Not like this.")
+
+    game = TextArenaGame(dataclasses.replace(scripted_env(forfeit, rewards), error_allowance=0), 0)
+    game.step("x")
+    assert game.result() == GameResult(
+        rewards={0: -1.0, 1: other}, end_reason="invalid_move", invalid_by=0
+    )
+
+
+@pytest.mark.parametrize("name", ["Countdown", "Cryptarithm", "Slitherlink", "ThreeCardMonte"])
+def test_games_that_swap_reward_and_reason_are_lost_by_a_wrong_answer(name):
+    game = TextArenaGame(EnvSpec(id=f"{name}-v0-train", num_players=1), 0)
+    game.step("x")
+    assert "0.0 Try" not in game.view().observation
+    assert re.search(r"not accepted\. (Invalid|Bad) action", game.view().observation)
+    game.step("x")
+    result = game.result()
+    assert (result.rewards, result.invalid_by) == ({0: -1.0}, 0)
+
+
+@pytest.mark.parametrize("env_id", ["Bandit-v0-train", "Bandit-v0-hard"])
+def test_the_best_arm_of_a_bandit_pays_most(env_id):
+    env, best = EnvSpec(id=env_id, num_players=1), []
+    for seed in range(6):
+        paid = []
+        for arm in TextArenaGame(env, seed).view().legal_actions:
+            game = TextArenaGame(env, seed)
+            while not game.done:
+                game.step(arm)
+            paid.append(game.result().rewards[0])
+        assert (max(paid), paid.count(1.0)) == (1.0, 1)
+        assert min(paid) >= 0
+        best.append(paid.index(1.0))
+    assert len(set(best)) > 1
 
 
 def test_rewards_are_given_in_order_of_players(scripted_env):

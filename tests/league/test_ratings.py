@@ -5,6 +5,7 @@ import trueskill
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rlforge.league.payoff import ResultTable
 from rlforge.league.ratings import Rating, RatingTable
 
 REFERENCE = trueskill.TrueSkill(mu=25.0, sigma=25 / 3, beta=25 / 6, tau=25 / 300)
@@ -78,6 +79,23 @@ def test_a_uid_on_several_seats_enters_once_with_its_mean_reward():
     groups = [(REFERENCE.create_rating(),) for _ in "abc"]
     for uid, (expected,) in zip("abc", REFERENCE.rate(groups, ranks=[1, 0, 0]), strict=True):
         assert same(ratings.rating(uid), expected)
+
+
+def test_members_of_a_winning_team_rise_and_are_no_rivals():
+    won = [("a", 1.0), ("b", 1.0), ("c", -1.0), ("d", -1.0)]
+    ratings, results = table(*"abcd"), ResultTable()
+    assert ratings.record(won, "team")
+    results.record(won, "team")
+    mus = [ratings.rating(uid).mu for uid in "abcd"]
+    assert mus[0] == mus[1] > 25 > mus[2] == mus[3]
+    assert (results.between("a", "b").games, results.between("a", "c").wins) == (0, 1)
+
+
+def test_a_team_of_all_is_not_rated():
+    ratings, results = table(*"ab"), ResultTable()
+    assert not ratings.record([("a", 1.0), ("b", 0.0)], "all")
+    results.record([("a", 1.0), ("b", 0.0)], "all")
+    assert results.between("a", "b").games == 0
 
 
 def test_a_child_has_its_parents_rating_until_its_own_first_game(monkeypatch):

@@ -42,7 +42,7 @@ from rlforge.config.training import PpoConfig as PpoConfig
 from rlforge.config.training import RatioConfig as RatioConfig
 from rlforge.config.training import ReinforceConfig as ReinforceConfig
 from rlforge.config.training import WindowGrpoConfig as WindowGrpoConfig
-from rlforge.types import Actions, SamplingParams
+from rlforge.types import Actions, SamplingParams, Winners
 
 # ---------------------------------------------------------------- env
 
@@ -66,9 +66,14 @@ class EnvEntry(Group):
     timeout_s: Positive = 600.0
     #: Invalid moves in a row that a player may take back.
     error_allowance: Whole = 1
-    #: Least score that is a win in a game of one player, in rewards (``win_draw_loss``), metrics
-    #: and evaluations. TextArena pays 1 for a solution and less for a part of it.
+    #: Least score that is a win in a game of one player or one team, in rewards
+    #: (``win_draw_loss``), metrics and evaluations. TextArena pays 1 for a solution and less for a
+    #: part of it.
     win_score: float = 1.0
+    #: Which of several players win: ``one``, the highest reward, and a shared one is a draw;
+    #: ``team``, those who share it; ``all``, as one team, by ``win_score``. Null takes what is
+    #: known of the games of TextArena and OpenSpiel, and ``one`` for any other.
+    winners: Winners | None = None
     #: How the actions of OpenSpiel games are written: in ``words``, or as OpenSpiel's ``numbers``,
     #: ``[0]``, ``[1]`` …, which a model without ``[raise]`` among its tokens learns sooner.
     #: connect_four has its columns either way.

@@ -91,5 +91,6 @@ RULES: dict[str, Rule] = {
     "PigDice": _always("[roll]", "[hold]"),
     "IteratedRockPaperScissors": _always("[rock]", "[paper]", "[scissors]"),
     "IteratedMatchingPennies": _always("[heads]", "[tails]"),
+    "Bandit": lambda env, player: [f"[{arm}]" for arm in env.buttons],
     "Blackjack": _always("[hit]", "[stand]"),
 }

@@ -76,6 +76,8 @@ class TextArenaGame(TurnGame):
         self._bare.state.error_allowance = env.error_allowance
         self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
+        if self._family == "Bandit":
+            _pay_best_arm(self._bare)
 
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the environment raises, hangs or scores the game wrongly."""
@@ -88,7 +90,7 @@ class TextArenaGame(TurnGame):
         if done:
             invalid_by = next(iter(self._rejections), None)
             reason: EndReason = "finished" if invalid_by is None else "invalid_move"
-            self._finish(self._rewards(), reason, invalid_by)
+            self._finish(self._rewards(invalid_by), reason, invalid_by)
         elif self._turn >= self._spec.max_turns:
             self._finish(dict.fromkeys(range(self._spec.num_players), 0.0), "turn_limit", None)
 
@@ -133,15 +135,27 @@ class TextArenaGame(TurnGame):
             news=None if isinstance(text, str) else observation,
         )
 
-    def _rewards(self) -> dict[int, float]:
+    def _rewards(self, invalid_by: int | None) -> dict[int, float]:
+        """The reward of each player; ``invalid_by``: whose invalid move ended the game, if one did.
+
+        That player gets -1, whatever the environment hands over, and the others what they have
+        from it, or 0 where it has no number for them.
+        """
         rewards, _ = self._call("close", self._env.close)
-        players = set(range(self._spec.num_players))
-        if not isinstance(rewards, dict) or set(rewards) != players:
+        players = range(self._spec.num_players)
+        if invalid_by is not None:
+            found = rewards if isinstance(rewards, dict) else {}
+            paid = {
+                player: float(found[player]) if _is_number(found.get(player)) else 0.0
+                for player in players
+            }
+            return paid | {invalid_by: -1.0}
+        if not isinstance(rewards, dict) or set(rewards) != set(players):
             raise self._failure("close", f"rewards {rewards!r} are not one for each player")
         for player, reward in rewards.items():
-            if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+            if not _is_number(reward):
                 raise self._failure("close", f"reward {reward!r} of player {player} is no number")
-        return {player: float(rewards[player]) for player in sorted(players)}
+        return {player: float(rewards[player]) for player in players}
 
     def _call(self, what: str, function: Callable[[], _T]) -> _T:
         """Run the environment's code with this game's random numbers and within the time limit."""
@@ -158,16 +172,34 @@ class TextArenaGame(TurnGame):
         return GameError(f"{self._spec.id}: {what} failed in turn {self._turn}: {why}")
 
 
+def _is_number(reward: Any) -> bool:
+    return isinstance(reward, numbers.Real) and math.isfinite(reward)
+
+
+def _pay_best_arm(env: Any) -> None:
+    """Pay 1 for the best arm, and 1 less its regret for any other.
+
+    The environment compares the arm with all of them, so that each pays its regret and the worst
+    one most.
+    """
+    means = env.state.game_state["ground_truth"]
+    env._regret = lambda arm: 1 - (max(means.values()) - means[arm])
+
+
 class _NotedRejections:
     """``set_invalid_move`` of an environment's state, with a note of the reason by player."""
 
     def __init__(self, state: Any, rejections: dict[int, str]) -> None:
         self._state, self._rejections = state, rejections
 
-    def __call__(self, reason: str = "", *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Some environments swap reason and reward or name arguments that there are not. Nothing
+        # but the reason counts: the game pays -1 for such a move.
+        reason = next((a for a in (*args, *kwargs.values()) if a and isinstance(a, str)), None)
+        reason = reason or "It is not valid."
         state = self._state
-        self._rejections[state.current_player_id] = str(reason) or "It is not valid."
-        return type(state).set_invalid_move(state, reason, *args, **kwargs)
+        self._rejections[state.current_player_id] = reason
+        return type(state).set_invalid_move(state, reason)
 
 
 def make(env: EnvSpec, seed: int) -> TextArenaGame:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlforge.league.ratings import mean_rewards
-from rlforge.types import value
+from rlforge.types import Winners, value
 
 Floats = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class ResultTable:
     """Wins, draws and losses of every pair of policies that met.
 
     In a game of more than two players each pair counts once: the policy with the higher mean reward
-    over its seats wins against the other.
+    over its seats wins against the other. Members of one team do not count against each other.
 
     Example:
         >>> table = ResultTable()
@@ -81,12 +81,18 @@ class ResultTable:
         #: ``{first: {second: [wins, draws, losses]}}``; every pair stands in it both ways.
         self._rows: dict[str, dict[str, list[int]]] = {}
 
-    def record(self, outcome: Sequence[tuple[str, float]]) -> None:
-        """Count one finished game, given (uid, reward) per seat."""
+    def record(self, outcome: Sequence[tuple[str, float]], winners: Winners = "one") -> None:
+        """Count one finished game, given (uid, reward) per seat.
+
+        winners: ``EnvSpec.won_by`` of the game.
+        """
         rewards = mean_rewards(outcome)
+        if winners == "all":
+            return
+        teams = winners == "team" and len(set(rewards.values())) > 1
         for first, own in rewards.items():
             for second, other in rewards.items():
-                if first != second:
+                if first != second and not (teams and own == other):
                     counts = self._rows.setdefault(first, {}).setdefault(second, [0, 0, 0])
                     counts[0 if own > other else 1 if own == other else 2] += 1
 

@@ -324,9 +324,9 @@ class ModelPool:
                 self._register(seat.policy, "guest")
         uids = [seat.policy.uid for seat in spec.seats]
         outcome = [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
-        if self._ratings.record(outcome):
+        if self._ratings.record(outcome, spec.env.won_by):
             self._rated_games.update(set(uids))
-        self._results.record(outcome)
+        self._results.record(outcome, spec.env.won_by)
         for uid in dict.fromkeys(uids):
             self._games[uid] += 1
         for first, second in dict.fromkeys(itertools.permutations(uids, 2)):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import trueskill
 
+from rlforge.types import Winners
+
 #: Rewards that agree to this many decimals tie: means of floats must not decide a rank.
 TIE_DECIMALS = 9
 
@@ -64,6 +66,8 @@ class RatingTable:
     * A higher reward is a better rank; equal rewards draw.
     * A uid on several seats of a game enters once, with the mean reward of its seats: its seats
       are not independent evidence.
+    * Where a team wins, those of one reward play together, with the mean of their skills, unless
+      all have it. Where all players are one team, no rating changes.
     * A game with one uid (self-play, single-player) changes no rating.
 
     Example:
@@ -137,22 +141,33 @@ class RatingTable:
         spread = noise + one.sigma**2 + two.sigma**2
         return math.sqrt(noise / spread) * math.exp(-((one.mu - two.mu) ** 2) / (2 * spread))
 
-    def record(self, outcome: Sequence[tuple[str, float]]) -> bool:
-        """Rate one finished game, given (uid, reward) per seat; False where no rating changed."""
+    def record(self, outcome: Sequence[tuple[str, float]], winners: Winners = "one") -> bool:
+        """Rate one finished game, given (uid, reward) per seat; False where no rating changed.
+
+        winners: ``EnvSpec.won_by`` of the game.
+        """
         rewards = mean_rewards(outcome)
-        if len(rewards) < 2:
+        if len(rewards) < 2 or winners == "all":
             return False
-        ranks = [-reward for reward in rewards.values()]  # a lower rank is better
-        before = [(trueskill.Rating(*self.rating(uid)),) for uid in rewards]
+        teams = [[uid] for uid in rewards]
+        if winners == "team" and len(set(rewards.values())) > 1:
+            teams = [
+                [uid for uid in rewards if rewards[uid] == reward]
+                for reward in dict.fromkeys(rewards.values())
+            ]
+        ranks = [-rewards[team[0]] for team in teams]  # a lower rank is better
+        before = [tuple(trueskill.Rating(*self.rating(uid)) for uid in team) for team in teams]
+        weights = [(1 / len(team),) * len(team) for team in teams]
         try:
-            after = self._skill.rate(before, ranks=ranks)
+            after = self._skill.rate(before, ranks=ranks, weights=weights)
         except (FloatingPointError, ValueError):
             # Means more than about 35 deviations apart underflow in the library: the outcome
             # either confirms such ratings or has a probability of practically 0.
             self.out_of_range += 1
             return False
-        for uid, (rated,) in zip(rewards, after, strict=True):
-            self._own[uid] = Rating(rated.mu, rated.sigma)
+        for team, rated in zip(teams, after, strict=True):
+            for uid, one in zip(team, rated, strict=True):
+                self._own[uid] = Rating(one.mu, one.sigma)
         return True
 
     def state_dict(self) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class Stateful(Protocol):
 class WinDrawLoss:
     """Map raw scores to ``win``, ``draw`` and ``loss``.
 
-    The single best player wins, players who share the best score draw, the others lose. Alone, a
-    player wins with a score of at least ``win_score`` of its environment and loses with any other
-    (``EnvSpec.outcome``, by which games and evaluations are counted too).
+    The best player wins, players who share the best score draw, or win as a team, and the others
+    lose. Alone, a player wins with a score of at least ``win_score`` of its environment and loses
+    with any other (``EnvSpec.outcome``, by which games and evaluations are counted too).
 
     single_player: ``score`` leaves the score of such a game as it is, so that partial solutions
         pay in part.

@@ -93,6 +93,7 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
         error_allowance=entry.error_allowance,
         weight=entry.weight,
         win_score=entry.win_score,
+        winners=entry.winners,
         actions=entry.actions,
         prompt_template=template,
         action_extraction=extraction,
