@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -361,3 +362,48 @@ def test_without_litellm_its_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'rlforge\[litellm\]'"):
         check_api("litellm:openai/m", ApiConfig())
+
+
+@pytest.fixture(params=["http://127.0.0.1:9", "foo:bar:baz", "socks://127.0.0.1:9"])
+def proxy(request, monkeypatch):
+    """A proxy that is dead, or none."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("http_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, request.param)
+    return request.param
+
+
+async def test_a_server_on_this_machine_is_asked_without_the_proxy(server, proxy, monkeypatch):
+    assert (await _chat(_config(server))).text == "[4]"
+    named = server.url.replace("127.0.0.1", "localhost")
+    monkeypatch.setenv("OPENAI_BASE_URL", named)
+    assert (await _chat(ApiConfig())).text == "[4]"
+
+
+async def test_a_proxy_that_does_not_answer_is_named(proxy, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    if proxy.startswith("http"):
+        with pytest.raises(EngineError) as caught:
+            await _chat(ApiConfig(), retries=0)
+        assert f"1 try through HTTPS_PROXY={proxy}; check the address" in str(caught.value)
+    else:
+        with pytest.raises(ConfigError, match=f"^http_proxy={proxy}: "):
+            await _chat(ApiConfig())
+
+
+@pytest.mark.parametrize("name", ["anthropic/claude-sonnet-4-5", "openai/gpt-5-mini"])
+async def test_litellm_leaves_this_machine_to_no_proxy_and_names_one_that_is_dead(
+    server, litellm_config, name, proxy, monkeypatch
+):
+    for key in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(key, "key")
+    if not proxy.startswith("http"):
+        with pytest.raises(ConfigError, match=f"^http_proxy={proxy}: "):
+            check_api(f"litellm:{name}", litellm_config)
+        return
+    server.mood = "anthropic" if name.startswith("anthropic") else ""
+    assert (await _chat(litellm_config, f"litellm:{name}")).text in ("[4]", "[5]")
+    with pytest.raises(EngineError, match=f"HTTPS_PROXY={proxy}"):
+        await _chat(ApiConfig(timeout_s=5), f"litellm:{name}", retries=0)

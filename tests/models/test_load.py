@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,14 +13,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import close_session
 from tests import factories
 from transformers import AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models import load
-from rlforge.models.load import check_source, hub_is_reachable, load_base_model, load_tokenizer
+from rlforge.models.load import (
+    check_source,
+    hub_is_reachable,
+    load_base_model,
+    load_model_config,
+    load_tokenizer,
+)
 from rlforge.models.tiny.vocabulary import build_tokenizer
+from rlforge.system.network import ProxyError
 
 CPU = torch.device("cpu")
 
@@ -131,21 +141,6 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, 
     assert 5 in load.stop_token_ids(config, load_tokenizer(config))
 
 
-def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch):
-    constants = "huggingface_hub.constants."
-    monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(load, "getproxies", dict)
-    with load.socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        monkeypatch.setattr(constants + "ENDPOINT", f"http://127.0.0.1:{port}")
-        assert hub_is_reachable()
-    hub_is_reachable.cache_clear()
-    assert not hub_is_reachable()
-    hub_is_reachable.cache_clear()
-    monkeypatch.setattr(load, "getproxies", lambda: {"https": "http://proxy"})
-    assert hub_is_reachable()
-
-
 class Hub(BaseHTTPRequestHandler):
     """Answers about models as the hub does: by the last part of their name."""
 
@@ -165,8 +160,34 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_CONNECT(self) -> None:
+        """As a proxy that lets nobody through."""
+        self.send_response(407)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub on this machine, as ``HF_ENDPOINT`` names one."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        close_session()  # its proxies are those of its first request
+        yield url
+        server.shutdown()
+    close_session()
 
 
 @pytest.mark.parametrize(
@@ -178,20 +199,48 @@ class Hub(BaseHTTPRequestHandler):
         ("broken", r"model\.name=org/broken: the hub does not answer: .*500"),
     ],
 )
-def test_the_hub_is_asked_whether_it_has_the_model(name, problem, monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        constants = "huggingface_hub.constants."
-        monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants + "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        config = ModelConfig(kind="hf", name=f"org/{name}")
-        if problem is None:
+def test_the_hub_is_asked_whether_it_has_the_model(name, problem, hub):
+    config = ModelConfig(kind="hf", name=f"org/{name}")
+    if problem is None:
+        check_source(config)
+    else:
+        with pytest.raises(ConfigError, match=problem) as caught:
             check_source(config)
-        else:
-            with pytest.raises(ConfigError, match=problem) as caught:
-                check_source(config)
-            assert "\n" not in str(caught.value)
-        server.shutdown()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_hub_on_this_machine_is_asked_without_a_proxy(hub, monkeypatch):
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert hub_is_reachable()
+    check_source(ModelConfig(kind="hf", name="org/there"))
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "hub", "foo:bar:baz", "socks://a:1"])
+def test_a_proxy_that_does_not_lead_to_the_hub_is_named(proxy, hub, monkeypatch, local_model):
+    """One that is dead, one that refuses, and two that are none."""
+    proxy = hub if proxy == "hub" else proxy
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example")
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    config = ModelConfig(kind="hf", name="org/there")
+    for ask in (check_source, load_tokenizer, load_model_config):
+        hub_is_reachable.cache_clear()
+        with pytest.raises(ProxyError, match=re.escape(f"HTTPS_PROXY={proxy}")) as caught:
+            ask(config)
+        assert "\n" not in str(caught.value)
+    check_source(local_model)
+    load_tokenizer(local_model)
+
+
+def test_a_hub_in_no_proxy_is_asked_directly(hub, monkeypatch):
+    url = hub.replace("127.0.0.1", "hub.example")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.setenv("http_proxy", hub)  # a server that answers, as any proxy
+    assert hub_is_reachable()
+    hub_is_reachable.cache_clear()
+    close_session()
+    monkeypatch.setenv("no_proxy", "hub.example")  # there is no such host
+    assert not hub_is_reachable()
 
 
 def test_a_model_on_this_machine_needs_no_hub(local_model):

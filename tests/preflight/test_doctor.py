@@ -49,6 +49,14 @@ def shown(report):
     return console.file.getvalue()
 
 
+def test_a_proxy_that_does_not_lead_to_the_hub_ends_the_examination(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("rlforge.models.load.hub_is_reachable", lambda: False)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"reached through https_proxy=http://127\.0\.0\.1:9$"):
+        examine(composed("model=hf", "model.name=org/absent", "hardware=cpu"))
+
+
 def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
     sizes = ["engine.max_tokens=16", "model.prompt_template=board"]
     report = examine(composed("model=hf", f"model.name={small_model}", "hardware=cpu", *sizes))

@@ -114,7 +114,8 @@ def doctor(
 ) -> None:
     """Check whether a run would work here, without starting it: packages, model and memory.
 
-    Exit code 0: no problem found; 1: it does not fit, or something is missing.
+    Exit code 0: no problem found; 1: it does not fit, or something is missing;
+    2: the configuration is wrong, or a proxy of the environment.
 
     **Examples**
 

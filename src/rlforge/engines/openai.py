@@ -8,17 +8,16 @@ the environment only, and are never part of a message.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from rlforge.config.schema import ApiConfig
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
+from rlforge.system.network import check_proxies, on_loopback, spare_loopback, through
 from rlforge.system.packages import need_packages
 from rlforge.types import Completion, FinishReason, PolicyRef, value
 
@@ -27,10 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Where ``openrouter:MODEL`` answers.
+#: Where ``openai:MODEL`` and ``openrouter:MODEL`` answer.
+OPENAI_URL = "https://api.openai.com/v1"
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 #: Tries of an opponent's request after the first.
 RETRIES = 2
+_URL_VARIABLE = "OPENAI_BASE_URL"
 _KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
 #: Sent to servers on this machine, which need no key.
 _NO_KEY = "none"
@@ -132,22 +133,28 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
             f"API player {name!r}: write openai:MODEL or openrouter:MODEL, as in "
             "openrouter:qwen/qwen3-8b, or litellm:PROVIDER/MODEL"
         )
-    openai = provider == "openai"
-    base_url = base_url or (config.openai_base_url if openai else OPENROUTER_URL)
+    if provider == "openai":
+        base_url = base_url or config.openai_base_url or os.environ.get(_URL_VARIABLE, "").strip()
+    else:
+        base_url = base_url or OPENROUTER_URL
     variable = _KEY_VARIABLES[provider]
     key = os.environ.get(variable, "").strip()
     if not key:
-        if base_url is None or not _is_loopback(base_url):
+        if not on_loopback(base_url):
             raise ConfigError(
                 f"API player {name!r} needs a key: set the environment variable {variable}"
             )
         key = _NO_KEY
-    return Endpoint(provider=provider, model=model, base_url=base_url, key=key)
+    if not on_loopback(base_url):
+        check_proxies()
+    return Endpoint(provider=provider, model=model, base_url=base_url or None, key=key)
 
 
 def _check_litellm(name: str, model: str, base_url: str | None) -> Endpoint:
     litellm = _litellm(name)
-    key = _NO_KEY if base_url is not None and _is_loopback(base_url) else ""
+    spare_loopback(base_url)
+    check_proxies()
+    key = _NO_KEY if base_url is not None and on_loopback(base_url) else ""
     endpoint = Endpoint(provider="litellm", model=model, base_url=base_url, key=key)
     try:
         litellm.get_llm_provider(model)
@@ -171,14 +178,6 @@ def _litellm(name: str) -> Any:
 
     litellm.suppress_debug_info = True
     return litellm
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @value
@@ -275,7 +274,8 @@ class ChatClient:
     async def _request(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Any:
         import openai
 
-        tries = f"{1 + self._retries} {'tries' if self._retries else 'try'}"
+        proxy = through(endpoint.base_url or OPENAI_URL)
+        tries = f"{1 + self._retries} {'tries' if self._retries else 'try'}{proxy}"
         longest = (1 + self._retries) * self._timeout_s + self._retries * _LONGEST_PAUSE_S
         try:
             # The library's time-out limits each pause between bytes; this one limits the whole.
@@ -294,7 +294,7 @@ class ChatClient:
             again = status in _AGAIN or status >= 500
             # The library's text has no codes, and nothing of a body without a message.
             said = str(error) if isinstance(error.body, Mapping) else f"{error} {error.body or ''}"
-            message = f"{endpoint} refused with HTTP status {status}: {endpoint.shown(said)}"
+            message = f"{endpoint} refused with HTTP status {status}{proxy}: {endpoint.shown(said)}"
             too_long = status in _MAYBE_TOO_LONG and _TOO_LONG.search(f"{error} {error.body}")
             if too_long or status == _TOO_LARGE:
                 raise ChatTooLongError(message, "rejected") from error
@@ -305,7 +305,8 @@ class ChatClient:
             ) from error
         except openai.APIConnectionError as error:
             raise ChatError(
-                f"{endpoint} cannot be reached in {tries}; check the address and the network",
+                f"{endpoint} cannot be reached in {tries}; check the address and the "
+                f"{'proxy' if proxy else 'network'}",
                 "again",
             ) from error
         except (openai.OpenAIError, ValueError) as error:
@@ -326,7 +327,7 @@ class ChatClient:
         )
 
     def _connection(self, endpoint: Endpoint) -> AsyncOpenAI:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         if endpoint.provider not in self._connections:
             self._connections[endpoint.provider] = AsyncOpenAI(
@@ -334,6 +335,9 @@ class ChatClient:
                 base_url=endpoint.base_url,
                 timeout=self._timeout_s,
                 max_retries=self._retries,
+                http_client=DefaultAsyncHttpxClient(
+                    trust_env=not on_loopback(endpoint.base_url or OPENAI_URL)
+                ),
             )
         return self._connections[endpoint.provider]
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from rlforge.config.schema import ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model
+from rlforge.system.hub import hub_errors, hub_silence
+from rlforge.system.network import ProxyError, check_proxies, spare_loopback, through
 
 if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
     import torch
@@ -26,6 +25,9 @@ log = logging.getLogger(__name__)
 
 #: Tokens that end a turn of chat models, apart from the end of the text.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
+
+#: Seconds within which the hub answers, or counts as out of reach.
+_HUB_TIMEOUT_S = 5.0
 
 #: The class of tokenizers that are complete in their tokenizer.json.
 _PLAIN_TOKENIZER = "TokenizersBackend"
@@ -86,9 +88,8 @@ def check_source(config: ModelConfig) -> None:
     name = resolve_model(config)
     if local_copy(config) is not None:
         return
-    import httpx
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     name = _where(name)
     try:
@@ -97,9 +98,10 @@ def check_source(config: ModelConfig) -> None:
         problem = "its licence is to be accepted on the hub first, and HF_TOKEN to be set"
     except RepositoryNotFoundError:
         problem = "neither a folder nor a model of the hub, or a private one: then set HF_TOKEN"
-    except (HfHubHTTPError, httpx.HTTPError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        problem = f"the hub does not answer: {reason[0]}"
+    except hub_errors() as error:
+        problem = f"the hub does not answer{hub_silence(error)}"
+        if through(constants.ENDPOINT):
+            raise ProxyError(f"model.name={name}: {problem}") from error
     else:
         return
     raise ConfigError(f"model.name={name}: {problem}")
@@ -259,9 +261,15 @@ def _where(source: str) -> str:
         return source
     cached = _cached(source)
     if cached is None:
-        raise ConfigError(
+        from huggingface_hub import constants
+
+        proxy = ""
+        if not constants.HF_HUB_OFFLINE:
+            check_proxies()
+            proxy = through(constants.ENDPOINT)
+        raise (ProxyError if proxy else ConfigError)(
             f"model.name={source}: not on this machine, neither a folder nor a copy of the hub's, "
-            "and the Hugging Face hub cannot be reached"
+            f"and the Hugging Face hub cannot be reached{proxy}"
         )
     return str(cached)
 
@@ -269,16 +277,16 @@ def _where(source: str) -> str:
 @lru_cache(maxsize=1)
 def hub_is_reachable() -> bool:
     """Whether the Hugging Face hub can be reached; tried once per process."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if getproxies():
-        return True  # left to the proxy
-    address = urlsplit(constants.ENDPOINT)
-    port = address.port or (80 if address.scheme == "http" else 443)
+    spare_loopback(constants.ENDPOINT)
     try:
-        socket.create_connection((address.hostname or "", port), timeout=2).close()
-    except OSError:
+        check_proxies()
+        get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
+    except ConfigError:
+        return False
+    except hub_errors():
         return False
     return True

@@ -19,6 +19,7 @@ from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
+from rlforge.system.network import ProxyError
 from rlforge.types import value
 
 C = TypeVar("C", bound=PolicyConfig)
@@ -303,6 +304,8 @@ def _model(config: PolicyConfig, located: Located, *, assumed: bool) -> Finding:
     try:
         check_source(config.model)
     except ConfigError as error:
+        if isinstance(error, ProxyError) and not assumed:
+            raise  # nothing else can be said about the model
         return Finding(what="model", state="note" if assumed else "problem", detail=str(error))
     name = config.model.label
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")

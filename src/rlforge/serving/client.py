@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.serving.adapter import checkpoint_of
-from rlforge.serving.guard import is_loopback
 from rlforge.serving.journal import Journal
 from rlforge.serving.records import Deployment
 from rlforge.serving.tokens import read_admin_token
 from rlforge.system.locks import RunLock
+from rlforge.system.network import check_proxies, on_loopback, through
 
 STATE_DIR = "deployments"
 """Name of a service's state folder, in its run or else in the working directory."""
@@ -82,6 +81,9 @@ class AdminClient:
         return self._call("GET", "/admin/deployments", None)
 
     def _call(self, method: str, path: str, body: dict[str, str] | None) -> dict[str, Any]:
+        trusted = not on_loopback(self._url)
+        if trusted:
+            check_proxies()
         try:
             answer = httpx.request(
                 method,
@@ -89,13 +91,13 @@ class AdminClient:
                 json=body,
                 headers={"authorization": f"Bearer {self._token}"},
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                # Proxies of the environment cannot reach a loopback address.
-                trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
+                trust_env=trusted,
             )
             content = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RunError(
-                f"no service answers at {self._url}: {error or type(error).__name__}"
+                f"no service answers at {self._url}{through(self._url)}: "
+                f"{error or type(error).__name__}"
             ) from error
         if "error" not in content:
             return dict(content)

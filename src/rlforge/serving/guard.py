@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rlforge.config.serving import ServeConfig
 from rlforge.serving.protocol import error_body
 from rlforge.serving.tokens import Tokens
+from rlforge.system.network import is_loopback
 
 _PUBLIC = ("/health", "/ready")
 _ADMIN = "/admin/"
@@ -24,14 +25,6 @@ _ADMIN = "/admin/"
 App = ASGIApp
 
 log = logging.getLogger(__name__)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is a loopback address or ``localhost``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def network(host: str) -> str:

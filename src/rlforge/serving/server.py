@@ -26,11 +26,19 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.models.load import (
+    check_source,
+    load_model_config,
+    load_tokenizer,
+    positions,
+    resolve_model,
+    stop_token_ids,
+)
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
 from rlforge.serving.answering import AnswerObserver
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
-from rlforge.serving.guard import App, is_loopback
+from rlforge.serving.guard import App
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment, Holdout, Probe
 from rlforge.serving.service import DeploymentService
@@ -38,6 +46,7 @@ from rlforge.serving.tokens import Tokens, make_tokens
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
+from rlforge.system.network import is_loopback
 from rlforge.training.graph import SERVICE_RESTARTS, build_graph
 from rlforge.types import value
 
@@ -157,6 +166,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
     graph = build_graph(config, detect())
+    check_source(config.model)
     prepare_ray(hardware)
     cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
@@ -168,7 +178,6 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.actors.session import ray_started
-            from rlforge.models.load import resolve_model
 
             resolve_model(config.model, say)
             with ray_started(hardware, graph.num_cpus) as ray_processes:
@@ -247,7 +256,6 @@ async def assembled(
     evaluation. ready: whether the engine answers. on_phase, errors raised: as for
     ``DeploymentService.open``.
     """
-    from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
 
     tokenizer = load_tokenizer(config.model)
@@ -294,7 +302,6 @@ def http_over(
     metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
     answers and outcomes.
     """
-    from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
     from rlforge.serving.app import make_app
 

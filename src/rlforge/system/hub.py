@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlforge.errors import ConfigError, RlforgeError
+from rlforge.system.network import check_proxies, spare_loopback, through
 
 #: Files of a model that are loaded where they are; those of an earlier push must not stay.
 _WEIGHTS = ("*.safetensors*", "adapter_*", "*.gguf")
@@ -49,8 +50,12 @@ def check_push(repo: str | None, option: str = "--push", *, public: bool = False
         f"{option}: no access to {constants.ENDPOINT}",
         f"or leave {option} out and push later",
     )
-    with _hub_errors_explained(what, f"; mend this, {mend}"):
+    spare_loopback(constants.ENDPOINT)
+    check_proxies()
+    try:
         HfApi().whoami()
+    except hub_errors() as error:
+        raise ConfigError(f"{what}{hub_silence(error)}; mend this, {mend}") from error
 
 
 def push_folder(
@@ -114,13 +119,26 @@ def _old_weights(names: list[str], folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _hub_errors_explained(what: str, mend: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # Its bases are those of all errors of the HTTP library that huggingface_hub uses, and OSError;
-    # hf_xet, which uploads large files, raises RuntimeErrors as well.
-    of_library: Any = HfHubHTTPError.__bases__
     try:
         yield
-    except (OSError, RuntimeError, ValueError, *of_library) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RlforgeError(f"{what}: {reason[0]}{mend}") from error
+    except hub_errors() as error:
+        raise RlforgeError(f"{what}{hub_silence(error)}{mend}") from error
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """The errors of ``huggingface_hub``, with those of the HTTP library that it uses.
+
+    hf_xet, which uploads large files, raises RuntimeErrors as well.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    of_library: Any = HfHubHTTPError.__bases__
+    return (OSError, RuntimeError, ValueError, *of_library)
+
+
+def hub_silence(error: Exception) -> str:
+    """Why the hub did not answer, behind the proxy that was asked; one line for messages."""
+    from huggingface_hub import constants
+
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{through(constants.ENDPOINT)}: {reason[0]}"

@@ -23,6 +23,7 @@ from rlforge.config.rules import Text
 from rlforge.config.schema import TrackerConfig
 from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError
+from rlforge.system.network import spare_loopback
 from rlforge.system.packages import need_packages
 from rlforge.tracking.files import JsonlFile, RunPaths, read_json, read_jsonl, write_json
 from rlforge.tracking.metrics import NAMESPACES
@@ -162,6 +163,7 @@ class WandbSink:
     def open(self, run: RunPaths, name: str) -> None:
         # wandb reads it when it is imported; by default even offline runs contact an error server.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        spare_loopback(os.environ.get("WANDB_BASE_URL"))
         import wandb
 
         self._wandb, self._root = wandb, run.root

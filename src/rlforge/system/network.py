@@ -1,0 +1,119 @@
+"""Which proxy of the environment a request goes through, and what to say where that fails.
+
+Clients of the package leave loopback addresses to no proxy: it could not reach this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from rlforge.errors import ConfigError
+
+#: What the HTTP clients take for a proxy.
+_SCHEMES = ("http", "https", "socks5", "socks5h")
+
+
+class ProxyError(ConfigError):
+    """A variable of the environment names no proxy, or one that does not lead there."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is a loopback address, ``localhost`` or a name below it.
+
+    Example:
+        >>> [is_loopback(host) for host in ("127.0.0.9", "::1", "api.localhost", "example.com")]
+        [True, True, True, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+def on_loopback(url: str) -> bool:
+    """Whether ``url`` has a host that is loopback; a client then gets ``trust_env=False``.
+
+    Example:
+        >>> on_loopback("http://127.0.0.1:8000/v1"), on_loopback("https://huggingface.co")
+        (True, False)
+    """
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def spare_loopback(url: str | None = None) -> None:
+    """Add loopback to ``no_proxy``, with the host of ``url`` where it is another name for it.
+
+    Meant for libraries whose clients take no other word for it.
+    """
+    known = [each.strip() for each in getproxies().get("no", "").split(",")]
+    spared = ["localhost", "127.0.0.1", "::1"]
+    if url is not None and on_loopback(url):
+        spared.append(urlsplit(url).hostname or "")
+    hosts = dict.fromkeys([each for each in [*known, *spared] if each])
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
+
+
+def proxy_of(url: str) -> str | None:
+    """The variable with the proxy of ``url``, as ``HTTPS_PROXY=http://HOST:PORT``; None without.
+
+    A password in it is hidden.
+
+    Example:
+        >>> proxy_of("http://localhost:8000") is None
+        True
+    """
+    parts, proxies = urlsplit(url), getproxies()
+    host = parts.hostname or ""
+    if is_loopback(host) or _none_used(proxies) or proxy_bypass(host):
+        return None
+    kind = next((kind for kind in (parts.scheme, "all") if proxies.get(kind)), None)
+    return None if kind is None else _shown(kind, proxies[kind])
+
+
+def through(url: str) -> str:
+    """``" through HTTPS_PROXY=http://HOST:PORT"`` for messages, or an empty string."""
+    proxy = proxy_of(url)
+    return "" if proxy is None else f" through {proxy}"
+
+
+def check_proxies() -> None:
+    """Raise ProxyError where a variable names no proxy: HTTP clients then refuse every request."""
+    proxies = getproxies()
+    if _none_used(proxies):
+        return
+    for kind in ("http", "https", "all"):
+        if (value := proxies.get(kind)) and (problem := _problem(value)):
+            raise ProxyError(f"{_shown(kind, value)}: {problem}; mend the variable, or unset it")
+
+
+def _problem(value: str) -> str | None:
+    try:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+        whole = bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        whole = False
+    if not whole:
+        return "not the address of a proxy, as http://HOST:PORT"
+    if parts.scheme not in _SCHEMES:
+        return f"{parts.scheme}:// is none of {', '.join(_SCHEMES)}"
+    if parts.scheme.startswith("socks") and find_spec("socksio") is None:
+        return "a SOCKS proxy needs the package socksio (pip install socksio)"
+    return None
+
+
+def _none_used(proxies: dict[str, str]) -> bool:
+    return "*" in [host.strip() for host in proxies.get("no", "").split(",")]
+
+
+def _shown(kind: str, value: str) -> str:
+    """The variable of ``kind``, without a user's name and password; the lower-case one counts."""
+    names = (name for name in sorted(os.environ, reverse=True) if os.environ[name])
+    name = next((each for each in names if each.lower() == f"{kind}_proxy"), None)
+    credentials, at, place = value.rpartition("@")
+    scheme, mark, _ = credentials.rpartition("://") if "://" in credentials else ("", "", "")
+    hidden = f"{scheme}{mark}***@" if at else ""
+    return f"{name or f'the {kind} proxy of the system'}={hidden}{place}"
