@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from typing import Any
@@ -17,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from rlforge.config.schema import LoraConfig
 from rlforge.engines.policies import load_policy
 from rlforge.errors import CheckpointError, ConfigError
-from rlforge.learner.weights import attach_lora, linear_layers
-from rlforge.models.files import ADAPTER_WEIGHTS
+from rlforge.learner.weights import attach_lora, linear_layers, save_value_head
+from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -225,3 +226,18 @@ def test_unknown_target_modules_are_refused_with_the_known_ones():
 def test_linear_layers_of_a_llama():
     expected = {*LoraConfig().target_modules, "lm_head"}
     assert linear_layers(one_layer_llama()) == sorted(expected)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o027])
+@pytest.mark.parametrize("full", [False, True])
+def test_weights_have_the_mode_that_the_umask_gives(mask, full, tmp_path):
+    learner = parts.learner(parts.model(), train="full" if full else "lora")
+    before = os.umask(mask)
+    try:
+        learner.save(tmp_path)
+        save_value_head(torch.nn.Linear(4, 1), tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert {VALUE_HEAD, "model.safetensors" if full else ADAPTER_WEIGHTS} <= modes.keys()
+    assert set(modes.values()) == {0o666 & ~mask}, modes

@@ -173,6 +173,7 @@ def test_a_merged_export_is_a_plain_hugging_face_folder(merged, run_dir):
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
     assert {"README.md", "config.yaml", "curves.svg", "generation_config.json"} <= names
     assert not [name for name in names if "value_head" in name or "adapter" in name]
+    assert len({path.stat().st_mode for path in merged.iterdir()}) == 1  # safetensors takes 0600
     tokenizer = AutoTokenizer.from_pretrained(merged)
     sampling = GenerationConfig.from_pretrained(merged)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 0)

@@ -23,6 +23,7 @@ from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
 from rlforge.models.fit import misfit, read_adapter, shapes_of, unknown_targets, untrainable
+from rlforge.system.files import usual_modes
 
 
 def linear_layers(model: nn.Module) -> list[str]:
@@ -66,6 +67,7 @@ def save_adapter(peft_model: Any, directory: Path) -> None:
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         directory / ADAPTER_WEIGHTS,
     )
+    usual_modes(directory)
     config = copy.copy(peft_model.peft_config["default"])
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules)
@@ -112,6 +114,7 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
     if directory is None:
         return
     model.save_pretrained(directory, state_dict=tensors)
+    usual_modes(directory)
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.save_pretrained(directory)
@@ -122,6 +125,7 @@ def save_value_head(value_head: nn.Module, directory: Path) -> None:
     state = value_head.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / VALUE_HEAD)
+    usual_modes(directory)
 
 
 def load_value_head(value_head: nn.Module, directory: Path) -> None:

@@ -24,7 +24,7 @@ from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_ba
 from rlforge.models.fit import kind_of_weights, read_adapter
 from rlforge.models.made import made_model
 from rlforge.system.checkpoint import LATEST
-from rlforge.system.files import atomic_path, atomic_write, says_full_disk
+from rlforge.system.files import atomic_path, atomic_write, says_full_disk, usual_modes
 from rlforge.system.hub import check_push, push_folder
 from rlforge.tracking.report.data import load_run
 from rlforge.tracking.report.plots import draw_curves
@@ -206,6 +206,7 @@ def _write_model(
     model.generation_config = generation
     with no_progress_bars():
         model.save_pretrained(work)
+    usual_modes(work)
     return tokenizer, str(chosen).removeprefix("torch.")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlforge.errors import RlforgeError
 from rlforge.models.files import no_progress_bars
+from rlforge.system.files import usual_modes
 from rlforge.system.packages import need_packages
 
 #: Directory name in the cache; the version is that of the package.
@@ -82,4 +83,5 @@ def _convert(weights: Path, directory: Path) -> None:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(directory)
+    usual_modes(directory)
     tokenizer.save_pretrained(directory)

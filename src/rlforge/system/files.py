@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
             # The error of the block is raised, not a second one from the clean-up.
             with contextlib.suppress(OSError):
                 work.unlink()
+
+
+def usual_modes(folder: Path) -> None:
+    """Give the weights in ``folder`` the mode that the umask gives to new files.
+
+    safetensors makes its files with mode 0600, whatever the umask.
+    """
+    probe = folder / f".{secrets.token_hex(4)}.tmp"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -33,6 +33,7 @@ from rlforge.models.tiny.corpus import Lessons, corpus, lessons
 from rlforge.models.tiny.random_play import play
 from rlforge.models.tiny.recipe import TinyRecipe
 from rlforge.models.tiny.vocabulary import closing_ids
+from rlforge.system.files import usual_modes
 
 #: Games per environment that the report of a model is measured on.
 _REPORT_GAMES = 100
@@ -66,6 +67,7 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     save_file(dict(heads.value.state_dict()), directory / VALUE_HEAD)
+    usual_modes(directory)
     summary = {
         "recipe": dataclasses.asdict(recipe),
         "parameters": model.num_parameters(),
