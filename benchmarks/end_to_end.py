@@ -59,6 +59,7 @@ from pipelines.work import Work
 
 from rlforge.config.compose import compose
 from rlforge.models.load import load_model_config, load_tokenizer, resolve_model, stop_token_ids
+from rlforge.models.shape import KNOWN
 from rlforge.system.hardware import versions
 
 HERE = Path(__file__).parent
@@ -159,7 +160,7 @@ def make_work(more: Sequence[str], *, turns: int, games: int, updates: int) -> W
         max_tokens=config.engine.max_tokens,
         rank=config.model.lora.rank,
         alpha=config.model.lora.alpha,
-        target_modules=tuple(config.model.lora.target_modules),
+        target_modules=tuple(KNOWN[0].linears),  # those of every Llama
         layers=tuple(range(depth - (config.model.lora.last_layers or depth), depth)),
         learning_rate=config.learner.learning_rate,
         grad_clip=config.learner.grad_clip,

@@ -27,6 +27,7 @@ from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer, resolve_model
+from rlforge.models.shape import KNOWN
 from rlforge.types import EnvSpec
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -105,7 +106,7 @@ def _game(
 def make_work(option: str, turns: int, folder: Path) -> Work:
     """A batch of ``turns`` turns for ``model=OPTION``, and an adapter that is not zero."""
     described = yaml.safe_load((CONF / "model" / f"{option}.yaml").read_text())
-    lora = OurLoraConfig(**described.pop("lora"))
+    lora = OurLoraConfig(**described.pop("lora"), target_modules=[*KNOWN[0].linears])
     model = ModelConfig(**described, lora=lora)
     preset = yaml.safe_load((CONF / "learner" / f"{PRESETS[option]}.yaml").read_text())
     # One optimizer step on the whole batch for all contenders; rate and clipping are the work's.

@@ -18,7 +18,7 @@ def model(small_model):
         name=str(small_model),
         prompt_template="board",
         action_extraction="bracket",
-        lora=LoraConfig(rank=4, alpha=8),
+        lora=LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import re
 import typing
@@ -18,11 +19,11 @@ from tests.harness.live_run import run
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
 from rlforge.config.market import MarketConfig
-from rlforge.config.rules import Length, Pattern, Range, hints, parts
+from rlforge.config.rules import Length, Pattern, Range, hints, is_union, parts
 from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
 
-KINDS = (int, float, str, bool, list, dict, Literal)
+KINDS = (int, float, str, bool, list, dict, Literal, typing.Union)
 FREE = {
     "hardware.name": "a profile may have any name",
     "hardware.ray_address": "only Ray knows which addresses it can reach",
@@ -68,6 +69,8 @@ def bad_values(hint: Any) -> Iterator[Any]:
     """Values that a key with this annotation must refuse."""
     kind, rules = parts(hint)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if is_union(kind):
+        yield from itertools.chain(*map(bad_values, inner))
     if origin is Literal or (kind is str and not rules):
         yield "no-such-thing"
     if kind is float:

@@ -226,7 +226,6 @@ def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
         ("layers_to_transform", 0),
         ("exclude_modules", ["down_proj"]),
         ("layer_replication", [[0, 2], [1, 2]]),
-        ("fan_in_fan_out", True),
         ("trainable_token_indices", [3]),
         ("target_parameters", ["experts.down"]),
         ("init_lora_weights", "pissa"),
@@ -245,7 +244,13 @@ def test_training_refuses_what_is_more_than_plain_lora_by_its_name(model, adapte
 
 def test_training_takes_settings_that_change_nothing(model, adapter):
     path = adapter(lora_dropout=0.1, init_lora_weights="gaussian")
-    _describe(path, revision="main", a_setting_of_tomorrow=None, eva_config={"rho": 2.0})
+    _describe(
+        path,
+        revision="main",
+        fan_in_fan_out=True,
+        a_setting_of_tomorrow=None,
+        eva_config={"rho": 2.0},
+    )
     check_initial_adapter(path, _training(model), "small")
 
 
@@ -261,11 +266,18 @@ def test_training_continues_only_adapters_of_the_layers_and_scale_of_the_configu
         check_initial_adapter(path, _training(model), "small")
 
 
-def test_training_refuses_another_kind_of_adapter_and_a_pattern_in_place_of_names(model, adapter):
+@pytest.mark.parametrize("named", ["all-linear", r".*_proj", ["k_proj", "q_proj"]])
+def test_targets_are_compared_by_the_layers_that_they_name(model, adapter, named):
+    ours = _training(model, target_modules=named)
+    path = adapter(target_modules=named)
+    check_initial_adapter(path, ours, "small")
+    _describe(path, target_modules=["q_proj"])
+    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules \['q_proj'\] against \["):
+        check_initial_adapter(path, ours, "small")
+
+
+def test_training_refuses_another_kind_of_adapter(model, adapter):
     path = adapter()
-    _describe(path, target_modules="all-linear")
-    with pytest.raises(ConfigError, match="'all-linear' against"):
-        check_initial_adapter(path, _training(model), "small")
     _describe(path, peft_type="LOHA")
     with pytest.raises(ConfigError, match="has peft_type='LOHA', and the learner trains LoRA"):
         check_initial_adapter(path, _training(model), "small")

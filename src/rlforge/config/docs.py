@@ -18,7 +18,7 @@ from rlforge.config import schema
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import ROOTS, all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
-from rlforge.config.rules import Length, Range, hints, optional, parts
+from rlforge.config.rules import Length, Range, hints, is_union, optional, parts
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.errors import ConfigError, nearest
@@ -139,7 +139,9 @@ def _type(hint: Any) -> str:
     """An annotation in words: ``int ≥ 1 or null``, ``list of text``, the choices there are."""
     kind, rules = parts(hint)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
+    if is_union(kind):
+        text = " or ".join(_type(one) for one in inner)
+    elif origin is typing.Literal:
         text = ", ".join(f"`{choice}`" for choice in inner)
     elif origin is list:
         text = f"list of {_type(inner[0])}"

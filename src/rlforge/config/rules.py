@@ -9,6 +9,7 @@ A field's annotation says which values it takes::
 ``problems()`` reads the annotations of a class and of the classes nested in it; rules about several
 keys of one class are in its ``clashes()``. OmegaConf knows neither ``Literal`` nor ``Annotated``:
 ``plain`` derives the classes that it gets, ``build`` makes the real ones of what it returns.
+Alternatives such as ``Text | list[Text]`` are ``Any`` to OmegaConf, and judged here.
 """
 
 from __future__ import annotations
@@ -193,15 +194,26 @@ _HINTS: dict[type, Mapping[str, Any]] = {}
 """By class; a composition asks for those of each class many times."""
 
 
+def is_union(hint: Any) -> bool:
+    """Whether an annotation has several alternatives, of which None may be one."""
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
+
+
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type inside an annotation, without ``| None``, and its rules."""
+    """The type inside an annotation, without ``| None``, and its rules.
+
+    It is the whole annotation where it has several other alternatives.
+    """
     rules: tuple[Any, ...] = ()
     while True:
         if typing.get_origin(hint) is Annotated:
             hint, *own = typing.get_args(hint)
             rules = (*own, *rules)
-        elif typing.get_origin(hint) in (types.UnionType, typing.Union):
-            (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+        elif is_union(hint):
+            kinds = [one for one in typing.get_args(hint) if one is not type(None)]
+            if len(kinds) > 1:
+                return hint, rules
+            (hint,) = kinds
         else:
             return hint, rules
 
@@ -212,7 +224,16 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
         return
     kind, rules = parts(hint)
     origin, choices, found = typing.get_origin(kind), typing.get_args(kind), False
-    if origin is Literal and value not in choices:
+    if is_union(kind):
+        fit = [one for one in choices if isinstance(value, _class_of(one))]
+        if fit:
+            yield from _judged(fit[0], value)
+        else:
+            yield "", f"must be one of {', '.join(_class_of(one).__name__ for one in choices)}"
+    elif kind is str and not isinstance(value, str):
+        found = True
+        yield "", "must be a text"
+    elif origin is Literal and value not in choices:
         mend = nearest(str(value), choices)
         yield "", f"no such choice{mend} (there are {', '.join(choices)})"
     elif kind is float and not math.isfinite(value):
@@ -230,6 +251,11 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
     for rule in rules if not found else ():
         if (reason := rule.problem(value)) is not None:
             yield "", reason
+
+
+def _class_of(hint: Any) -> type:
+    kind, _ = parts(hint)
+    return typing.cast("type", typing.get_origin(kind) or kind)
 
 
 # ---------------------------------------------------------------- to OmegaConf and back
@@ -259,6 +285,8 @@ def plain_fields(cls: type) -> dict[str, tuple[str, Any, Any]]:
 def _plain_hint(hint: Any) -> Any:
     kind, _ = parts(hint)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if is_union(kind):
+        return Any  # OmegaConf's unions take no lists
     if origin is Literal:
         kind = str
     elif origin in (list, dict):

@@ -6,6 +6,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -116,6 +117,10 @@ class EnvConfig(Group):
 # ---------------------------------------------------------------- model
 
 
+ALL_LINEAR = "all-linear"
+"""The ``model.lora.target_modules`` of every linear layer but the output layer."""
+
+
 @dataclass
 class LoraConfig(Group):
     """The low-rank adapter that is trained."""
@@ -129,26 +134,40 @@ class LoraConfig(Group):
     #: Dropout in front of A, in the passes that a gradient is taken of. The model's own dropout is
     #: always off, as in the engine.
     dropout: Annotated[float, Range(0, 1, open=")")] = 0.0
-    #: Names of the linear layers that get an adapter.
-    target_modules: list[Text] = field(
-        default_factory=lambda: [
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ]
-    )
+    #: The linear layers that get an adapter: ``all-linear``, all but the output layer; a list of
+    #: names, or of the ends of names; or a pattern, a regular expression for whole names.
+    target_modules: Text | list[Text] = ALL_LINEAR
     #: Adapt only this many of the last decoder layers; null: all. The backward pass ends there:
     #: with half of the layers an update takes about two thirds of the time. An output layer that is
     #: named in ``target_modules`` is adapted in any case.
     last_layers: Count | None = None
 
+    def adapts(self, name: str, *, head: bool = False) -> bool:
+        """Whether ``target_modules`` covers a linear layer; head: it is the output layer.
+
+        Example:
+            >>> LoraConfig().adapts("model.layers.0.mlp.up_proj")
+            True
+            >>> LoraConfig(target_modules=["up_proj"]).adapts("lm_head", head=True)
+            False
+        """
+        targets = self.target_modules
+        if targets == ALL_LINEAR:
+            return not head
+        if isinstance(targets, str):
+            return re.fullmatch(targets, name) is not None
+        return any(f".{name}".endswith(f".{target}") for target in targets)
+
     def adapted_layers(self, layers: int) -> int:
         """How many of a model's decoder layers get an adapter."""
         return layers if self.last_layers is None else min(self.last_layers, layers)
+
+    def clashes(self) -> Iterator[Problem]:
+        if isinstance(self.target_modules, str):
+            try:
+                re.compile(self.target_modules)
+            except re.error as error:
+                yield "target_modules", f"is no pattern: {error}; a list of names is in brackets"
 
 
 @dataclass

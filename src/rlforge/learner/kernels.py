@@ -147,6 +147,8 @@ def fuse_lora_add(model: nn.Module) -> int:
 
 def _gains(layer: Any) -> bool:
     base = layer.get_base_layer()
+    if type(base) is not nn.Linear:
+        return False
     (name,) = layer.lora_A
     plain = isinstance(layer.lora_dropout[name], nn.Identity) and not layer.lora_variant
     # In bfloat16 the sum would round most of B A away.

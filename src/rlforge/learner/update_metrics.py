@@ -54,6 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.learner.batching import Row, Selection
+from rlforge.models.targets import LINEAR
 from rlforge.types import OTHER_RUN, Step, TrainBatch, value
 
 #: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
@@ -288,7 +289,7 @@ class Operations:
 
 
 def _matrices(module: nn.Module) -> list[Tensor]:
-    return [each.weight for each in module.modules() if isinstance(each, nn.Linear)]
+    return [each.weight for each in module.modules() if isinstance(each, LINEAR)]
 
 
 class Stopwatch:

@@ -17,19 +17,15 @@ from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from rlforge.config.schema import LoraConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.models.fit import misfit, read_adapter, shapes_of, unknown_targets, untrainable
+from rlforge.models.fit import misfit, read_adapter, shapes_of, untrainable
+from rlforge.models.targets import adapted_layers
 from rlforge.system.files import usual_modes
-
-
-def linear_layers(model: nn.Module) -> list[str]:
-    """Last parts of the names of all linear layers, sorted: what an adapter can target."""
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    return sorted({name.rsplit(".", 1)[-1] for name in linear})
 
 
 def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
@@ -38,22 +34,24 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
     B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
     for target modules and layers that the model does not have.
     """
-    name, layers = type(model).__name__, linear_layers(model)
-    if (problem := unknown_targets(name, layers, lora.target_modules)) is not None:
-        raise ConfigError(problem)
+    targets = adapted_layers(model, lora)
     config = PeftLoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         use_rslora=lora.use_rslora,
-        target_modules=list(lora.target_modules),
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         layers_to_transform=_numbers_of_layers(model, lora),
         task_type="CAUSAL_LM",
     )
     # PEFT draws A from the global generators, whose state is restored.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return get_peft_model(model, config)
+        wrapped = get_peft_model(model, config)
+    # PEFT shortens long lists; the file is to say what was chosen.
+    config.target_modules = set(targets)
+    return wrapped
 
 
 def save_adapter(peft_model: Any, directory: Path) -> None:
@@ -83,18 +81,18 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
     expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     check_fit(tensors, expected, f"adapter {directory}")
     made = peft_model.peft_config["default"]
+    try:
+        described = read_adapter(directory)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
     config = LoraConfig(  # that ``attach_lora`` made the adapter from
         rank=made.r,
         alpha=made.lora_alpha,
         use_rslora=made.use_rslora,
-        target_modules=sorted(made.target_modules),
+        target_modules=described.get("target_modules") or [],  # the same: the tensors fit
         last_layers=made.layers_to_transform and len(made.layers_to_transform),
     )
-    try:
-        problem = untrainable(read_adapter(directory), config)
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
-    if problem is not None:
+    if (problem := untrainable(described, config)) is not None:
         raise CheckpointError(f"adapter {directory} {problem}")
     set_peft_model_state_dict(peft_model, tensors)
 

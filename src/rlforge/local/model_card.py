@@ -17,7 +17,14 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
 from rlforge.config.per_policy import entry_of, of_policy, policy_names
-from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, PromptConfig, RunConfig
+from rlforge.config.schema import (
+    ALL_LINEAR,
+    EnvEntry,
+    GamesConfig,
+    PolicyConfig,
+    PromptConfig,
+    RunConfig,
+)
 from rlforge.config.sft import SftConfig
 from rlforge.errors import RlforgeError
 from rlforge.games.base import View
@@ -306,7 +313,9 @@ def _training(exported: Exported) -> Iterator[str]:
     learner, lora = config.learner, config.model.lora
     trained = "all weights"
     if learner.train == "lora":
-        layers = ", ".join(lora.target_modules)
+        targets = lora.target_modules
+        layers = ", ".join(targets) if isinstance(targets, list) else targets
+        layers = "all linear layers but the output layer" if layers == ALL_LINEAR else layers
         trained = f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {layers}"
         if lora.last_layers is not None:
             trained += f" of the last {lora.last_layers} layers"

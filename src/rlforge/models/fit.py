@@ -6,9 +6,10 @@ headers of files, neither the weights themselves nor those of the base model.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,6 +30,7 @@ _PLAIN = frozenset(
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
         *("revision", "task_type", "runtime_config", "megatron_config", "megatron_core"),
         *("r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout", "qalora_group_size"),
+        "fan_in_fan_out",
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     }
 )
@@ -106,11 +108,7 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         ("model.lora.rank", described.get("r"), lora.rank),
         ("model.lora.alpha", described.get("lora_alpha"), lora.alpha),
         ("model.lora.use_rslora", bool(described.get("use_rslora")), lora.use_rslora),
-        (
-            "model.lora.target_modules",
-            sorted(targets) if isinstance(targets, list) else targets,
-            sorted(lora.target_modules),
-        ),
+        ("model.lora.target_modules", _ordered(targets), _ordered(lora.target_modules)),
         ("model.lora.last_layers", len(layers) if layers else None, lora.last_layers),
         ("base model", base and _last_part(str(theirs)), _last_part(base)),
     ]
@@ -123,6 +121,10 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         f"does not fit the configuration: {'; '.join(different)} (adapter against configuration); "
         "change the configuration to match"
     )
+
+
+def _ordered(targets: Any) -> Any:
+    return sorted(targets) if isinstance(targets, list) else targets
 
 
 def largest_rank(described: dict[str, Any]) -> int:
@@ -248,10 +250,16 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     base: as ``resolve_model(config)`` returns it. Raises ConfigError when there is no adapter in
     ``path``, its rank, scale, target modules or base model differ, or it is no plain LoRA.
     """
-    file = path / ADAPTER_CONFIG
-    if not file.is_file():
+    from rlforge.models.targets import adapted_layers
+
+    if not (path / ADAPTER_CONFIG).is_file():
         raise ConfigError(f"learner.initial_adapter={path}: {NO_ADAPTER}")
-    if (problem := untrainable(read_adapter(path), config.lora, base)) is not None:
+    described, model = read_adapter(path), _without_weights(config)
+    lora = dataclasses.replace(config.lora, target_modules=adapted_layers(model, config.lora))
+    theirs = dataclasses.replace(lora, target_modules=described.get("target_modules") or [])
+    with contextlib.suppress(ConfigError):  # else shown as they are
+        described["target_modules"] = adapted_layers(model, theirs)
+    if (problem := untrainable(described, lora, base)) is not None:
         raise ConfigError(f"learner.initial_adapter={path}: the adapter {problem}")
 
 
@@ -278,24 +286,6 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
         found = {name: shape for name, shape in read_shapes(file).items() if name in expected}
         if (problem := misfit(found, {name: expected[name] for name in found})) is not None:
             raise ConfigError(f"{file} does not fit the model: {problem}")
-
-
-def unknown_targets(model: str, layers: Collection[str], targets: Sequence[str]) -> str | None:
-    """Why an adapter of ``targets`` does not fit ``model``, for the user; None where it does.
-
-    layers: last parts of the names of the model's linear layers. Empty ``targets`` are an error.
-
-    Example:
-        >>> unknown_targets("Llama", ["q_proj", "v_proj"], ["query"])
-        'model.lora.target_modules: Llama has no linear layers named query; it has q_proj, v_proj'
-    """
-    missing = [name for name in targets if name not in layers]
-    if targets and not missing:
-        return None
-    return (
-        f"model.lora.target_modules: {model} has no linear layers named "
-        f"{', '.join(missing) or 'nothing'}; it has {', '.join(sorted(layers))}"
-    )
 
 
 def adapter_dropout(config: PolicyConfig) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.schema import ALL_LINEAR, LoraConfig
 from rlforge.types import value
 
 #: Architectures described here, by ``model_type``.
@@ -83,9 +85,37 @@ class ModelShape:
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
         """Parameters of a LoRA adapter: r (inputs + outputs) per adapted layer (Hu et al. 2021)."""
-        per_layer = sum(sum(self.linears.get(name, (0, 0))) for name in set(lora.target_modules))
-        head = self.hidden + self.vocab if "lm_head" in lora.target_modules else 0
-        return lora.rank * (lora.adapted_layers(self.layers) * per_layer + head)
+        sizes = self.linears | {"lm_head": (self.hidden, self.vocab)}
+        return lora.rank * sum(
+            layers * sum(sizes[name]) for name, layers in self.adapted(lora).items()
+        )
+
+    def adapted(self, lora: LoraConfig) -> Counter[str]:
+        """How many linear layers an adapter targets, by the last part of their names."""
+        targets = lora.target_modules
+        fixed = targets if isinstance(targets, str) else tuple(targets)
+        return _adapted(self, fixed, self.layers - lora.adapted_layers(self.layers))
+
+    @property
+    def layer_names(self) -> dict[str, bool]:
+        """Names of all linear layers, as ``rlforge.models.targets.linear_layers`` gives them."""
+        names = {
+            f"model.layers.{number}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}": False
+            for number in range(self.layers)
+            for name in self.linears
+        }
+        return names | {"lm_head": True}
+
+
+@functools.cache
+def _adapted(shape: ModelShape, targets: str | tuple[str, ...], first: int) -> Counter[str]:
+    """As ``ModelShape.adapted``, in the layers from ``first`` on; a plan asks it many times."""
+    lora = LoraConfig(target_modules=targets if isinstance(targets, str) else [*targets])
+    return Counter(
+        name.rpartition(".")[2]
+        for name, is_head in shape.layer_names.items()
+        if lora.adapts(name, head=is_head) and (is_head or int(name.split(".")[2]) >= first)
+    )
 
 
 def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None:
@@ -150,3 +180,39 @@ def known_shape(name: str) -> ModelShape | None:
     for ending in ("-base", "-instruct"):
         last = last.removesuffix(ending)
     return next((shape for shape in KNOWN if shape.name.lower() == last), None)
+
+
+def unknown_targets(model: str, layers: Mapping[str, bool], lora: LoraConfig) -> str | None:
+    """Why an adapter of ``lora`` does not fit ``model``, for the user; None where it does.
+
+    layers: names of the model's linear layers; True: the output layer. Targets without any layer
+    are an error.
+
+    Example:
+        >>> layers = {"layers.0.q_proj": False, "layers.0.v_proj": False, "lm_head": True}
+        >>> unknown_targets("Llama", layers, LoraConfig(target_modules=["q_proj", "query"]))
+        'model.lora.target_modules: Llama has no linear layers named query; it has ...'
+    """
+    targets = lora.target_modules
+    alone = [[one] for one in targets] if isinstance(targets, list) else [targets]
+    missing = [
+        "".join(one)
+        for one in alone
+        if not any(
+            replace(lora, target_modules=one).adapts(name, head=is_head)
+            for name, is_head in layers.items()
+        )
+    ]
+    if alone and not missing:
+        return None
+    if isinstance(targets, list):
+        what = f"named {', '.join(missing) or 'nothing'}"
+    elif targets == ALL_LINEAR:
+        what = "but its output layer"
+    else:
+        what = f"whose whole names are matched by {targets}; names are given as a list, [{targets}]"
+    found = sorted({name.rpartition(".")[2] for name in layers})
+    return (
+        f"model.lora.target_modules: {model} has no linear layers {what}; it has "
+        f"{', '.join(found) or 'none'}"
+    )

@@ -13,8 +13,9 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
-from rlforge.models.fit import adapter_dropout, unknown_targets
+from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source
+from rlforge.models.shape import unknown_targets
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
@@ -332,4 +333,4 @@ def _unknown_targets(config: PolicyConfig, located: Located) -> str | None:
     shape, lora = located.shape, config.model.lora
     if lora.last_layers is not None and lora.last_layers > shape.layers:
         return f"model.lora.last_layers={lora.last_layers}: {shape.name} has {shape.layers} layers"
-    return unknown_targets(shape.name, [*shape.linears, "lm_head"], lora.target_modules)
+    return unknown_targets(shape.name, shape.layer_names, lora)

@@ -13,7 +13,7 @@ from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row
 from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks
-from rlforge.models.shape import shape_from_config
+from rlforge.models.shape import KNOWN, shape_from_config
 from rlforge.preflight.memory.learner import LearnerJob
 
 ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
@@ -90,7 +90,8 @@ class Case:
         )
         self.model = model_class(config).to(torch.bfloat16 if bf16 else torch.float32)
         lora = LoraConfig(rank=rank, alpha=rank, dropout=dropout)
-        lora.target_modules += targets
+        if targets:
+            lora.target_modules = [*KNOWN[0].linears, *targets]
         self.policy = Policy(
             PolicySpec(model=self.model, lora=lora, temperature=1.0, pad_token_id=0, seed=0),
             LearnerConfig(

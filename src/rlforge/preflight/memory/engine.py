@@ -54,8 +54,9 @@ def version_bytes(job: EngineJob) -> int:
     adapters = 2 * job.versions * shape.adapter_parameters(lora) * 4
     if job.bf16:
         return adapters
-    changed = sum(i * o for name, (i, o) in shape.linears.items() if name in lora.target_modules)
-    return job.versions * lora.adapted_layers(shape.layers) * changed * 4 + adapters
+    adapted = shape.adapted(lora)
+    changed = sum(i * o * adapted[name] for name, (i, o) in shape.linears.items())
+    return job.versions * changed * 4 + adapters
 
 
 def token_bytes(job: EngineJob) -> int:

@@ -60,7 +60,7 @@ class LearnerJob:
 
 def adapted(job: LearnerJob, *names: str) -> int:
     """How many of the linear layers ``names`` carry an adapter."""
-    return 0 if job.lora is None else len(set(names) & set(job.lora.target_modules))
+    return 0 if job.lora is None else len(set(names) & set(job.shape.adapted(job.lora)))
 
 
 # ---------------------------------------------------------------- weights and states

@@ -1,0 +1,101 @@
+"""Which layers of a model get an adapter: ``model.lora.target_modules`` against its modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import ConfigError
+from rlforge.models.shape import unknown_targets
+
+LINEAR = (nn.Linear, Conv1D)
+"""Linear layers; ``Conv1D``, of GPT-2 and its kin, holds its weight transposed."""
+
+
+def linear_layers(model: Any) -> dict[str, bool]:
+    """Names of the linear layers that can get an adapter, in their order; True: the output layer.
+
+    Left out are layers of images and sound, which text does not pass, in models that take these,
+    and layers of names under which PEFT adapts the experts.
+    """
+    head, decoder = model.get_output_embeddings(), model.get_decoder()
+    reached, taken = {id(module) for module in decoder.modules()}, _names_of_experts(model)
+    return {
+        name: module is head
+        for name, module in model.named_modules()
+        if isinstance(module, LINEAR)
+        and (module is head or id(module) in reached)
+        and _last(name) not in taken
+    }
+
+
+def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
+    """What an adapter of ``lora`` targets in ``model``, sorted, as a list that PEFT takes.
+
+    Last parts of names where these are enough to tell the layers, else whole names. Raises
+    ConfigError for targets that the model does not have.
+    """
+    layers = linear_layers(model)
+    if (problem := unknown_targets(type(model).__name__, layers, lora)) is not None:
+        raise ConfigError(problem)
+    chosen = {name for name, is_head in layers.items() if lora.adapts(name, head=is_head)}
+    short = {_last(name) for name in chosen}
+    meant = {name for name, _ in model.named_modules() if _last(name) in short}
+    return sorted(short if meant == chosen else chosen)
+
+
+def experts_note(model: Any) -> str | None:
+    """Which weights of experts get no adapter, for the user; None where there are none.
+
+    Experts in one tensor [experts, outputs, inputs] are no layers of their own.
+    """
+    experts = _experts(model)
+    taken = _names_of_experts(model)
+    linear = (name for name, module in model.named_modules() if isinstance(module, LINEAR))
+    shared = {".".join(name.split(".")[-2:]) for name in linear if _last(name) in taken}
+    if not experts:
+        return None
+    beside = f", and PEFT gives their names to {', '.join(sorted(shared))}" if shared else ""
+    return (
+        f"{type(model).__name__} holds its experts in single tensors, "
+        f"{', '.join(sorted(experts))}{beside}: these get no adapter and stay as they are; "
+        "learner.train=full trains them, too"
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _experts(model: nn.Module) -> set[str]:
+    """The tensors that hold all experts of a layer, by the last two parts of their names."""
+    return {
+        f"{_last(path)}.{name}"
+        for path, module in model.named_modules()
+        if "Conv" not in type(module).__name__
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3
+    }
+
+
+def _names_of_experts(model: Any) -> set[str]:
+    """Names of linear layers by which PEFT means the experts: it reads adapters of old that way."""
+    if not _experts(model):
+        return set()
+    from peft import LoraConfig as PeftLoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    names = {_last(name) for name, module in model.named_modules() if isinstance(module, LINEAR)}
+    taken = set()
+    for name in names:
+        config = PeftLoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # it takes some names only together with others
+            taken.add(name)
+        else:
+            taken |= {name} if config.target_parameters else set()
+    return taken
