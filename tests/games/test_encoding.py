@@ -10,6 +10,7 @@ from tests.factories import byte_tokenizer
 from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 from transformers import AddedToken
 
+from rlforge.config.schema import ModelConfig
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import (
@@ -23,10 +24,19 @@ from rlforge.games.markup import (
     chat_text,
 )
 from rlforge.games.prompts import Prompter
+from rlforge.models.load import load_tokenizer
 
 SEPARATED = {"user": "{content}[SEP]", "system": "[CLS]{content}[SEP]", "begin": "[CLS]"}
 MARKUPS = {"qwen": CHATML, "llama3": LLAMA, "gemma": GEMMA, "unigram": GEMMA, "tiny": PLAIN}
 MARKUPS["word_pieces"] = Markup(assistant="<bos>{content}</s>", **SEPARATED)
+MARKUPS |= {"smollm": CHATML, "gpt2": CHATML, "tiktoken": LLAMA, "t5": GEMMA}
+MARKUPS["llama2"] = Markup(user="[INST] {content} [/INST]", assistant="{content}</s>")
+MARKUPS["words"] = Markup(
+    user="[CLS] {content} [SEP] ", assistant="{content} [SEP] ", system="{content} [SEP] "
+)
+MARKUPS["roberta"] = Markup(user="<s>{content}[SEP]", assistant="{content}<|im_end|> <mask>")
+#: What tokenizers put in front of a text by themselves.
+IN_FRONT = {"llama2": "<s>", "tiktoken": "<|begin_of_text|>", "words": "[CLS]", "roberta": "<s>"}
 ROLES = {
     1: ["user"],
     2: ["system", "user"],
@@ -42,14 +52,15 @@ def conversation(contents):
 
 def attacks(name, number):
     """Conversations with adversarial contents, and their ids."""
-    draw, encoder = random.Random(name), Encoder(TOKENIZERS[name])
+    tokenizer, draw = TOKENIZERS[name], random.Random(name)
+    encoder = Encoder(tokenizer)
     for _ in range(number):
-        contents = [attack(draw) for _ in range(draw.randint(1, 4))]
+        contents = [attack(draw, tokenizer) for _ in range(draw.randint(1, 4))]
         prompt = MARKUPS[name].render(conversation(contents), draw.choice(["", "<think>\n"]))
-        yield prompt, encoder.encode(prompt)
+        yield prompt, encoder.encode(prompt, begins=False)
 
 
-@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_content_makes_a_control_token(name, number):
     tokenizer, dangerous = TOKENIZERS[name], 0
@@ -64,6 +75,18 @@ def test_no_content_makes_a_control_token(name, number):
     assert dangerous > number / 20  # as one text they do make control tokens
 
 
+@pytest.mark.slow
+def test_no_content_makes_a_control_token_of_smollm2():
+    tokenizer, draw = load_tokenizer(ModelConfig(kind="smollm2_135m")), random.Random(0)
+    encoder = Encoder(tokenizer)
+    for _ in range(10_000):
+        contents = [attack(draw, tokenizer) for _ in range(draw.randint(1, 4))]
+        prompt = by_chat_template(conversation(contents), "", tokenizer)
+        plain = by_chat_template(conversation(["so"] * len(contents)), "", tokenizer)
+        shown = control_tokens(tokenizer, encoder.encode(prompt))
+        assert shown == control_tokens(tokenizer, encoder.encode(plain)), contents
+
+
 @pytest.mark.parametrize("name", ["qwen", "tiny"])
 def test_the_characters_of_a_control_token_all_reach_the_model(name):
     for prompt, ids in attacks(name, 100):
@@ -75,10 +98,11 @@ def test_the_characters_of_a_control_token_all_reach_the_model(name):
 def test_any_text_is_encoded_without_control_tokens(text, name):
     tokenizer = TOKENIZERS[name]
     prompt = Prompt(text=text, contents=((0, 0, len(text)),))
-    assert control_tokens(tokenizer, Encoder(tokenizer).encode(prompt)) == []
+    ids = Encoder(tokenizer).encode(prompt, begins=False)
+    assert control_tokens(tokenizer, ids) == []
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "gpt2"])
 def test_a_prompt_without_control_text_is_encoded_as_one_text(name):
     tokenizer = TOKENIZERS[name]
     said = conversation(
@@ -86,7 +110,45 @@ def test_a_prompt_without_control_text_is_encoded_as_one_text(name):
     )
     prompt = MARKUPS[name].render(said, "")
     whole = tokenizer.encode(prompt.text, add_special_tokens=False)
-    assert list(Encoder(tokenizer).encode(prompt)) == whole
+    assert list(Encoder(tokenizer).encode(prompt, begins=False)) == whole
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama2", "unigram", "t5"])
+def test_the_name_of_the_unknown_token_is_text(name):
+    tokenizer = TOKENIZERS[name]
+    text = f"say {tokenizer.unk_token} and {tokenizer.unk_token}"
+    ids = Encoder(tokenizer).encode(Prompt(text=text, contents=((0, 0, len(text)),)))
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_an_unknown_character_is_the_unknown_token_where_that_means_nothing_else():
+    said = Prompt(text="a hello \U0001f44b", contents=((0, 0, 9),))
+    for name, known in (("words", True), ("unigram", True), ("gpt2", False)):
+        tokenizer = TOKENIZERS[name]
+        assert (tokenizer.unk_token_id in Encoder(tokenizer).encode(said)) is known, name
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_what_the_tokenizer_puts_in_front_stands_there_once(name):
+    tokenizer = TOKENIZERS[name]
+    bos = IN_FRONT.get(name)
+    expected = [] if bos is None else [tokenizer.convert_tokens_to_ids(bos)]
+    for text in ("a", "a hello", *([f"{bos}a", f"{bos} a"] if bos else [])):
+        whole = Encoder(tokenizer).encode(Prompt(text=text, contents=()))
+        bare = tokenizer.encode(text, add_special_tokens=False)
+        assert control_tokens(tokenizer, whole) == expected
+        assert whole[: len(expected)] == tuple(expected)
+        assert whole[-1] == bare[-1]  # nothing behind it
+        part = Encoder(tokenizer).encode(Prompt(text="a", contents=()), begins=False)
+        assert control_tokens(tokenizer, part) == []
+
+
+def test_a_bos_that_a_player_says_is_not_the_one_of_the_prompt():
+    for name, bos in IN_FRONT.items():
+        tokenizer = TOKENIZERS[name]
+        said = Prompt(text=f"{bos}a", contents=((0, 0, len(bos) + 1),))
+        ids = Encoder(tokenizer).encode(said)
+        assert control_tokens(tokenizer, ids) == [ids[0]] == [tokenizer.convert_tokens_to_ids(bos)]
 
 
 def test_a_tokenizer_whose_file_asks_for_truncation_and_padding_encodes_whole_prompts():
@@ -141,8 +203,8 @@ def test_no_content_makes_a_control_token_in_a_chat_template(name, chat):
         prompt = by_chat_template(conversation(contents), "", tokenizer)
         return control_tokens(tokenizer, encoder.encode(prompt))
 
-    for _ in range(40):
-        contents = [attack(draw) for _ in range(draw.randint(1, 4))]
+    for _ in range(15):
+        contents = [attack(draw, tokenizer) for _ in range(draw.randint(1, 4))]
         assert control(contents) == control(["so"] * len(contents)), contents
         alone = chat_text(conversation(contents), tokenizer)
         raw = tokenizer.encode(alone, add_special_tokens=False)

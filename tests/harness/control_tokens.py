@@ -2,7 +2,16 @@
 
 import copy
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from rlforge.models.tiny.vocabulary import build_tokenizer
@@ -95,8 +104,114 @@ def tiny():
     return build_tokenizer(["tak", " a____", " b____", " [4]", " go"])
 
 
-TOKENIZERS = {make.__name__: make() for make in (qwen, llama3, gemma, unigram, word_pieces, tiny)}
+def smollm():
+    """Its unknown token is the end of the text, and no character becomes it."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    named = {"unk_token": "<|endoftext|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    return trained(core, trainer, special=[*QWEN, "<repo_name>"], **named)
+
+
+def gpt2():
+    """Bytes that training never saw are unknown, and become the end of the text."""
+    core = Tokenizer(models.BPE(unk_token="<|endoftext|>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    plain = ["<think>", *QWEN[1:]]
+    return trained(core, trainer, plain=plain, unk_token="<|endoftext|>", eos_token="<|im_end|>")
+
+
+def llama2():
+    """BPE with byte fallback and metaspaces; a BOS in front, the special tokens are its words."""
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
+    )
+    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    made = trained(core, trainer, special=["[INST]", "[/INST]"], **named)
+    in_front(made, "<s> $A", "<s>")
+    return made
+
+
+def tiktoken():
+    """Words are split by a pattern and kept whole where the vocabulary has them."""
+    core = Tokenizer(models.BPE(ignore_merges=True))
+    words = Regex(r"<\|\w+\|>|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[^\r\n\p{L}\p{N}]?\p{L}+|\s+")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=LLAMA3, initial_alphabet=BYTES, show_progress=False
+    )
+    made = trained(core, trainer, plain=["<|python_tag|>"], bos_token=LLAMA3[0])
+    in_front(made, f"{LLAMA3[0]} $A", LLAMA3[0])
+    return made
+
+
+def t5():
+    """Unigram, in whose vocabulary the special tokens are words like any others; EOS behind."""
+    core = Tokenizer(models.Unigram())
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\u200b", "")])
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    core.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=140, special_tokens=SENTENCES, unk_token="<unk>", show_progress=False
+    )
+    made = trained(core, trainer, unk_token="<unk>", eos_token="</s>", pad_token="<s>")
+    in_front(made, "$A </s>", "</s>")
+    return made
+
+
+def words():
+    """A token a word between spaces, of which the special ones are words of the vocabulary."""
+    core = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(vocab_size=300, special_tokens=BERT, show_progress=False)
+    made = trained(core, trainer, unk_token="[UNK]", sep_token="[SEP]", cls_token="[CLS]")
+    in_front(made, "[CLS] $A [SEP]", "[CLS]", "[SEP]")
+    return made
+
+
+def roberta():
+    """Added tokens take the white space around them, or stand only where no word touches them."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    made = trained(core, trainer, special=["<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    sides = {"lstrip": True, "rstrip": True, "normalized": False}
+    made.add_tokens([AddedToken(text, special=True, **sides) for text in ("<mask>", "[SEP]")])
+    made.add_tokens([AddedToken("<|im_end|>", special=True, single_word=True, normalized=False)])
+    in_front(made, "<s> $A </s>", "<s>", "</s>")
+    return made
+
+
+def in_front(tokenizer, single, *special):
+    """The tokenizer puts special tokens around a text by itself."""
+    core = tokenizer.backend_tokenizer
+    named = [(text, core.token_to_id(text)) for text in special]
+    core.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+
+
+MADE = (qwen, llama3, gemma, unigram, word_pieces, tiny)
+MADE += (smollm, gpt2, llama2, tiktoken, t5, words, roberta)
+TOKENIZERS = {make.__name__: make() for make in MADE}
 CONTROL = [*QWEN, *LLAMA3, *SENTENCES, *BERT, "<think>", "<pad>", "<eos>", "<extra_id_0>", "[A]"]
+CONTROL += ["[INST]", "[/INST]", "<mask>", "<repo_name>", "<|python_tag|>"]
 FRAGMENTS = [
     *CONTROL,
     *(text[: len(text) // 2] for text in CONTROL),
@@ -111,15 +226,15 @@ FRAGMENTS = [
 
 
 def control_tokens(tokenizer, ids):
-    """Ids of added tokens that are special or tags; unknown characters, spaces, bytes are none."""
-    added = tokenizer.added_tokens_decoder
+    """Ids of tokens that are special or tags; unknown characters, spaces and bytes are none."""
+    added, named = tokenizer.added_tokens_decoder, set(tokenizer.all_special_ids)
     return [
         token
         for token in ids
-        if token in added
-        and token != tokenizer.unk_token_id
-        and not added[token].content.startswith("<0x")
-        and (added[token].special or added[token].content.startswith("<"))
+        if (token in added or token in named)
+        and (token != tokenizer.unk_token_id or "unk" not in tokenizer.unk_token.lower())
+        and not (token in added and added[token].content.startswith("<0x"))
+        and (token in named or added[token].special or added[token].content.startswith("<"))
     ]
 
 
@@ -140,6 +255,13 @@ SIGNS = {
     "unigram": ("<start_of_turn>", "<end_of_turn>"),
     "word_pieces": ("[CLS]", "[SEP]"),
     "tiny": ("<pad>", "<eos>"),
+    "smollm": ("<|im_start|>", "<|im_end|>"),
+    "gpt2": ("<|im_start|>", "<|im_end|>"),
+    "llama2": ("[INST]", "[/INST]"),
+    "tiktoken": ("<|start_header_id|>", "<|eot_id|>"),
+    "t5": ("<start_of_turn>", "<end_of_turn>"),
+    "words": (" [CLS] ", " [SEP] "),
+    "roberta": ("<s>", "[SEP]"),
 }
 
 
@@ -159,6 +281,9 @@ def with_chat(name, chat):
     return tokenizer
 
 
-def attack(draw):
-    """A text of pieces that read like control tokens, or like parts of them."""
-    return "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 6)))
+def attack(draw, tokenizer):
+    """A text of pieces that are control tokens, of this tokenizer and others, or parts of them."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    own = [text for text in added if not text.startswith("<0x")]
+    pieces = draw.choices(FRAGMENTS, k=draw.randint(1, 6))
+    return "".join(draw.choice(own) if draw.random() < 0.2 else piece for piece in pieces)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.factories import CHATML, byte_tokenizer
+from tests.harness.control_tokens import TOKENIZERS, with_chat
 
 from rlforge.config.prompts import PromptConfig
 from rlforge.games.base import View
@@ -344,3 +345,21 @@ def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
             halves[1] += sum(later[len(later) - half :])
     assert together / alone < REAL[env]
     assert halves[1] < 1.25 * halves[0]
+
+
+@pytest.mark.parametrize("chat", [None, "writes", "trims"])
+@pytest.mark.parametrize("name", ["llama2", "tiktoken"])
+def test_only_the_beginning_of_a_conversation_is_a_bos(name, chat):
+    tokenizer = TOKENIZERS[name] if chat is None else with_chat(name, chat)
+    bos = tokenizer.encode("a", add_special_tokens=True)[0]
+    template = "default" if chat is None else "chat"
+    chat = Conversation(Prompter(tokenizer), template, "raw")
+    before = ()
+    for turn in range(3):
+        question = chat.ask(view(f"Move {turn}"))
+        assert question.token_ids[0] == bos
+        assert question.token_ids.count(bos) == 1
+        assert question.token_ids[: len(before)] == before
+        said = tokenizer.encode("hello", add_special_tokens=False)
+        chat.add(question, Completion(text="hello", token_ids=tuple(said)))
+        before = (*question.token_ids, *said)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.factories import CHATML, byte_tokenizer, model_files
+from tests.harness.control_tokens import with_chat
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -125,3 +126,19 @@ def test_a_row_that_cannot_be_used_is_named(read, tmp_path):
     rows: list[dict[str, Any]] = [*PAIRS, {"prompt": "2 + 2 =", "completion": None}]
     with pytest.raises(ConfigError, match=r"bad\.jsonl row 4: .*no text"):
         read(jsonl(tmp_path / "bad.jsonl", rows))
+
+
+def test_prompts_begin_with_the_bos_that_the_tokenizer_adds_and_answers_have_none(tmp_path):
+    words = with_chat("llama2", "writes")
+    model = ModelConfig(kind="hf", name=str(model_files(words, tmp_path / "words")))
+    tokenizer = load_tokenizer(model)
+    bos = tokenizer.bos_token_id
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "a board"}]
+    rows = [{"messages": said}]
+    pairs = [{"prompt": text, "completion": "a board"} for text in ("hello", "<s>hello")]
+    for number, file in enumerate((rows, pairs)):
+        encoder = AnswerEncoder(model, tokenizer)
+        path = jsonl(tmp_path / f"{number}.jsonl", file)
+        for step in samples_of_file(path, tokenizer, encoder):
+            assert step.prompt_token_ids[0] == bos
+            assert [*step.prompt_token_ids, *step.token_ids].count(bos) == 1

@@ -121,7 +121,7 @@ async def test_what_agents_say_makes_no_control_token(chat):
 
     wanted = await control("so", "so")
     for _ in range(20):
-        texts = attack(draw), attack(draw)
+        texts = attack(draw, tokenizer), attack(draw, tokenizer)
         assert await control(*texts) == wanted, texts
 
 

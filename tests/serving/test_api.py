@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+from tokenizers.processors import TemplateProcessing
 
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServeConfig
 from rlforge.engines.registry import make_engine
@@ -496,6 +497,21 @@ async def test_a_service_names_its_model_and_limits_answers_by_default(serving, 
         assert (await served.openai.models.list()).data[0].id == "mine"
         answer = await served.openai.completions.create(model="mine", prompt="go")
         assert answer.usage.completion_tokens == 1
+
+
+async def test_a_completion_begins_with_the_one_bos_that_the_tokenizer_adds(
+    base, small_model, tmp_path, monkeypatch
+):
+    config = small_config(small_model)
+    tokenizer = load_tokenizer(config.model)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", tokenizer.convert_tokens_to_ids("<pad>"))]
+    )
+    monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
+    async with running(config, tmp_path, base) as served:
+        for prompt in ("go", ["go"], "<pad>go"):
+            answer = await served.ask(prompt=prompt)
+            assert answer.usage.prompt_tokens == 2
 
 
 async def test_a_dead_engine_is_a_503(served, base, monkeypatch):

@@ -21,6 +21,7 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import REDACTIONS
 from rlforge.continuous.answers import Conversation, answer_decision, state_after
 from rlforge.errors import RlforgeError, RunError
+from rlforge.games.encoding import text_ids
 from rlforge.serving.answering import Answered
 from rlforge.serving.conversations import conversation_tokens
 from rlforge.trajectories.columns import decision_row, to_decision
@@ -131,10 +132,10 @@ class AnswerLog:
                 if kept != conversation:  # log-probs remain those after the original prompt
                     conversation = kept
                     if isinstance(kept, str):
-                        tokens = self._tokenizer.encode(kept, add_special_tokens=False)
+                        tokens = text_ids(self._tokenizer, kept)
                     else:
                         tokens = conversation_tokens(self._tokenizer, kept, answer.tools)
-                    completion = dataclasses.replace(completion, prompt_token_ids=tuple(tokens))
+                    completion = dataclasses.replace(completion, prompt_token_ids=tokens)
         return answer_decision(
             answer.id,
             answer.user,

@@ -12,6 +12,7 @@ from rlforge.engines.base import decoder
 from rlforge.engines.grammars import grammar_of
 from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View
+from rlforge.games.encoding import text_ids
 from rlforge.games.players import Player, make_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import stop_token_ids
@@ -118,8 +119,7 @@ class Session:
 
     async def complete(self, prompt: str) -> str:
         """The model's continuation of a text."""
-        tokens = self._model.tokenizer.encode(prompt, add_special_tokens=False)
-        return await self._answer(prompt, tuple(tokens))
+        return await self._answer(prompt, text_ids(self._model.tokenizer, prompt))
 
     async def play(self, env: str | EnvSpec, *opponents: str) -> float:
         """Play a game, and return the reward of the model's seat.

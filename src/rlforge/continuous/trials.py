@@ -16,6 +16,7 @@ from rlforge.continuous.performance import Performance, by_player
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.engines.base import Generator
 from rlforge.engines.grammars import grammar_of
+from rlforge.games.encoding import encoder_of, text_ids
 from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
 from rlforge.serving.records import PROBE_TOKENS, PROBES, PairedOutcomes, Probe
@@ -174,10 +175,9 @@ def answer_probes(
     probes = []
     for number in range(1, PROBES + 1):
         text = f"Count to {number}."
-        if tokenizer.chat_template:
-            asked = [{"role": "user", "content": text}]
-            text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-        tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+        asked = [{"role": "user", "content": text}]
+        chat = tokenizer.chat_template
+        tokens = encoder_of(tokenizer).chat(asked) if chat else text_ids(tokenizer, text)
         probes.append(Probe(prompt_token_ids=tokens, params=greedy, extraction="raw"))
     return tuple(probes)
 

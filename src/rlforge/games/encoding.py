@@ -1,4 +1,4 @@
-"""Encodes prompts so that only their markup, and no text of games or players, is control tokens.
+"""Encodes prompts, so that only their markup, and no text of games or players, is control tokens.
 
 A control token is an added token of the tokenizer that is special (``<|im_end|>``, ``[SEP]``),
 looks like markup (``<think>``, ``[INST]``), or is written by the chat template or the markup of the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,12 +25,17 @@ _TRIED = (("system", "user", "assistant"), ("user", "assistant", "user"), ("user
 #: ``<think>``, ``[INST]``, ``[|user|]``; but not ``[4]``, as games write moves.
 _LIKE_MARKUP = re.compile(r"<.*>|\[/?[A-Z][A-Z_]*\]|\[\|.*\|\]", re.DOTALL)
 
+#: Stands for an unknown character until a prompt is complete; its token may also be written.
+_UNKNOWN = -1
+
 
 class Encoder:
     """Token ids of prompts.
 
     A prompt whose contents make no control token is encoded as one text. In any other the text of
-    such tokens is divided among separately encoded parts.
+    such tokens is divided among separately encoded parts. In front stands what the tokenizer puts
+    there by itself, a BOS as a rule, unless the text has it; what it puts behind a text is left
+    out, since an answer follows.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,10 +45,13 @@ class Encoder:
         if self._backend is not None:
             self._backend.no_truncation()  # which the file may ask for, and that method never does
             self._backend.no_padding()
-        # Unknown characters become the unknown token, which many a tokenizer has as a special one.
-        harmless = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-        added = tokenizer.added_tokens_decoder.items()
-        self._added = {i: token for i, token in added if i not in harmless and _text_of(token)}
+        self._added = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _text_of(t)}
+        unknown = self._added.get(tokenizer.unk_token_id)
+        name = "" if unknown is None else _folded(_text_of(unknown))
+        # Unknown characters may become the token of that name; one with another name has another
+        # meaning, too, as the end of the text.
+        self._unknown = tokenizer.unk_token_id if "unk" in name else None
+        self._unknown_name = name
         self._template = str(tokenizer.chat_template or "")
         tried = []  # what the template writes for conversations without words, if it has any
         for roles in _TRIED:
@@ -50,35 +59,24 @@ class Encoder:
                 messages = [{"role": role, "content": "?"} for role in roles]
                 tried.append(chat_text(messages, tokenizer))
         self._written = frozenset(self._ids("\n".join(tried)))
+        self._begin = _put_in_front(tokenizer)
+        # Whether one is found depends on what stands around it, in the whole text or in a part.
+        self._fickle = any(getattr(token, "single_word", False) for token in self._added.values())
         self._control_of = lru_cache(maxsize=64)(self._find_control)
         self._added_in = lru_cache(maxsize=1024)(self._find_added)
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
         """The prompt's ids; their control tokens are those of its markup.
 
-        Lone surrogates, which no tokenizer takes, are replaced.
+        begins: whether the text stands at the beginning, where a BOS belongs. Lone surrogates,
+        which no tokenizer takes, are replaced.
         """
-        prompt = prompt._replace(text=writable(prompt.text))
-        control, texts = self._control_of(prompt.family)
-        ids = self._ids(prompt.text)
-        wanted = [
-            token
-            for piece in prompt.markup()
-            for token in self._added_in(piece)
-            if token in control
-        ]
-        if _among(control, ids) == wanted:
-            return tuple(ids)
-        ids = [token for part in _divided(prompt, texts) for token in self._ids(part)]
-        if _among(control, ids) == wanted:
-            return tuple(ids)
-        # A normaliser has made one of other characters, or the tokenizer adds text to each part.
-        ids, end = [], 0
-        for _, start, stop in prompt.contents:
-            ids += self._ids(prompt.text[end:start])
-            ids += self._as_text(prompt.text[start:stop], control)
-            end = stop
-        return tuple(ids + self._ids(prompt.text[end:]))
+        ids = self._encoded(prompt._replace(text=writable(prompt.text)))
+        if _UNKNOWN in ids:
+            unknown = self._unknown
+            ids = [unknown if token == _UNKNOWN and unknown is not None else token for token in ids]
+        begin = self._begin if begins else []
+        return tuple(ids if ids[: len(begin)] == begin else [*begin, *ids])
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -86,12 +84,46 @@ class Encoder:
         """The ids of a conversation in the tokenizer's chat template, as ``by_chat_template``."""
         return self.encode(by_chat_template(messages, "", self._tokenizer, tools))
 
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        control, texts = self._control_of(prompt.family)
+        wanted = [
+            token
+            for piece in prompt.markup()
+            for token in self._added_in(piece)
+            if token in control
+        ]
+        said = [prompt.text[start:stop] for _, start, stop in prompt.contents]
+        if not self._fickle or not any(_among(control, self._ids(text)) for text in said):
+            ids = self._ids(prompt.text)
+            if _among(control, ids) == wanted:
+                return ids
+            ids = [token for part in _divided(prompt, texts) for token in self._ids(part)]
+            if _among(control, ids) == wanted:
+                return ids
+        # A normaliser has made one of other characters, or the tokenizer adds text to each part.
+        ids, end = [], 0
+        for _, start, stop in prompt.contents:
+            ids += self._ids(prompt.text[end:start])
+            ids += self._as_text(prompt.text[start:stop], control)
+            end = stop
+        return ids + self._ids(prompt.text[end:])
+
     def _ids(self, text: str) -> list[int]:
+        """Ids of a text, with ``_UNKNOWN`` for characters that the tokenizer does not know."""
         if not text:
             return []
         if self._backend is None:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            spans = [(0, len(text))] * len(ids)
+        else:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            ids = encoding.ids
+            if self._unknown not in ids:
+                return ids
+            spans = encoding.offsets
+        for place, (start, stop) in enumerate(spans):
+            if ids[place] == self._unknown and self._unknown_name not in _folded(text[start:stop]):
+                ids[place] = _UNKNOWN
         return ids
 
     def _find_control(self, family: str) -> tuple[frozenset[int], str]:
@@ -125,6 +157,22 @@ class Encoder:
         return [*self._as_text(text[:middle], control), *self._as_text(text[middle:], control)]
 
 
+@lru_cache(maxsize=8)
+def _encoder(tokenizer: Tokenizer, chat_template: str) -> Encoder:
+    """The encoder of a tokenizer with this chat template, whose change makes it void."""
+    return Encoder(tokenizer)
+
+
+def encoder_of(tokenizer: Tokenizer) -> Encoder:
+    """The encoder of a tokenizer, which is kept."""
+    return _encoder(tokenizer, str(tokenizer.chat_template))
+
+
+def text_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a prompt whose text holds markup of its own: control tokens in it are such."""
+    return encoder_of(tokenizer).encode(Prompt(text=text, contents=()))
+
+
 def _among(control: frozenset[int], ids: Sequence[int]) -> list[int]:
     """The control tokens among ``ids``."""
     return [] if control.isdisjoint(ids) else [token for token in ids if token in control]
@@ -142,6 +190,18 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
                 begin = cut
                 break
     yield prompt.text[begin:]
+
+
+def _put_in_front(tokenizer: Tokenizer) -> list[int]:
+    """What the tokenizer puts in front of a text by itself, found by encoding one."""
+    plain, whole = (tokenizer.encode("a", add_special_tokens=own) for own in (False, True))
+    places = range(len(whole) - len(plain) + 1)
+    found = next((place for place in places if whole[place : place + len(plain)] == plain), 0)
+    return list(whole[:found])
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
 
 
 def _text_of(token: Any) -> str:

@@ -191,9 +191,9 @@ class Prompter:
         """
         return self.template(template).render(messages, self._tokenizer)
 
-    def ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of a prompt; nothing but its markup becomes control tokens, or is added."""
-        return self._encoder.encode(prompt)
+    def ids(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
+        """Token ids of a prompt, as ``Encoder.encode``; begins: it is no later part of one."""
+        return self._encoder.encode(prompt, begins=begins)
 
     def encode(
         self, template: str, view: View, extraction: str = "boxed"

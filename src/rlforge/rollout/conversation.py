@@ -123,7 +123,7 @@ class Conversation:
         for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
             if start < place:
                 continue
-            between = self._prompter.ids(prompt.part(place, start))
+            between = self._prompter.ids(prompt.part(place, start), begins=not place)
             closed = ended and between[:1] == ids[-1:]
             ids = (*ids, *(between[1:] if closed else between), *answer.token_ids)
             place, ended = end, answer.finish_reason == "stop"

@@ -43,7 +43,7 @@ class AnswerEncoder:
         joint = "" if not after or after[-1].isspace() or after[-1] == ">" else " "
         said = f"{joint}{text}"
         contents = () if markup else ((0, 0, len(said)),)
-        ids = self._encoder.encode(Prompt(text=said, contents=contents))
+        ids = self._encoder.encode(Prompt(text=said, contents=contents), begins=False)
         for place, token in enumerate(ids):
             if token in self._stops:  # an engine ends the answer there
                 return ids[: place + 1]

@@ -14,11 +14,11 @@ from tokenizers.decoders import DecodeStream
 from rlforge.engines.base import check_request
 from rlforge.engines.grammars import check_grammar
 from rlforge.errors import ConfigError, EngineError, RlforgeError
+from rlforge.games.encoding import text_ids
 from rlforge.serving.conversations import conversation_tokens, takes_tools
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
-from rlforge.system.values import writable
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 
@@ -374,10 +374,7 @@ class Answering:
         assert isinstance(request, CompletionRequest)
         prompt = request.prompt
         if isinstance(prompt, str):
-            return self._encode(prompt)
+            return text_ids(self._tokenizer, prompt)
         if prompt and isinstance(prompt[0], str):
-            return self._encode(prompt[0])
+            return text_ids(self._tokenizer, prompt[0])
         return tuple(token for token in prompt if isinstance(token, int))
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))

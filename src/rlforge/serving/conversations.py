@@ -10,14 +10,13 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
 
 from rlforge.engines.grammars import json_term
 from rlforge.errors import ConfigError
-from rlforge.games.encoding import Encoder
+from rlforge.games.encoding import encoder_of
 from rlforge.games.markup import chat_text
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -34,13 +33,7 @@ def conversation_tokens(
     Raises ValueError where the template refuses the messages.
     """
     with _refusals_explained():
-        return _encoder(tokenizer, str(tokenizer.chat_template)).chat(messages, tools or ())
-
-
-@lru_cache(maxsize=8)
-def _encoder(tokenizer: Any, chat_template: str) -> Encoder:
-    """The encoder of a tokenizer with this chat template, whose change makes it void."""
-    return Encoder(tokenizer)
+        return encoder_of(tokenizer).chat(messages, tools or ())
 
 
 def takes_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
