@@ -46,8 +46,8 @@ class Encoder:
             self._backend.no_truncation()  # which the file may ask for, and that method never does
             self._backend.no_padding()
         self._added = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _text_of(t)}
-        unknown = self._added.get(tokenizer.unk_token_id)
-        name = "" if unknown is None else _folded(_text_of(unknown))
+        unknown = [token for i, token in self._added.items() if i == tokenizer.unk_token_id]
+        name = "".join(_folded(_text_of(token)) for token in unknown)
         # Unknown characters may become the token of that name; one with another name has another
         # meaning, too, as the end of the text.
         self._unknown = tokenizer.unk_token_id if "unk" in name else None
@@ -112,6 +112,7 @@ class Encoder:
         """Ids of a text, with ``_UNKNOWN`` for characters that the tokenizer does not know."""
         if not text:
             return []
+        ids: list[int]
         if self._backend is None:
             ids = list(self._tokenizer.encode(text, add_special_tokens=False))
             spans = [(0, len(text))] * len(ids)
