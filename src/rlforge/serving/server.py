@@ -26,14 +26,6 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
-from rlforge.models.load import (
-    check_source,
-    load_model_config,
-    load_tokenizer,
-    positions,
-    resolve_model,
-    stop_token_ids,
-)
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
 from rlforge.serving.answering import AnswerObserver
@@ -161,6 +153,8 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     is started, DeploymentError when no version can be served, and RunError when an engine died too
     often.
     """
+    from rlforge.models.load import check_source, resolve_model
+
     config = setup.config
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
@@ -256,6 +250,7 @@ async def assembled(
     evaluation. ready: whether the engine answers. on_phase, errors raised: as for
     ``DeploymentService.open``.
     """
+    from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
 
     tokenizer = load_tokenizer(config.model)
@@ -302,6 +297,7 @@ def http_over(
     metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
     answers and outcomes.
     """
+    from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
     from rlforge.serving.app import make_app
 
