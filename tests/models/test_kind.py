@@ -31,8 +31,8 @@ def test_an_encoder_can_be_trained_once_it_is_a_decoder():
         ("mamba", {"intermediate_size": None}, "recurrent state"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent state"),
         ("qwen3_next", {}, "recurrent state"),
-        ("roberta", {}, "attention of an encoder"),
-        ("xlnet", {"max_position_embeddings": None, "d_head": 8}, "attention of an encoder"),
+        ("roberta", {}, "attention to later tokens"),
+        ("xlnet", {"max_position_embeddings": None, "d_head": 8}, "attention to later tokens"),
     ],
 )
 def test_a_refusal_names_a_property_of_the_model(kind, changes, problem):

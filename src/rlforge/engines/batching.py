@@ -8,6 +8,7 @@ otherwise; the batches take turns within a step.
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,10 +27,13 @@ from rlforge.engines.group import Generation, Group, Prompt
 from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
+from rlforge.engines.whole import WholeGroup, cache_problem, reads_padded
 from rlforge.errors import EngineError
 from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import predicts_the_same
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 
 @value
@@ -81,18 +85,41 @@ class BatchGenerator(StepGenerator[Generation]):
             seed=seed,
         )
         self._policies = policies
-        self._narrow = predicts_the_same(policies.base)
         self._limits = limits
-        self._pad_id, self._grammars = pad_id, grammars
+        self._grammars = grammars
         self._device = next(policies.base.parameters()).device
         #: By ``PolicyStore.batch_of``.
         self._groups: dict[PolicyKey | None, Group] = {}
+        self._new_group = self._kind_of_group(pad_id)
         self._kept, self._shared = KeptRows(), SharedBeginnings()
         self._resident = frozenset[PolicyKey]()
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._generated = 0
         # Consecutive steps in which requests were held back although there was room.
         self._held_back = 0
+
+    def _kind_of_group(self, pad_id: int) -> Callable[[], Group]:
+        """Makes batches: with a cache where the model's answers from one are exact."""
+        policies = self._policies
+        narrow, padded = predicts_the_same(policies.base), reads_padded(policies)
+        problem = cache_problem(policies, narrow=narrow)
+        if problem:
+            log.warning(
+                "%s reads every sequence whole for each token, which takes longer: with cached "
+                "keys and values %s",
+                type(policies.base).__name__,
+                problem,
+            )
+        most = self._limits.batch_prompt_tokens
+        return partial(
+            partial(WholeGroup, padded=padded, most_tokens=most) if problem else Group,
+            policies,
+            pad_id,
+            self._limits.max_sequences,
+            narrow=narrow,
+            keep=self._keep,
+            share=self._share,
+        )
 
     # ------------------------------------------------------------ requests
 
@@ -163,14 +190,7 @@ class BatchGenerator(StepGenerator[Generation]):
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
             for batch_key, generations in joining.items():
-                group = self._groups.get(batch_key) or Group(
-                    self._policies,
-                    self._pad_id,
-                    self._limits.max_sequences,
-                    narrow=self._narrow,
-                    keep=self._keep,
-                    share=self._share,
-                )
+                group = self._groups.get(batch_key) or self._new_group()
                 self._groups[batch_key] = group
                 for batch in self._prompt_batches(generations):
                     answers += self._run(batch, partial(group.prefill, batch))

@@ -44,6 +44,8 @@ class PolicyStore(Versions[nn.Module]):
                 f"engine.max_loras is {capacity}; at least 1 version must be resident"
             )
         super().__init__(capacity)
+        described: Any = base.config
+        self._attention = described._attn_implementation
         self._prepare = make_invariant if invariant else share_keys
         self._prepare(base)
         if invariant:
@@ -70,6 +72,17 @@ class PolicyStore(Versions[nn.Module]):
         assert self._mixture is not None  # without it, a batch is of one version
         with self._mixture.of(keys) as model:
             yield model
+
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[Any]:
+        """In the block, the base model with the attention that it came with."""
+        model: Any = self.base
+        ours = model.config._attn_implementation
+        model.set_attn_implementation(self._attention)
+        try:
+            yield model
+        finally:
+            model.set_attn_implementation(ours)
 
     def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
         self._held[key] = load_policy(self.base, path, key.uid)

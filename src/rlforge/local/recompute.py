@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from rlforge.buffer.batches import read_batch
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import GamesConfig, RunConfig
-from rlforge.engines.invariant import last_logits
+from rlforge.engines import invariant, whole
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
@@ -60,6 +61,15 @@ class Answers:
             model.requires_grad_(False).eval(), 1, invariant=config.batch_invariant
         )
         self._config, self._device = config, device
+        self._last_logits: Callable[..., Tensor] = invariant.last_logits
+        if not config.batch_invariant:
+            # All positions of a pass may be some row's last ones.
+            vocabulary = model.config.get_text_config().vocab_size
+            self._last_logits = partial(
+                whole.last_logits,
+                padded=whole.reads_padded(self._store),
+                most_tokens=_MOST_LOGITS // vocabulary,
+            )
 
     def largest_gaps(
         self, path: str | None, answers: Sequence[Answered]
@@ -85,7 +95,7 @@ class Answers:
             (*each.completion.prompt_token_ids, *each.completion.token_ids[:-1]) for each in answers
         ]
         longest = max(len(each.completion.token_ids) for each in answers)
-        after = last_logits(model, read, longest)
+        after = self._last_logits(model, read, longest)
         for each, logits in zip(answers, after, strict=True):
             tokens, recorded = each.completion.token_ids, each.completion.logprobs
             logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)

@@ -9,8 +9,14 @@ from rlforge.errors import ConfigError
 #: Layers that carry a state from token to token instead of attending to all tokens before.
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent"}
 
-#: Model types whose attention to later tokens no module tells.
-_BOTH_WAYS = {"cpmant", "xlnet"}
+_LATER = "attention to later tokens, as an encoder has"
+
+#: What no module tells of a model type.
+_KNOWN = {
+    "cpmant": _LATER,
+    "prophetnet": "log-probs that depend on how many tokens follow",
+    "xlnet": _LATER,
+}
 
 
 def untrainable(model: Any) -> str:
@@ -25,14 +31,15 @@ def untrainable(model: Any) -> str:
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ())
-    if layers & _RECURRENT or getattr(model, "_is_stateful", False):
+    attends = bool(layers) and all(each.endswith("_attention") for each in layers)
+    stateful = getattr(model, "_is_stateful", False) and not attends
+    if stateful or layers & _RECURRENT:
         return "a recurrent state"
     if getattr(model.config, "is_encoder_decoder", False):
         return "an encoder beside its decoder"
-    both_ways = any(getattr(module, "is_decoder", True) is False for module in model.modules())
-    if both_ways or config.model_type in _BOTH_WAYS:
-        return "the attention of an encoder, to later tokens too"
-    return ""
+    if any(getattr(module, "is_decoder", True) is False for module in model.modules()):
+        return _LATER
+    return _KNOWN.get(config.model_type, "")
 
 
 def check_trainable(model: Any) -> None:

@@ -1,0 +1,255 @@
+"""Whole passes: each token is drawn from a pass over its sequence from the first token on.
+
+The engine's batches keep keys and values of rows that are aligned at their ends (``cache``). Not
+every decoder can be computed so: some keep more than keys and values, others take positions from
+the mask. ``cache_problem`` tries it when a model is loaded; where answers would differ, or the
+model fails, a ``WholeGroup`` takes the place of a ``Group``: slower, and exact for any decoder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from rlforge.engines.cache import Row, copy_row
+from rlforge.engines.group import Generation, Group
+from rlforge.engines.policies import PolicyStore
+from rlforge.engines.versions import BASE, PolicyKey
+from rlforge.errors import ConfigError
+from rlforge.models.devices import is_lost
+from rlforge.models.last_layer import same_up_to_rounding
+from rlforge.types import PolicyRef, SamplingParams
+
+#: Most rows of a pass: logits are computed where any of them ends.
+_MOST_ROWS = 16
+
+#: Largest difference of log-probs in float32, for logits up to 1; it grows with them.
+_EXACT = 1e-5
+
+#: Fields of configurations that give the reach of a layer's attention, and the reach in a trial.
+_REACHES, _SHORT = ("sliding_window", "attention_chunk_size"), 8
+
+
+class WholeGroup(Group):
+    """A running batch without a cache.
+
+    Sequences of one version that are equal so far are read once. padded: those of different lengths
+    are read together, the shorter ones filled up behind their end. most_tokens: of one pass.
+    """
+
+    def __init__(self, *args: Any, padded: bool, most_tokens: int, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._padded, self._most_tokens = padded, most_tokens
+
+    def size(self, joining: Sequence[Generation] = ()) -> int:
+        """Nothing is kept of any sequence."""
+        return 0
+
+    def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
+        """Draws the first token of each; returns those that are over after it."""
+        over = self._draw_whole(joining)
+        self._rows += [[each] for each in joining if each.finish_reason is None]
+        return over
+
+    def step(self) -> list[Generation]:
+        """Draws the next token of every running generation; returns those that are over."""
+        running = self.running
+        over = self._draw_whole(running)
+        self._rows = [[each] for each in running if each.finish_reason is None]
+        return over
+
+    def _draw_whole(self, generations: Sequence[Generation]) -> list[Generation]:
+        by_version: dict[PolicyKey, dict[tuple[int, ...], list[Generation]]] = {}
+        for each in generations:
+            sequence = (*each.prompt, *each.token_ids)
+            by_version.setdefault(each.key, {}).setdefault(sequence, []).append(each)
+        for key, rows in by_version.items():
+            with self._policies.computing([key]) as model:
+                logits = last_logits(
+                    model, list(rows), padded=self._padded, most_tokens=self._most_tokens
+                )
+            self._append(list(rows.values()), logits[:, 0])
+        return [each for each in generations if each.finish_reason is not None]
+
+
+def last_logits(
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    number: int = 1,
+    *,
+    padded: bool,
+    most_tokens: int,
+) -> Tensor:
+    """The logits [B, number, V] after the last ``number`` tokens of each sequence.
+
+    padded: shorter ones are filled up behind their end; otherwise only those of one length are read
+    together. most_tokens: of one pass, if it has more than a row.
+    """
+    order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
+    found: dict[int, Tensor] = {}
+    batch: list[int] = []
+    for place in order:
+        length = len(sequences[place])
+        rows = len(batch) + 1
+        fits = rows <= _MOST_ROWS and rows * length <= most_tokens
+        if batch and not (fits and (padded or length == len(sequences[batch[0]]))):
+            found |= zip(batch, _read(model, [sequences[i] for i in batch], number), strict=True)
+            batch = []
+        batch.append(place)
+    found |= zip(batch, _read(model, [sequences[i] for i in batch], number), strict=True)
+    return torch.stack([found[place] for place in range(len(sequences))])
+
+
+def _read(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor:
+    """One pass, of sequences in the order of their lengths."""
+    lengths = torch.tensor([len(each) for each in sequences])
+    longest, device = int(lengths[-1]), next(model.parameters()).device
+    ids = torch.tensor([[*each, *[0] * (longest - len(each))] for each in sequences])
+    places = (lengths[:, None] - number + torch.arange(number)).clamp(min=0)
+    kept = torch.unique(places)
+    narrow = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        narrow["logits_to_keep"] = kept.to(device)
+    logits = model(input_ids=ids.to(device), use_cache=False, **narrow).logits
+    if narrow:
+        places = torch.searchsorted(kept, places)
+    picked: Tensor = logits[torch.arange(len(sequences))[:, None].to(device), places.to(device)]
+    return picked
+
+
+# ---------------------------------------------------------------- the trial of a loaded model
+
+
+@torch.inference_mode()
+def cache_problem(policies: PolicyStore, *, narrow: bool) -> str:
+    """Why the base model cannot answer from cached keys and values; "" if it can.
+
+    A few short requests, which join a batch one after the other and continue one another's rows,
+    are compared with plain passes. Windows of attention are shorter than the requests meanwhile.
+    narrow: as of ``Group``.
+    """
+    with _short_windows(policies.base):
+        try:
+            answers = _answers(policies, narrow)
+        except Exception as error:  # a model may raise anything
+            if is_lost(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            return f"it fails with {error!r}"
+        with policies.plain() as model:
+            for answer in answers:
+                expected, scale = _plain_logprobs(model, (*answer.prompt, *answer.token_ids))
+                said = torch.tensor(answer.logprobs)
+                if not _agree(said, expected[-len(said) :], scale, model.dtype):
+                    return "its answers differ"
+    return ""
+
+
+@torch.inference_mode()
+def reads_padded(policies: PolicyStore) -> bool:
+    """Whether sequences of different lengths may be filled up behind their end and read together.
+
+    Raises ConfigError for a model whose log-probs of a token depend on later ones.
+    """
+    sequences = [_tokens(policies.base, length) for length in (4, 11, 17)]
+    with policies.plain() as model:
+        whole, scale = _plain_logprobs(model, sequences[-1])
+        part, _ = _plain_logprobs(model, sequences[-1][:9])
+        if not _agree(part, whole[: len(part)], scale, model.dtype):
+            raise ConfigError(
+                f"{type(model).__name__} cannot be trained: what it says of a token depends on "
+                "later tokens; choose another model"
+            )
+        alone = [_read(model, [each], 1)[0] for each in sequences]
+        try:
+            together = _read(model, sequences, 1)
+        except Exception as error:  # a model may raise anything
+            if is_lost(error):
+                raise
+            return False
+    return _agree(together, torch.stack(alone), scale, model.dtype)
+
+
+def _answers(policies: PolicyStore, narrow: bool) -> list[Generation]:
+    rows: dict[int, Row] = {}
+
+    def keep(generation: Generation, cache: Cache, row: int) -> None:
+        rows[generation.id] = copy_row(cache, row, generation.length - 1)
+
+    group = Group(policies, 0, 8, narrow=narrow, keep=keep, share=lambda prompts, cache: None)
+    params = SamplingParams(conversation=0)
+    policy = PolicyRef(uid="trial", kind="checkpoint")
+
+    def ask(number: int, prompt: tuple[int, ...], limit: int) -> Generation:
+        return Generation(
+            id=number,
+            prompt=prompt,
+            params=params,
+            policy=policy,
+            seed=number,
+            limit=limit,
+            key=BASE,
+            stop=frozenset(),
+        )
+
+    first = [ask(0, _tokens(policies.base, 5), 3), ask(1, _tokens(policies.base, 12), 6)]
+    group.prefill(first)
+    group.step()
+    group.prefill([late := ask(2, _tokens(policies.base, 9), 5)])
+    group.step()
+    said = first[0].prompt + tuple(first[0].token_ids)
+    again = ask(3, said + _tokens(policies.base, 4), 3)
+    if 0 in rows:  # not where logits are NaN
+        again.row, again.known = rows[0], len(said) - 1
+    group.prefill([again])
+    while group.running:
+        group.step()
+    return [*first, late, again]
+
+
+def _tokens(model: Any, length: int) -> tuple[int, ...]:
+    known = model.config.get_text_config().vocab_size
+    numbers = torch.Generator().manual_seed(length)
+    return tuple(torch.randint(known, (length,), generator=numbers).tolist())
+
+
+def _plain_logprobs(model: Any, sequence: Sequence[int]) -> tuple[Tensor, float]:
+    """Of all tokens but the first, by a pass of the sequence alone; and the largest logit."""
+    ids = torch.tensor([sequence], device=next(model.parameters()).device)
+    logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0]
+    return logprobs.cpu(), float(logits.abs().max())
+
+
+def _agree(said: Tensor, expected: Tensor, scale: float, dtype: torch.dtype) -> bool:
+    """Whether two ways to compute the same differ by no more than rounding."""
+    if dtype != torch.float32:
+        return same_up_to_rounding(said.to(dtype), expected.to(dtype))
+    most = _EXACT * max(1.0, scale)
+    return torch.allclose(said, expected, rtol=0, atol=most, equal_nan=True)
+
+
+@contextlib.contextmanager
+def _short_windows(model: Any) -> Iterator[None]:
+    """In the block, masks have windows that a few tokens exceed."""
+    configs = {id(each): each for each in (model.config, model.config.get_text_config())}
+    reaches = [
+        (config, name, reach)
+        for config in configs.values()
+        for name in _REACHES
+        if isinstance(reach := getattr(config, name, None), int) and reach > _SHORT
+    ]
+    try:
+        for config, name, _ in reaches:
+            setattr(config, name, _SHORT)
+        yield
+    finally:
+        for config, name, reach in reaches:
+            setattr(config, name, reach)
