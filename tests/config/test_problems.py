@@ -95,6 +95,8 @@ def bad_values(hint: Any) -> Iterator[Any]:
         ruled = {name: own for name, own in hints(inner[1]).items() if parts(own)[1]}
         name, value = next((name, bad) for name, own in ruled.items() for bad in bad_values(own))
         yield {"noise": inner[1](**{name: value})}
+    elif origin is dict and inner[1] is Any:
+        yield from ({"tools": []}, {"no name": 1})
     elif origin is dict:
         yield from ({"noise": value} for value in bad_values(inner[1]))
 

@@ -13,16 +13,7 @@ from transformers import AddedToken
 from rlforge.config.schema import ModelConfig
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
-from rlforge.games.markup import (
-    CHATML,
-    GEMMA,
-    LLAMA,
-    PLAIN,
-    Markup,
-    Prompt,
-    by_chat_template,
-    chat_text,
-)
+from rlforge.games.markup import CHATML, GEMMA, LLAMA, PLAIN, Markup, Prompt, by_chat_template
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_tokenizer
 
@@ -206,7 +197,7 @@ def test_no_content_makes_a_control_token_in_a_chat_template(name, chat):
     for _ in range(15):
         contents = [attack(draw, tokenizer) for _ in range(draw.randint(1, 4))]
         assert control(contents) == control(["so"] * len(contents)), contents
-        alone = chat_text(conversation(contents), tokenizer)
+        alone = by_chat_template(conversation(contents), "", tokenizer).text
         raw = tokenizer.encode(alone, add_special_tokens=False)
         dangerous += control_tokens(tokenizer, raw) != control(contents)
     assert dangerous > 1  # as the template writes them they do make control tokens

@@ -104,5 +104,50 @@ def test_a_content_that_a_template_compares_changes_no_markup():
 def test_a_template_that_refuses_a_role_is_named_with_the_mend():
     tokenizer = speaking("chatml")
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ConfigError, match=r"System role not supported.*without a system message"):
+    with pytest.raises(ConfigError, match=r"System role not supported.*markup of the model's fam"):
         by_chat_template(SAID, "", tokenizer)
+
+
+#: As Gemma's: no system role, and users and assistants alternate.
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+#: Shows what users and assistants say, and nothing else.
+IGNORING = ALTERNATING.replace("{% if messages[0].role == 'system' %}", "{% if false %}")
+IGNORING = IGNORING.replace("in messages %}", "in messages if m.role != 'system' %}")
+
+
+@pytest.mark.parametrize("template", [ALTERNATING, IGNORING])
+def test_a_template_without_a_system_role_gets_its_text_in_front_of_the_users(template):
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = template
+    first = by_chat_template(SAID[:2], "", tokenizer)
+    assert first.text == "<user>You play.\n\nOne.</user><assistant>"
+    assert contents(first) == [(1, "You play.\n\nOne.")]
+    later = by_chat_template(SAID, "", tokenizer)
+    assert later.text.startswith(f"{first.text}{SAID[2]['content']}</assistant><user>Two.")
+    assert [number for number, _ in contents(later)] == [1, 2, 3]
+    late = [*SAID[1:3], {"role": "system", "content": "Hurry."}, SAID[3]]
+    assert contents(by_chat_template(late, "", tokenizer))[-1] == (3, "Hurry.\n\nTwo.")
+    alone = by_chat_template(SAID[:1], "", tokenizer)
+    assert alone.text == "<user>You play.</user><assistant>"
+
+
+def test_a_template_whose_roles_alternate_gets_messages_of_one_role_as_one():
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = ALTERNATING
+    said = [SAID[1], SAID[3], SAID[2], {"role": "assistant", "content": ""}, SAID[1]]
+    prompt = by_chat_template(said, "", tokenizer)
+    assert contents(prompt) == [(1, "One.\n\nTwo."), (3, SAID[2]["content"]), (4, "One.")]
+    with pytest.raises(ConfigError, match="must alternate"):
+        by_chat_template([SAID[2]], "", tokenizer)
+
+
+def test_a_template_that_takes_messages_gets_them_as_they_are():
+    said = [SAID[1], SAID[1], SAID[0], SAID[2]]
+    prompt = by_chat_template(said, "", speaking("chatml"))
+    assert contents(prompt) == [(n, one["content"]) for n, one in enumerate(said)]

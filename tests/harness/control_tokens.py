@@ -240,6 +240,8 @@ def control_tokens(tokenizer, ids):
 
 #: How chat templates write the content of a message.
 CHATS = {
+    "refuses": "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ m.content }}",
     "writes": "{{ m.content }}",
     "trims": "{{ m.content | trim }}",
     "escapes": "{{ m.content | tojson }}",

@@ -1,5 +1,6 @@
 """A seat's conversation, in the chat templates of real model families."""
 
+import copy
 import random
 from functools import cache
 
@@ -29,7 +30,14 @@ REMEMBERING = CHATML.replace(
 RULES = "You are player 0 in a game of words. Say one that was not said before."
 
 
+#: Opens an answer without reasoning by an empty block, which history does not have.
+SILENT = FORGETTING.replace(
+    "assistant\n{% endif %}",
+    "assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>"
+    "\n\n{% endif %}{% endif %}",
+)
 TEMPLATES = {
+    "silent": SILENT,
     "plain": CHATML,
     "trimming": TRIMMING,
     "forgetting": FORGETTING,
@@ -363,3 +371,16 @@ def test_only_the_beginning_of_a_conversation_is_a_bos(name, chat):
         said = tokenizer.encode("hello", add_special_tokens=False)
         chat.add(question, Completion(text="hello", token_ids=tuple(said)))
         before = (*question.token_ids, *said)
+
+
+def test_a_conversation_without_thinking_goes_on_from_what_the_engine_saw():
+    tokenizer = copy.deepcopy(tokenizer_with("silent"))
+    tokenizer.chat_template_args = {"enable_thinking": False}
+    answers = ["[1]", "so be it [2]", "[3]"]
+    questions = play(tokenizer, answers)
+    for question in questions:
+        assert question.prompt.text.endswith("<think>\n\n</think>\n\n")
+    for before, said, question in zip(questions, answers, questions[1:], strict=False):
+        assert begins(question, before, tokenizer, said)
+    shown = tokenizer.decode(questions[-1].token_ids)
+    assert shown.count("<think>\n\n</think>\n\n") == 3

@@ -142,3 +142,16 @@ def test_prompts_begin_with_the_bos_that_the_tokenizer_adds_and_answers_have_non
         for step in samples_of_file(path, tokenizer, encoder):
             assert step.prompt_token_ids[0] == bos
             assert [*step.prompt_token_ids, *step.token_ids].count(bos) == 1
+
+
+def test_arguments_of_the_chat_template_reach_the_samples(tmp_path):
+    template = CHATML + "{% if not thinking %}<think></think>{% endif %}"
+    words = byte_tokenizer("", ["<|im_end|>"], eos_token="<|im_end|>", chat_template=template)
+    folder = str(model_files(words, tmp_path / "words"))
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "a board"}]
+    path = jsonl(tmp_path / "said.jsonl", [{"messages": said}])
+    for given in (False, True):
+        model = ModelConfig(kind="hf", name=folder, chat_template_args={"thinking": given})
+        tokenizer = load_tokenizer(model)
+        [step] = samples_of_file(path, tokenizer, AnswerEncoder(model, tokenizer))
+        assert tokenizer.decode(step.prompt_token_ids).endswith("</think>") is not given

@@ -514,6 +514,40 @@ async def test_a_completion_begins_with_the_one_bos_that_the_tokenizer_adds(
             assert answer.usage.prompt_tokens == 2
 
 
+async def test_chats_without_a_system_role_and_with_arguments_of_the_template(
+    base, small_model, tmp_path, monkeypatch
+):
+    config = small_config(small_model)
+    tokenizer = load_tokenizer(config.model)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if wide %} wide{% endif %}"
+    )
+    tokenizer.chat_template_args = {"wide": True}
+    monkeypatch.setattr("rlforge.serving.server.load_tokenizer", lambda _: tokenizer)
+    generate, seen = base.generate, []
+
+    async def noted(prompt, *arguments):
+        seen.append(tokenizer.decode(prompt))
+        return await generate(prompt, *arguments)
+
+    monkeypatch.setattr(base, "generate", noted)
+    async with running(config, tmp_path, base) as served:
+        for role in ("system", "developer"):
+            said = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "go"}]
+            await served.chat(messages=said)
+        for given in ({"wide": False}, {"tools": []}, {"a b": 1}, [1], {}):
+            body = {"model": "small", "messages": [{"role": "user", "content": "go"}]}
+            body |= {"max_tokens": 1, "chat_template_kwargs": given}
+            answer = await served.http.post("/v1/chat/completions", json=body)
+            if answer.status_code != 200:
+                assert answer.status_code == 400
+                assert "chat_template_kwargs" in answer.json()["error"]["message"]
+                seen.append("refused")
+    asked = "Be brief.\n\ngo wide"
+    assert seen[-7:] == [asked, asked, "go", "refused", "refused", "refused", "go wide"]
+
+
 async def test_a_dead_engine_is_a_503(served, base, monkeypatch):
     async def dead(*_, **__):
         raise EngineDeadError("the engine is gone")

@@ -71,7 +71,7 @@ def _of_a_value(error: BaseException) -> str:
         return "cannot be null"
     if "is not a ListConfig, list or tuple" in text:
         return "must be a list, in brackets: [ONE, TWO]"
-    if "to Dict[" in text:
+    if "to Dict[" in text or "merge DictConfig with ListConfig" in text:
         return "must be a mapping: {name: NAME}"
     if re.search(r"dict is not a subclass of \w+. value: \{\}", text):
         return "there is no entry of this number; list all: [{id: ID}, …]"

@@ -43,7 +43,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-MAPPINGS = ("prompts", "policies", "market.news", "market.traders")
+MAPPINGS = ("prompts", "policies", "market.news", "market.traders", "model.chat_template_args")
 """Keys whose values are mappings with names of the user's."""
 
 

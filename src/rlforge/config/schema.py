@@ -7,7 +7,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
@@ -170,6 +170,29 @@ class LoraConfig(Group):
                 yield "target_modules", f"is no pattern: {error}; a list of names is in brackets"
 
 
+#: Arguments of the chat template that are rlforge's to give.
+_OWN_ARGS = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+    *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict"),
+    *("return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+}
+
+
+def template_args_problem(given: Mapping[str, Any]) -> str | None:
+    """Why a chat template cannot have these arguments; None: it can.
+
+    Example:
+        >>> template_args_problem({"tools": []})
+        'tools is given by rlforge; leave it out'
+        >>> template_args_problem({"enable_thinking": False}) is None
+        True
+    """
+    if taken := sorted(_OWN_ARGS & given.keys()):
+        return f"{', '.join(taken)} is given by rlforge; leave it out"
+    bad = next((name for name in given if not name.isidentifier()), None)
+    return None if bad is None else f"{bad!r} is no name of an argument"
+
+
 @dataclass
 class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
@@ -182,6 +205,8 @@ class ModelConfig(Group):
     #: Default prompt template of the environments: one of ``prompts``, or of those that
     #: ``rlforge plugins`` lists.
     prompt_template: str = "chat"
+    #: Arguments of the tokenizer's chat template, as ``{enable_thinking: false}``.
+    chat_template_args: dict[str, Any] = field(default_factory=dict)
     #: Default action extraction of the environments; ``rlforge plugins`` lists them.
     action_extraction: str = "boxed"
     #: Data type of the weights; ``auto``: bfloat16 where the hardware computes in it.
@@ -199,6 +224,8 @@ class ModelConfig(Group):
             yield "name", "model.kind=hf needs a name; add model.name=ORG/MODEL"
         if self.kind != "hf" and self.name:
             yield "name", f"only for model.kind=hf, not {self.kind}"
+        if problem := template_args_problem(self.chat_template_args):
+            yield "chat_template_args", problem
 
 
 # ---------------------------------------------------------------- engine

@@ -134,7 +134,9 @@ class AnswerLog:
                     if isinstance(kept, str):
                         tokens = text_ids(self._tokenizer, kept)
                     else:
-                        tokens = conversation_tokens(self._tokenizer, kept, answer.tools)
+                        tokens = conversation_tokens(
+                            self._tokenizer, kept, answer.tools, answer.arguments
+                        )
                     completion = dataclasses.replace(completion, prompt_token_ids=tokens)
         return answer_decision(
             answer.id,

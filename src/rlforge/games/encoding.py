@@ -79,10 +79,13 @@ class Encoder:
         return tuple(ids if ids[: len(begin)] == begin else [*begin, *ids])
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """The ids of a conversation in the tokenizer's chat template, as ``by_chat_template``."""
-        return self.encode(by_chat_template(messages, "", self._tokenizer, tools))
+        return self.encode(by_chat_template(messages, "", self._tokenizer, tools, arguments))
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         control, texts = self._control_of(prompt.family)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -148,36 +148,100 @@ def by_chat_template(
     opening: str,
     tokenizer: Tokenizer,
     tools: Sequence[Mapping[str, Any]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """The prompt in the tokenizer's chat template, and where the contents are in it.
 
-    Contents are those of messages, and the texts in ``tools`` and in calls of tools but for plain
-    words. What stands around them is what the template writes around any others. It may trim them,
-    write them as JSON, and cut or move the reasoning of earlier answers; what it does to one in any
-    other way is not done: the content then stands in the prompt as it is.
+    Contents are those of messages, and the texts in ``tools``, in calls of tools and in
+    ``arguments`` but for plain words. What stands around them is what the template writes around
+    any others. It may trim them, write them as JSON, and cut or move the reasoning of earlier
+    answers; what it does to one in any other way is not done: the content then stands in the prompt
+    as it is. Messages that it refuses are written as it takes them: see ``message_forms``.
 
-    opening: of each answer. tools: what the model may call, in OpenAI's form. Raises ConfigError
-    where the tokenizer has no chat template that takes these messages.
+    opening: of each answer. tools: what the model may call, in OpenAI's form. arguments: of the
+    template, before those of ``model.chat_template_args``. Raises ConfigError where the tokenizer
+    has no chat template that takes these messages.
     """
-    chat = _Chat(messages=messages, tools=tools, opening=opening, tokenizer=tokenizer)
-    text = chat.text()
-    chat = chat.with_reasoning_apart(text)
-    prompt = chat.prompt(text)
-    if prompt.text != text:
-        # Templates read settings, as ``/no_think``, from a system message.
-        other = chat.prompt(text, system_is_markup=True)
-        prompt = other if other.text == text else prompt
-    return prompt._replace(text=f"{prompt.text}{opening}")
+    refusal: ConfigError | None = None
+    ignoring: Prompt | None = None
+    given = {**template_args(tokenizer), **(arguments or {})}
+    for said, numbers in message_forms(messages):
+        chat = _Chat(
+            messages=said, tools=tools, opening=opening, tokenizer=tokenizer, arguments=given
+        )
+        try:
+            text = chat.text()
+        except ConfigError as error:
+            refusal = refusal or error
+            continue
+        chat = chat.with_reasoning_apart(text)
+        prompt = chat.prompt(text)
+        shown = {index for index, *_ in prompt.contents}
+        if prompt.text != text:
+            # Templates read settings, as ``/no_think``, from a system message.
+            other = chat.prompt(text, system_is_markup=True)
+            prompt = other if other.text == text else prompt
+        contents = tuple((numbers[index], start, end) for index, start, end in prompt.contents)
+        prompt = prompt._replace(text=f"{prompt.text}{opening}", contents=contents)
+        system = {index for index, one in enumerate(said) if one.get("role") == "system"}
+        if system <= shown:
+            return prompt
+        ignoring = ignoring or prompt
+    if ignoring is None:
+        assert refusal is not None
+        raise refusal
+    return ignoring
+
+
+def template_args(tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """The arguments of its chat template that ``model.chat_template_args`` gave the tokenizer."""
+    return getattr(tokenizer, "chat_template_args", None) or {}
+
+
+def message_forms(
+    messages: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[list[Mapping[str, Any]], list[int]]]:
+    """The messages in the forms that templates take, each with the numbers of its messages.
+
+    As they are; those of one role that follow each other as one; and with system messages as parts
+    of the user's, so that what stands at the beginning opens the first user message. The numbers
+    are those in ``messages``, -1 for texts of the arguments.
+    """
+    last: list[Mapping[str, Any]] = []
+    for joined, system in ((False, "system"), (True, "system"), (True, "user")):
+        said: list[Mapping[str, Any]] = []
+        numbers: list[int] = []
+        for number, message in enumerate(messages):
+            role = message.get("role")
+            one = {**message, "role": system if role == "system" else role}
+            if joined and said and _joins(said[-1], one):
+                texts = (each["content"] for each in (said[-1], one) if each["content"])
+                said[-1], numbers[-1] = {**one, "content": "\n\n".join(texts)}, number
+            else:
+                said, numbers = [*said, one], [*numbers, number]
+        if said != last:
+            yield said, [*numbers, -1]
+        last = said
+
+
+def _joins(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether two messages can be one: texts of one role, without calls of tools."""
+    return before["role"] == after["role"] in ("user", "assistant", "system") and all(
+        isinstance(one.get("content"), str) and "tool_calls" not in one for one in (before, after)
+    )
 
 
 def chat_text(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     tools: Sequence[Mapping[str, Any]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """What the tokenizer's chat template writes; arguments and errors as of ``by_chat_template``.
+    """What the tokenizer's chat template writes of these messages, in this form.
 
-    It is not for a model: texts of messages in it may read like control tokens.
+    It is not for a model: texts of messages in it may read like control tokens. arguments: all of
+    the template's; None: ``model.chat_template_args``. Raises ConfigError where there is no
+    template, or where it refuses the messages.
     """
     from jinja2 import TemplateError
 
@@ -186,7 +250,8 @@ def chat_text(
             "this prompt template needs a chat template, which the tokenizer does not have; use "
             "'default' or the template of the model's family"
         )
-    options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+    options = dict(template_args(tokenizer) if arguments is None else arguments)
+    options |= {"tools": list(tools)} if tools else {}
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -196,7 +261,7 @@ def chat_text(
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ConfigError(
             f"the tokenizer's chat template refuses these messages ({error}); in games use a "
-            "prompt template without a system message, or with the markup of the model's family"
+            "prompt template with the markup of the model's family"
         ) from error
 
 
@@ -211,6 +276,7 @@ class _Chat:
     tools: Sequence[Mapping[str, Any]]
     opening: str
     tokenizer: Tokenizer
+    arguments: Mapping[str, Any]
 
     def text(self, change: _Change = lambda index, text: text) -> str:
         """What the template writes. change: what stands for a text of message ``index``."""
@@ -225,7 +291,8 @@ class _Chat:
                 opened = role == "assistant" and _REASONING not in message
                 written["content"] = f"{self.opening * opened}{change(index, content)}"
             said.append(written)
-        return chat_text(said, self.tokenizer, _changed(-1, self.tools, change))
+        tools, arguments = (_changed(-1, given, change) for given in (self.tools, self.arguments))
+        return chat_text(said, self.tokenizer, tools, arguments)
 
     def with_reasoning_apart(self, text: str) -> _Chat:
         """A form without reasoning in contents of which the template writes ``text``, too.

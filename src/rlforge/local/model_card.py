@@ -5,6 +5,7 @@ Cards begin with the metadata that the Hugging Face hub reads (YAML between two 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,9 @@ from rlforge.config.schema import (
     RunConfig,
 )
 from rlforge.config.sft import SftConfig
-from rlforge.errors import RlforgeError
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.base import View
+from rlforge.games.markup import chat_text, message_forms
 from rlforge.games.prompts import Prompter
 from rlforge.models.made import made_model
 from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
@@ -122,10 +124,10 @@ def example_prompt(
             said = prompter.messages(template, view, extraction)
         except RlforgeError:  # the template wants more than the observation
             return text
-        if tokenizer.chat_template and text == tokenizer.apply_chat_template(
-            said, tokenize=False, add_generation_prompt=True
-        ):
-            return said
+        for form, _ in message_forms(said) if tokenizer.chat_template else ():
+            with contextlib.suppress(ConfigError):  # it refuses this form
+                if text == chat_text(form, tokenizer):
+                    return [dict(message) for message in form]
         return text
     return None
 
@@ -424,10 +426,12 @@ def _snippet(exported: Exported) -> str:
             f'    {{"role": "{one["role"]}", "content": {_literal(one["content"], 4)}}}'
             for one in exported.prompt
         )
+        arguments = exported.config.model.chat_template_args
+        given = f", **{arguments!r}" if arguments else ""
         prompt = [
             f"messages = [\n{said},\n]",
             "prompt = tokenizer.apply_chat_template(",
-            "    messages, tokenize=False, add_generation_prompt=True",
+            f"    messages, tokenize=False, add_generation_prompt=True{given}",
             ")",
         ]
     lines = [

@@ -124,8 +124,12 @@ def _hub_id(name: str) -> str:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer, with a padding token. Raises ConfigError when it cannot be loaded."""
+    """The tokenizer, with a padding token and the arguments of its chat template.
+
+    Raises ConfigError when it cannot be loaded.
+    """
     tokenizer = _load(config, _read_tokenizer)
+    tokenizer.chat_template_args = config.chat_template_args
     if tokenizer.pad_token_id is None:
         # Padding is masked everywhere, so any token will do.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)

@@ -117,7 +117,7 @@ class Conversation:
                     kept.append((answers[number], start, end))
         ids: tuple[int, ...] = ()
         place = 0
-        if last is not None and kept and text[: kept[-1][1]] == last.prompt.text:
+        if last is not None and kept and _goes_on(last.prompt, text[: kept[-1][1]]):
             ids, place = last.token_ids, kept[-1][1]
         ended = False
         for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
@@ -142,6 +142,16 @@ def conversation_in(
     return Conversation(
         prompter, template, extraction, room if env.overflow == "drop_oldest" else None
     )
+
+
+def _goes_on(before: Prompt, text: str) -> bool:
+    """Whether ``text``, up to the last answer, is the prompt ``before`` of that answer.
+
+    Some templates open only the next answer, as with an empty ``<think>`` block, and leave that out
+    in front of earlier ones: the engine has seen it.
+    """
+    asked = before.contents[-1][2] if before.contents else 0
+    return asked <= len(text) and before.text.startswith(text)
 
 
 def _without_older_half(question: Question, *, since_first: bool) -> Question:

@@ -86,7 +86,8 @@ class Answered:
     """An answer that a client got.
 
     user: 16 digits that stand for the user; equal for answers to one user. tools: that the model
-    might call. text: without what follows a stop string; completion: None then.
+    might call. arguments: of the chat template. text: without what follows a stop string;
+    completion: None then.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Answered:
     params: SamplingParams
     text: str
     completion: Completion | None
+    arguments: Mapping[str, Any] | None = None
 
 
 class AnswerObserver(Protocol):
@@ -368,7 +370,8 @@ class Answering:
                 if tools and not takes_tools(self._tokenizer, tools):
                     raise BadRequestError("the model's chat template knows no tools", param="tools")
                 messages = [message.plain() for message in request.messages]
-                return conversation_tokens(self._tokenizer, messages, tools)
+                arguments = request.chat_template_kwargs
+                return conversation_tokens(self._tokenizer, messages, tools, arguments)
             except ValueError as error:
                 raise BadRequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)

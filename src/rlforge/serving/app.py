@@ -324,6 +324,7 @@ class Api:
                 params=checked.params,
                 text=end.text,
                 completion=end.completion,
+                arguments=asked.chat_template_kwargs if isinstance(asked, ChatRequest) else None,
             )
         )
 

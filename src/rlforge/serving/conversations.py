@@ -26,14 +26,16 @@ def conversation_tokens(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The prompt of a conversation, by the model's chat template. tools: in OpenAI's form.
+    """The prompt of a conversation, by the model's chat template.
 
-    Control tokens are those of the template: in messages, in calls and in tools they are text.
+    tools: in OpenAI's form. arguments: of the template, before ``model.chat_template_args``.
+    Control tokens are those of the template: in messages, calls, tools and arguments they are text.
     Raises ValueError where the template refuses the messages.
     """
     with _refusals_explained():
-        return encoder_of(tokenizer).chat(messages, tools or ())
+        return encoder_of(tokenizer).chat(messages, tools or (), arguments)
 
 
 def takes_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic_core import from_json
 
+from rlforge.config.schema import template_args_problem
 from rlforge.engines.grammars import json_grammar
 from rlforge.serving.conversations import calls_grammar, tool_calls, without_calls
 from rlforge.types import Completion, value
@@ -229,6 +230,8 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
     response_format: ResponseFormat | None = None
+    #: Arguments of the chat template, before those of ``model.chat_template_args``; vLLM's name.
+    chat_template_kwargs: dict[str, Any] | None = None
     #: Labels of a completion that is kept, which none is.
     metadata: dict[str, str] | None = None
     store: bool | None = False
@@ -239,6 +242,13 @@ class ChatRequest(Sampling):
         if store:
             raise ValueError("completions are not kept for a later request; use false")
         return store
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_arguments(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if problem := template_args_problem(given or {}):
+            raise ValueError(problem)
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
