@@ -7,7 +7,7 @@ import torch
 from tests.factories import causal_lm
 
 from rlforge.errors import ConfigError
-from rlforge.models.kind import check_trainable, untrainable
+from rlforge.models.kind import check_trainable, untrainable, whole_passes_note
 
 
 def empty(kind, **changes):
@@ -38,3 +38,8 @@ def test_an_encoder_can_be_trained_once_it_is_a_decoder():
 def test_a_refusal_names_a_property_of_the_model(kind, changes, problem):
     with pytest.raises(ConfigError, match=problem):
         check_trainable(empty(kind, **changes))
+
+
+def test_a_note_says_which_models_are_read_whole():
+    assert "read whole" in (whole_passes_note(empty("openai-gpt", head_dim=None)) or "")
+    assert whole_passes_note(empty("llama")) is None

@@ -18,6 +18,13 @@ _KNOWN = {
     "xlnet": _LATER,
 }
 
+#: Model types whose answers from kept keys and values the engine's trial finds to fail or differ.
+_WHOLE = {
+    *("axk2", "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "blt", "deepseek_v32"),
+    *("deepseek_v4", "git", "glm_moe_dsa", "hy_v4", "inkling_text", "marian", "mbart", "mvp"),
+    *("openai-gpt", "pegasus", "plbart", "trocr"),
+}
+
 
 def untrainable(model: Any) -> str:
     """The property for which a causal language model cannot be trained; "" where there is none.
@@ -49,3 +56,14 @@ def check_trainable(model: Any) -> None:
             f"{type(model).__name__} has {problem}: what it says of a token must follow from the "
             "tokens before by attention; choose another model"
         )
+
+
+def whole_passes_note(model: Any) -> str | None:
+    """What is slow about a model, loaded or empty, that the engine ``transformers`` reads whole."""
+    if model.config.get_text_config().model_type not in _WHOLE:
+        return None
+    return (
+        f"{type(model).__name__} is read whole for each token that engine=transformers draws: it "
+        "keeps more than keys and values, or counts positions without their mask; answers are "
+        "exact, and take longer"
+    )
