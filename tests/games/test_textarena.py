@@ -103,6 +103,30 @@ def test_games_in_eight_threads_are_each_reproducible():
     assert together == [alone[worker::8] for worker in range(8)]
 
 
+def test_a_slow_game_does_not_hold_up_those_of_other_threads(scripted_env):
+    drawn = {}
+
+    def draw(env):
+        first = random.random()
+        inside.set()
+        assert go_on.wait(5)
+        drawn["slow"] = [first, random.random()]
+        env.state.done = True
+
+    inside, go_on = threading.Event(), threading.Event()
+    env = dataclasses.replace(scripted_env(draw, {0: 1, 1: -1}), timeout_s=10)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lambda: TextArenaGame(env, 7).step("x"))
+        assert inside.wait(5)
+        transcript(TextArenaGame(DICE, 5), 1)  # a whole game, while the other one is in its step
+        own = random.random()
+        go_on.set()
+        slow.result()
+    numbers = random.Random(7)
+    assert drawn["slow"] == [numbers.random(), numbers.random()]
+    assert own not in drawn["slow"]
+
+
 def test_no_textarena_module_keeps_functions_of_random_of_its_own():
     # The isolation replaces the functions of the module, which such a module would not see.
     for path in Path(textarena.__file__).parent.rglob("*.py"):
@@ -360,6 +384,29 @@ def test_known_ids_are_listed_and_pass_the_check():
     assert "SimpleTak-v0-train" in env_ids("textarena")
     check_env(TAK)
     check_env(EnvSpec(id="ThreePlayerTicTacToe-v0-train", num_players=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "players", "lists"),
+    [
+        ("Hangman-v0-train", 1, "words"),
+        ("SpellingBee-v0", 2, "words"),
+        ("DontSayIt-v0", 2, "averaged_perceptron_tagger_eng words"),
+        ("Codenames-v0-train", 4, "averaged_perceptron_tagger_eng words"),
+        ("Wordle-v0-train", 1, "averaged_perceptron_tagger_eng words"),
+    ],
+)
+def test_games_without_their_word_list_name_the_command_that_fetches_it(
+    name, players, lists, capfd, monkeypatch
+):
+    monkeypatch.setattr("nltk.data.path", [])
+    with pytest.raises(ConfigError) as refused:
+        check_env(EnvSpec(id=name, num_players=players))
+    assert str(refused.value) == (
+        f"env '{name}' needs word lists that are not here; run 'python -m nltk.downloader "
+        f"-d FOLDER {lists}' where there is a network, and set NLTK_DATA=FOLDER here"
+    )
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,14 @@ def test_dropout_of_the_adapter_is_noted():
     assert noted.healthy
 
 
+def test_a_limit_of_turns_that_ends_every_trial_game_is_noted():
+    entry = "env.train=[{id: TicTacToe-v0-train, max_turns: 2}]"
+    report = examine(composed("+experiment=tictactoe_mirror", entry))
+    assert finding(report, "games", "note").detail == (
+        "TicTacToe-v0-train: each of 4 games of random legal moves was cut at max_turns=2"
+    )
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     def nothing(name):
         raise examined.PackageNotFoundError(name)

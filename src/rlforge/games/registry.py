@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from rlforge.config.plugins import SOURCES
 from rlforge.errors import ConfigError
 from rlforge.games.base import Game, guarded
+from rlforge.games.trial import Trial, trial
 from rlforge.types import EnvSpec
 
 
@@ -43,7 +45,10 @@ def make_game(env: EnvSpec, seed: int) -> Game:
 
 
 def check_env(env: EnvSpec) -> None:
-    """Start the game once; raises ``ConfigError`` with the reason and the mend if it does not."""
+    """Start the game and play first turns of it on a few seeds.
+
+    Raises ``ConfigError`` with the reason and the mend if that fails, or takes too long.
+    """
     if env.max_turns < 1 or env.timeout_s <= 0 or env.error_allowance < 0:
         raise ConfigError(
             f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
@@ -56,6 +61,19 @@ def check_env(env: EnvSpec) -> None:
         )
     with SOURCES.trial(env.source):
         _source(env.source).check(env)
+    if (problem := tried(env).problem) is not None:
+        raise ConfigError(f"env {env.id!r} cannot be played: {problem}; choose another one")
+
+
+def tried(env: EnvSpec) -> Trial:
+    """What trial games of an environment that starts found; they are played once a process."""
+    rules = ("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "actions")
+    return _tried(EnvSpec(**{name: getattr(env, name) for name in rules}))
+
+
+@lru_cache(maxsize=256)
+def _tried(env: EnvSpec) -> Trial:
+    return trial(lambda seed: make_game(env, seed), env.max_turns)
 
 
 def env_ids(source: str) -> list[str]:

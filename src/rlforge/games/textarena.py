@@ -1,11 +1,12 @@
 """TextArena games behind the ``Game`` protocol.
 
 TextArena draws random numbers from Python's process-wide ``random``. Each game here owns a
-``random.Random`` and replaces the module's functions by that generator's methods while the
-environment runs. So interleaved games, also in several threads, are each reproducible from their
-seed, and the rest of the process keeps its own random numbers. (Swapping the state of the one
-global generator does the same at 25 times the cost.) Environments must call ``random.choice(…)``
-and the like through the module, as all of TextArena does.
+``random.Random``. While environments run, the module's functions are replaced by ones that call
+the methods of the generator of the game that runs in the same thread. So interleaved games, also in
+several threads, are each reproducible from their seed, none waits for another one, and the rest of
+the process keeps its own random numbers. (Swapping the state of the one global generator costs 25
+times as much and needs a lock.) Environments must call ``random.choice(…)`` and the like through
+the module, as all of TextArena does.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import io
 import math
 import numbers
 import random
+import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlforge.errors import ConfigError, GameError, nearest
@@ -32,8 +37,15 @@ from rlforge.types import EndReason, EnvSpec
 with statistics_hidden():
     import textarena
     from textarena.envs.registration import ENV_REGISTRY
+    from textarena.envs.utils import word_lists
 
 _T = TypeVar("_T")
+
+# NLTK, which word games ask for their lists again and again, writes to the stderr of its import.
+if nltk := sys.modules.get("nltk"):
+    fetch = partial(vars(nltk)["download"], quiet=True, print_error_to=io.StringIO())
+    vars(nltk)["download"] = fetch
+    word_lists.EnglishDictionary = lru_cache(word_lists.EnglishDictionary)  # read for each game
 
 #: Most seconds for one reset or step of an environment.
 STEP_LIMIT_S = 10.0
@@ -48,13 +60,41 @@ _UNPLAYABLE = {
 }
 
 _WATCHDOG = Watchdog()
-_RANDOM_LOCK = threading.Lock()
 _RANDOM_MODULE = vars(random)
 _PROCESS_FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in _RANDOM_MODULE.items()
     if isinstance(getattr(function, "__self__", None), random.Random)
 }
+
+
+class _OwnRandom:
+    """Gives the environments that run random numbers of their own, one generator per thread."""
+
+    def __init__(self) -> None:
+        self._thread, self._lock, self._running = threading.local(), threading.Lock(), 0
+        self._functions = {name: partial(self._draw, name) for name in _PROCESS_FUNCTIONS}
+
+    def _draw(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        functions = getattr(self._thread, "functions", _PROCESS_FUNCTIONS)
+        return functions[name](*args, **kwargs)
+
+    def enter(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._thread.functions = functions
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                _RANDOM_MODULE.update(self._functions)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                _RANDOM_MODULE.update(_PROCESS_FUNCTIONS)
+        del self._thread.functions
+
+
+_OWN_RANDOM = _OwnRandom()
 
 
 class TextArenaGame(TurnGame):
@@ -159,14 +199,13 @@ class TextArenaGame(TurnGame):
 
     def _call(self, what: str, function: Callable[[], _T]) -> _T:
         """Run the environment's code with this game's random numbers and within the time limit."""
-        with _RANDOM_LOCK:
-            _RANDOM_MODULE.update(self._random_functions)
-            try:
-                return _WATCHDOG.run(function, self._limit_s)
-            except Exception as error:  # any exception of an environment is a failed game
-                raise self._failure(what, f"{type(error).__name__}: {error}") from error
-            finally:
-                _RANDOM_MODULE.update(_PROCESS_FUNCTIONS)
+        _OWN_RANDOM.enter(self._random_functions)
+        try:
+            return _WATCHDOG.run(function, self._limit_s)
+        except Exception as error:  # any exception of an environment is a failed game
+            raise self._failure(what, f"{type(error).__name__}: {error}") from error
+        finally:
+            _OWN_RANDOM.leave()
 
     def _failure(self, what: str, why: str) -> GameError:
         return GameError(f"{self._spec.id}: {what} failed in turn {self._turn}: {why}")
@@ -223,6 +262,12 @@ def check(env: EnvSpec) -> None:
     problem = _problem(env.id, env.num_players)
     if problem is None:
         return
+    if "nltk.download(" in problem:
+        raise ConfigError(
+            f"env {env.id!r} needs word lists that are not here; run 'python -m nltk.downloader "
+            f"-d FOLDER {' '.join(_word_lists(env.id))}' where there is a network, and set "
+            "NLTK_DATA=FOLDER here"
+        )
     about_players = "player" in problem.lower()
     counts = [n for n in _PLAYER_COUNTS if about_players and _problem(env.id, n) is None]
     if counts:
@@ -239,14 +284,24 @@ def check(env: EnvSpec) -> None:
 def _problem(env_id: str, num_players: int) -> str | None:
     """Why a game of ``num_players`` cannot start; None when it can."""
     try:
-        # Some environments print, or fetch word lists with a progress report.
+        # Some environments print.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             TextArenaGame(EnvSpec(id=env_id, num_players=num_players), seed=0).view()
     except GameError as error:
         cause = error.__cause__
+        if isinstance(cause, SyntaxError):
+            return "its code is for Python 3.12 or later"
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
-        return " ".join(text.replace("*", " ").split())[:200]
+        return textwrap.shorten(text.replace("*", " "), 200, placeholder=" …")
     return None
+
+
+def _word_lists(env_id: str) -> list[str]:
+    """NLTK's names of the word lists that the code of an environment asks for."""
+    module = ENV_REGISTRY[env_id].entry_point.partition(":")[0].replace(".", "/")
+    code = (Path(textarena.__file__).parents[1] / f"{module}.py").read_text(encoding="utf-8")
+    asked = re.findall(r"nltk\.download\((.*?)\)", code)
+    return sorted({"words", *re.findall(r"[\"'](\w+)[\"']", " ".join(asked))})
 
 
 _GRID_GAMES: dict[str, tuple[GridGame, str]] = {

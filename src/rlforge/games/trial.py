@@ -1,0 +1,91 @@
+"""Plays the first turns of a game, to find before a run starts what fails or takes long."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import re
+import time
+from collections.abc import Callable
+
+from rlforge.errors import GameError
+from rlforge.games.base import Game, View
+from rlforge.types import value
+
+#: Games that are tried: with sensible answers those of even seeds, with senseless ones the others.
+SEEDS = 8
+#: Seconds of computing after which, and games at least before, no further one is tried.
+ENOUGH_S, FEWEST = 0.5, 4
+#: Most turns of a game with sensible answers, and with senseless ones.
+TURNS, SENSELESS_TURNS = 60, 8
+#: Seconds of computing for a start that is too slow to play, and for one that is worth a note.
+TOO_SLOW_S, SLOW_S = 2.0, 0.25
+
+_SENSELESS = ("I would rather not say.", "", "[0]", "-17 1e9", "\u2603 \u3010\u661f\u3011 [\u00e9]")
+
+
+@value
+class Trial:
+    """What trial games found: a problem that stands in the way, and notes on what is peculiar."""
+
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def trial(make: Callable[[int], Game], max_turns: int) -> Trial:
+    """Play games of a few seeds, given a function from seed to game; about half a second at most.
+
+    max_turns: with which the games are made.
+
+    Example:
+        >>> from rlforge.games.registry import make_game
+        >>> from rlforge.types import EnvSpec
+        >>> env = EnvSpec(id="TicTacToe-v0-train", max_turns=4)
+        >>> trial(lambda seed: make_game(env, seed), max_turns=4).notes
+        ('each of 4 games of random legal moves was cut at max_turns=4',)
+    """
+    spent, slowest, ends = 0.0, 0.0, []
+    for seed in range(SEEDS):
+        sensible, began = seed % 2 == 0, time.thread_time()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # some environments print
+                game = make(seed)
+                slowest = max(slowest, time.thread_time() - began)
+                if slowest > TOO_SLOW_S:
+                    return Trial(problem=f"starting a game takes {slowest:.1f} s (seed {seed})")
+                legal = _play(game, seed, sensible=sensible)
+        except GameError as error:
+            answers = "random actions" if sensible else "senseless answers"
+            return Trial(problem=f"a trial game (seed {seed}, {answers}) failed: {error}")
+        if sensible:
+            ends.append(legal and game.done and game.result().end_reason)
+        spent += time.thread_time() - began
+        if spent > ENOUGH_S and seed + 1 >= FEWEST:
+            break
+    notes = []
+    if slowest > SLOW_S:
+        notes.append(f"starting a game takes up to {slowest:.1f} s of computing")
+    if set(ends) == {"turn_limit"}:
+        notes.append(
+            f"each of {len(ends)} games of random legal moves was cut at max_turns={max_turns}"
+        )
+    return Trial(notes=tuple(notes))
+
+
+def _play(game: Game, seed: int, *, sensible: bool) -> bool:
+    """Play up to a number of turns; returns whether the game listed its legal actions."""
+    rng, legal = random.Random(seed), True
+    for turn in range(TURNS if sensible else SENSELESS_TURNS):
+        if game.done:
+            break
+        view = game.view()
+        legal = legal and bool(view.legal_actions)
+        game.step(sensible_action(view, rng) if sensible else _SENSELESS[(seed + turn) % 5])
+    return legal
+
+
+def sensible_action(view: View, rng: random.Random) -> str:
+    """A random legal action; of a game that lists none, something in brackets from its text."""
+    actions = view.legal_actions or re.findall(r"\[[^\[\]\n]{1,40}\]", view.observation)
+    return rng.choice(actions) if actions else "[0]"
