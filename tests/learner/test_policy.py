@@ -9,19 +9,17 @@ import torch
 from tests import factories
 from tests.harness.composed import composed
 from tests.learner import parts
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import AlgorithmConfig, GrpoConfig, LoraConfig, PpoConfig
+from rlforge.learner.attention import NAME
 from rlforge.models.fit import adapter_dropout
 
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "head_dim": None}
 DROPS = {
-    "gpt2": {
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_positions": 64,
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.1),
-    },
+    "gpt2": {**GPT2, **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.1)},
     "opt": {
         "word_embed_proj_dim": 32,
         "ffn_dim": 48,
@@ -30,7 +28,6 @@ DROPS = {
     },
     "mixtral": {"num_local_experts": 4, "router_jitter_noise": 0.1},
 }
-TARGETS = {"gpt2": ["lm_head"], "opt": ["k_proj", "fc1"], "mixtral": ["q_proj", "o_proj"]}
 
 ALGORITHMS = {
     "reinforce": AlgorithmConfig(),
@@ -44,9 +41,14 @@ ALGORITHMS = {
 
 
 def played(model, version: int):
-    """Games of a group with the log-probs of ``model``, as an engine records them."""
+    """Games of a group with the log-probs of ``model``, as an engine records them.
+
+    Several answers follow the same prompt.
+    """
     steps = []
-    for index, step in enumerate(parts.random_steps(12, seed=version, group_id="group")):
+    drawn = parts.random_steps(12, seed=version, group_id="group")
+    for index, step in enumerate(drawn):
+        step = replace(step, prompt_token_ids=drawn[index % 3].prompt_token_ids)
         logprobs = tuple(parts.answer_logprobs(model, [step]).tolist())
         game = f"game-{index // 3}"
         place = {"game_id": game, "turn_index": index % 3, "last_turn": index % 3 == 2}
@@ -70,17 +72,13 @@ def trains_exactly(model, algorithm, *, lora=None, learning_rate=1e-3, **setting
 @pytest.mark.parametrize("kind", DROPS)
 def test_dropout_of_the_model_is_off(kind, train, packing, epochs):
     model = factories.causal_lm(kind, **DROPS[kind])
-    lora = LoraConfig(rank=4, alpha=8, target_modules=TARGETS[kind])
-    trains_exactly(
-        model, GrpoConfig(group_size=4), lora=lora, train=train, packing=packing, epochs=epochs
-    )
+    trains_exactly(model, GrpoConfig(group_size=4), train=train, packing=packing, epochs=epochs)
 
 
 @pytest.mark.parametrize("option", ["gradient_checkpointing", "activation_checkpointing"])
 def test_recomputed_layers_do_not_drop_either(option):
     model = factories.causal_lm("opt", **DROPS["opt"])
-    lora = LoraConfig(rank=4, alpha=8, target_modules=TARGETS["opt"])
-    trains_exactly(model, AlgorithmConfig(), lora=lora, **{option: True})
+    trains_exactly(model, AlgorithmConfig(), **{option: True})
 
 
 @pytest.mark.parametrize(("epochs", "rate"), [(1, 1e-3), (2, 1e-9)])
@@ -111,3 +109,69 @@ def test_a_note_tells_of_clips_by_dropout(train, dropout, noted):
     note = adapter_dropout(made)
     assert (note is not None) is noted
     assert note is None or note.startswith("model.lora.dropout=0.1: ")
+
+
+#: Packed is True where rows of the family are packed.
+FAMILIES: dict = {
+    "llama": ({}, True),
+    "qwen3": ({}, True),
+    "mixtral": ({"num_local_experts": 4}, True),
+    "gpt2": (GPT2, True),
+    "gpt_neox": ({"head_dim": None}, True),
+    "opt": ({"word_embed_proj_dim": 32, "ffn_dim": 48, "init_std": 0.3}, True),
+    "phi": ({"head_dim": None}, True),
+    "cohere": ({"logit_scale": 0.25}, True),
+    "granite": ({"logits_scaling": 4.0}, True),
+    "gemma2": ({"final_logit_softcapping": 2.0}, False),  # caps inside of the attention
+    "bloom": ({"n_head": 4, "num_attention_heads": None}, False),  # counts positions by itself
+    "falcon": ({"head_dim": None}, False),
+    "gptj": ({**GPT2, "rotary_dim": 4}, False),
+    "codegen": ({**GPT2, "n_head": 4, "rotary_dim": 4}, False),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "head_dim": None}, False),
+    "gpt_neo": (
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_family_trains_exactly_and_packs_where_it_can(kind, caplog):
+    changes, packs = FAMILIES[kind]
+    model = factories.causal_lm(kind, **changes)
+    trains_exactly(model, GrpoConfig(group_size=4), packing="on")
+    notes = [line for line in caplog.messages if line.startswith("sequences are padded")]
+    assert packs is (model.config._attn_implementation == NAME)
+    assert packs or kind == "gemma2" or len(notes) == 1
+
+
+class TwoRowsDiffer(LlamaForCausalLM):
+    """Its logits depend on how many rows there are, and those of its decoder and head do not."""
+
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        output.logits = output.logits.tanh() * len(input_ids)
+        return output
+
+
+def test_a_model_whose_rows_depend_on_each_other_reads_each_by_itself(caplog):
+    model = parts.model()
+    model.__class__ = TwoRowsDiffer
+    trains_exactly(model, PpoConfig(), packing="on", epochs=2)
+    assert "TwoRowsDiffer reads each sequence by itself: a padded pass computes" in caplog.text
+
+
+def test_faster_layers_that_compute_differently_are_not_used(caplog):
+    model = parts.model()
+    for layer in model.model.layers:
+        layer.input_layernorm.__class__ = OfMatrices
+    trains_exactly(model, GrpoConfig(group_size=4))
+    assert "LlamaForCausalLM keeps its own norms and adapter layers" in caplog.text
+
+
+class OfMatrices(LlamaRMSNorm):
+    """An RMSNorm of matrices only."""
+
+    def forward(self, hidden_states):
+        normed = super().forward(hidden_states)
+        return normed if hidden_states.ndim == 2 else normed + 0.01 * hidden_states

@@ -40,7 +40,8 @@ class LearnerConfig(Group):
     share_prefixes: bool = True
     #: Concatenate sequences instead of padding them. ``auto``: on GPUs with a variable-length
     #: attention kernel; elsewhere if turns average 64 tokens or more. Models with anything but
-    #: plain causal attention (soft caps, sinks, sliding windows, position bias) are always padded.
+    #: plain causal attention (soft caps, sinks, sliding windows, position bias), or that compute
+    #: other log-probs for a few packed rows when they are loaded, are always padded.
     packing: Literal["auto", "on", "off"] = "auto"
     #: Compute logits in float32 where the model computes in bfloat16.
     fp32_head: bool = False

@@ -2,9 +2,10 @@
 
 ``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
 ``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,
-``scorer.py`` computes log-probabilities, ``optim.py`` holds optimizer and schedule, ``layers.py``
-trades computation for memory, ``weights.py`` saves and loads trained weights, ``policy.py`` holds
-the model in training and its reference, ``inputs.py`` what its loss reads, ``gap.py`` compares its
+``scorer.py`` computes log-probabilities by ways that ``trial.py`` compares with the plain model,
+``optim.py`` holds optimizer and schedule, ``layers.py`` trades computation for memory,
+``weights.py`` saves and loads trained weights, ``policy.py`` holds the model in training and its
+reference, ``inputs.py`` what its loss reads, ``gap.py`` compares its
 log-probs with the engine's, and ``update_metrics.py`` computes what an update reports.
 Several processes make one update together: ``ranks.py`` is their communication, ``partition.py``
 decides which rank computes which rows, ``sharding.py`` divides a model among them.

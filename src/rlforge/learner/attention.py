@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from rlforge.learner.packing import Packing
 
 #: Arguments of some models' attention that this one does not support.
-_UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
+_UNKNOWN = ("attention_mask", "softcap", "s_aux", "sliding_window", "position_bias")
 
 #: transformers has no mask function of this name, and so builds no masks.
 NAME = "rlforge_causal"
@@ -44,6 +44,7 @@ def causal_attention(
     packing: the segments, with B = 1; None: padded rows. The signature is that of transformers'
     attention functions. Raises ValueError for arguments that are not supported.
     """
+    others["attention_mask"] = attention_mask  # one that the model makes by itself
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} needs unsupported {', '.join(unknown)}")
     if query.shape[2] != key.shape[2]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlforge.learner.partition import deal, parts, segments, shares
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
+from rlforge.learner.trial import plain_logprobs, replace_forwards, stirred
 from rlforge.learner.weights import (
     attach_lora,
     check_fit,
@@ -30,8 +32,11 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.files import AVERAGE, VALUE_HEAD
+from rlforge.models.last_layer import difference
 from rlforge.models.products import speed_up_linear_layers
 from rlforge.types import Step, value
+
+log = logging.getLogger(__name__)
 
 #: Mean tokens of a row from which packing pays without a variable-length kernel.
 PACKED_LENGTH = 64
@@ -132,8 +137,8 @@ class Policy:
         self._pad_token_id = spec.pad_token_id
         if beside is None:
             self._model = model if config.shard_weights else model.to(device)
-            fuse_norms(model)
-            self._adapter = _attach_adapter(spec) if config.train == "lora" else None
+            lora = config.train == "lora"
+            self._adapter = attach_lora(model, spec.lora, spec.seed) if lora else None
         else:
             self._model, self._adapter = beside._model, beside._adapter
             self.go_back(None)
@@ -144,15 +149,19 @@ class Policy:
         self.value_head = (
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
+        with stirred(model):  # so that the trials see what an adapter changes
+            expected = None
+            if beside is None:
+                expected = self._speed_up()
+                if self._adapter is None:
+                    model.float().requires_grad_(True)
+            self._scorer = self._new_scorer(model, spec.temperature, self.value_head, expected)
+            self._packs_from = self._least_packed_length()
         if config.initial_adapter is not None:
             directory = Path(config.initial_adapter)
             load_adapter(self._adapter, directory)
             if self.value_head is not None and (directory / VALUE_HEAD).exists():
                 load_value_head(self.value_head, directory)
-        if self._adapter is None:
-            model.float().requires_grad_(True)
-        self._scorer = self._new_scorer(model, spec.temperature, self.value_head)
-        self._packs_from = self._least_packed_length()
         # The rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
@@ -169,8 +178,42 @@ class Policy:
             fresh_adapter=self._adapter is not None and config.initial_adapter is None,
         )
 
+    def _speed_up(self) -> Tensor | None:
+        """Replace layers of the model by faster ones; returns ``plain_logprobs`` of the former.
+
+        A model in whose trial these compute differently keeps its own. Nothing is tried, and None
+        returned, where the weights are to be spread.
+        """
+        model, adapter = self._model, self._adapter
+        autocast = self._dtype == torch.bfloat16
+
+        def replace() -> None:
+            fuse_norms(model)
+            if adapter is not None:
+                merge_small_lora(adapter)
+                fuse_lora_add(adapter)
+                speed_up_linear_layers(adapter)
+
+        if self._config.shard_weights:
+            replace()
+            plain = None
+        else:
+            plain = plain_logprobs(model)
+            undo = replace_forwards(model, replace)
+            with torch.autocast(self._device.type, torch.bfloat16, autocast):
+                problem = difference(lambda: plain_logprobs(model), lambda: plain)
+            if problem:
+                name = type(model).__name__
+                log.warning(
+                    "%s keeps its own norms and adapter layers: faster ones %s", name, problem
+                )
+                undo()
+        if adapter is not None and autocast:
+            skip_input_casts(adapter)
+        return plain
+
     def _new_scorer(
-        self, model: Any, temperature: float, value_head: nn.Module | None = None
+        self, model: Any, temperature: float, value_head: nn.Module | None, expected: Tensor | None
     ) -> Scorer:
         config = self._config
         recomputed = config.gradient_checkpointing or config.activation_checkpointing
@@ -182,7 +225,7 @@ class Policy:
             narrow=not (recomputed or config.compile or config.shard_weights),
         )
         if not config.shard_weights:
-            return Scorer(model, options, value_head)
+            return Scorer(model, options, value_head, expected)
         copies = set(self.parameters()) if self._adapter is not None else set()
         return SpreadScorer(
             model, options, value_head, ranks=self._ranks, device=self._device, copies=copies
@@ -238,12 +281,11 @@ class Policy:
             ("distinct", "shared") if self._shares else ("padded", "packed")
         )
         layout = layouts[packed]
+        most_rows = self._scorer.most_rows or self._config.mini_batch_size
         build = {"packed": whole, "shared": segments}.get(layout, lambda rows: None)
 
         def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
-            return parts(
-                rows, self._config.mini_batch_size, self._config.micro_batch_tokens, layout
-            )
+            return parts(rows, most_rows, self._config.micro_batch_tokens, layout)
 
         dealt = deal(rows, self._ranks.size, layout)
         for share in shares(dealt, self._ranks.rank, cut, in_step=self._config.shard_weights):
@@ -400,18 +442,6 @@ class Policy:
             if part.counts:
                 values[part.micro.steps] = computed
         return (known + self._ranks.sum_(values)).tolist()
-
-
-def _attach_adapter(spec: PolicySpec) -> Any:
-    """A LoRA adapter around the model, with the faster layers of ``rlforge.learner.kernels``."""
-    dtype = spec.model.dtype
-    adapter = attach_lora(spec.model, spec.lora, spec.seed)
-    merge_small_lora(adapter)
-    fuse_lora_add(adapter)
-    speed_up_linear_layers(adapter)
-    if dtype == torch.bfloat16:
-        skip_input_casts(adapter)
-    return adapter
 
 
 def _new_value_head(

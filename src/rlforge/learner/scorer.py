@@ -3,7 +3,9 @@
 Only positions that predict an answer token go through the output head, in chunks of at most
 ``MAX_LOGITS`` logits. That includes heads with an adapter, and models that scale or cap their
 logits. A model whose logits its decoder and head do not reproduce runs its own forward pass, with
-the head narrowed to those positions, and all their logits exist at once.
+the head narrowed to those positions, and all their logits exist at once. Each way to compute less
+than the plain model is tried on a few rows first (``rlforge.learner.trial``); where all of them
+find other log-probs, each row has a plain pass of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlforge.errors import ConfigError
 from rlforge.learner.attention import NAME, gathered
-from rlforge.learner.batching import MicroBatch, Row, collate, rows_of, sums_of
+from rlforge.learner.batching import MicroBatch, collate, rows_of, sums_of, whole
 from rlforge.learner.logprobs import (
     Head,
     Reading,
@@ -31,12 +33,17 @@ from rlforge.learner.logprobs import (
     logprobs_of,
     recomputed_logprobs,
 )
+from rlforge.learner.packing import Segments
 from rlforge.learner.partition import parts, segments
+from rlforge.learner.trial import chosen, plain_logprobs, trial_rows
+from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import LastLayer, difference, evaluating, predicts_the_same
 from rlforge.system.limits import MAX_LOGITS
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Small enough that tanh(x) = x, and a power of two: multiplying by it does not round.
 _SMALL = 2.0**-13
@@ -85,27 +92,45 @@ class Scorer:
     """
 
     def __init__(
-        self, model: Any, options: ScorerOptions, value_head: nn.Module | None = None
+        self,
+        model: Any,
+        options: ScorerOptions,
+        value_head: nn.Module | None = None,
+        expected: Tensor | None = None,
     ) -> None:
         """``model``: a transformers causal LM with the adapters it carries.
 
-        Raises ConfigError for ``fp32_head`` if only the model's own forward pass gives its logits.
+        expected: its ``plain_logprobs``; None: it is computed. Raises ConfigError for ``fp32_head``
+        if only the model's own forward pass gives its logits.
         """
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
         self._options = options
         self._value_head = value_head
-        self._chunk = max(1, options.max_logits // model.config.get_text_config().vocab_size)
-        self._reading = self._find_reading()
+        self._vocab_size: int = model.config.get_text_config().vocab_size
+        self._chunk = max(1, options.max_logits // self._vocab_size)
+        self._last_layer: LastLayer | None = None
+        #: Rows of a pass at most; None: any number.
+        self.most_rows: int | None = None
+        name = type(model).__name__
+        with self._precision():
+            plain = self._run(lambda: plain_logprobs(model)) if expected is None else expected
+        self._expected = chosen(plain, options.temperature, self._vocab_size)
+        self._reading = self._run(self._find_reading)
+        if self._reading is not None and (problem := self._problem()):
+            log.warning("%s: its decoder and head, one after the other, %s", name, problem)
+            self._reading = None
         if self._reading is None:
-            name = type(model).__name__
             if options.fp32_head:
                 raise ConfigError(
                     f"learner.fp32_head: the logits of {name} come only from its whole forward "
                     "pass; switch it off"
                 )
             log.warning("%s computes the logits of all answers of a pass at once", name)
+            if problem := self._problem():
+                self.most_rows = 1
+                log.warning("%s reads each sequence by itself: a padded pass %s", name, problem)
         with self._precision():
             narrow = options.narrow and self._reading is not None and predicts_the_same(model)
         self._last_layer = LastLayer(self._decoder) if narrow else None
@@ -122,6 +147,13 @@ class Scorer:
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
         """Log-probs of the answer tokens, entropy and values, with gradient where it is enabled."""
+        return self._score(micro, entropy=entropy)
+
+    def _run(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns, which runs the model."""
+        return function()
+
+    def _score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         unread, legal = 0, micro.legal_ids
         token_ids = micro.token_ids
         if legal is not None:
@@ -133,7 +165,7 @@ class Scorer:
                     gathered(hidden, micro.positions), token_ids, self._reading, entropy
                 )
             else:
-                hidden, logits = self._narrowed(micro.input_ids, micro.positions)
+                hidden, logits = self._by_model(micro.input_ids, micro.positions)
                 reading = Reading(temperature=self._options.temperature)
                 logprobs, entropies = logprobs_of(logits, token_ids, reading, entropy=entropy)
         if legal is not None:
@@ -157,7 +189,7 @@ class Scorer:
             if self.decoder_and_head:
                 hidden, _ = self._hidden(micro)
             else:
-                hidden, _ = self._narrowed(micro.input_ids, micro.last_prompt[:0])
+                hidden, _ = self._by_model(micro.input_ids, micro.last_prompt[:0])
         values = self._values(hidden, micro.last_prompt)
         assert values is not None
         return values
@@ -191,25 +223,21 @@ class Scorer:
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1), unread
 
-    def _ends(self, micro: MicroBatch) -> Tensor:
-        """Hidden states [B, H] at the ends of the prompts."""
-        hidden, _ = self._hidden(micro)
-        return hidden[micro.last_prompt]
+    def _by_model(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass.
 
-    def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
+        Of several rows the head computes ``positions`` only; of one, the pass is the plain one.
+        """
         seen: list[Tensor] = []
+        narrows = self.most_rows is None
 
-        def narrow(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def narrow(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             seen.append(inputs[0].flatten(0, 1))
-            return (seen[0].index_select(0, positions)[None], *inputs[1:])
+            return (seen[0].index_select(0, positions)[None], *inputs[1:]) if narrows else None
 
-        hook = self._head.register_forward_pre_hook(narrow)
-        try:
-            output = self._model(input_ids=input_ids, use_cache=self._options.use_cache)
-        finally:
-            hook.remove()
-        return seen[0], output.logits[0]
+        with self._head.register_forward_pre_hook(narrow):
+            logits = self._model(input_ids=input_ids, use_cache=self._options.use_cache).logits
+        return seen[0], logits[0] if narrows else logits[0].index_select(0, positions)
 
     def _by_chunks(
         self, hidden: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
@@ -245,30 +273,48 @@ class Scorer:
 
     @torch.no_grad()
     def can_pack(self) -> bool:
-        """Switch to packing attention if the model's outputs stay the same; whether they do.
+        """Switch to packing attention if the log-probs stay the same; whether they do.
 
-        Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
-        kernel. Where outputs differ or the kernel fails, the model keeps its own attention.
+        Tried on a few rows: a model may cap or bias its attention, or count positions without
+        asking, and a card may lack the kernel. Where log-probs differ or the kernel fails, the
+        model keeps its own attention.
         """
         # Every layer must attend to all keys: no sliding windows, no recurrent states.
         layers = DynamicCache(config=self._model.config).layers
         plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         if not (self.decoder_and_head and plain):
             return False
-        device, own = self._model.device, self._model.config._attn_implementation
-        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
-        padded, packed = collate(rows, 0, device), collate(rows, 0, device, segments(rows))
-
-        def ends_of_packed() -> Tensor:
+        own = self._model.config._attn_implementation
+        rows = trial_rows(self._vocab_size)
+        try:
             self._model.set_attn_implementation(NAME)
-            return self._ends(packed)
-
-        with evaluating(self._model), self._precision():
-            problem = difference(ends_of_packed, lambda: self._ends(padded))
+        except ValueError as error:  # the model has attention of its own
+            problem = f"fails with {error!r}"
+        else:
+            problem = self._problem(whole(rows)) or self._problem(segments(rows))
         if problem:
             log.warning("sequences are padded, not packed: packing %s", problem)
             self._model.set_attn_implementation(own)
         return not problem
+
+    @torch.no_grad()
+    def _problem(self, made: Segments | None = None) -> str:
+        """How the scores of the rows of the trial fail or differ; "" if they do neither.
+
+        made: the rows as segments, packed; None: they are padded.
+        """
+        rows = trial_rows(self._vocab_size)
+        micro = collate(rows, 0, self._model.device, made, distinct=made is None)
+
+        def scores() -> Tensor:
+            found = self._score(micro, entropy=True)
+            assert found.entropy is not None
+            return torch.empty_like(self._expected).index_copy(
+                1, micro.flat, torch.stack([found.logprobs, found.entropy])
+            )
+
+        with evaluating(self._model), self._precision():
+            return self._run(lambda: difference(scores, lambda: self._expected))
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:
@@ -289,20 +335,22 @@ class Scorer:
             marks.append(values.view(outputs.shape))
             return marks[0].clone()
 
-        with evaluating(self._model), self._precision():
-            hidden = self._decoder(input_ids=ids, use_cache=False)
-            hook = self._head.register_forward_hook(mark)
-            try:
-                logits = self._model(input_ids=ids, use_cache=False).logits
-            finally:
-                hook.remove()
+        try:
+            with evaluating(self._model), self._precision():
+                hidden = self._decoder(input_ids=ids, use_cache=False)
+                with self._head.register_forward_hook(mark):
+                    logits = self._model(input_ids=ids, use_cache=False).logits
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if is_lost(error):
+                raise
+            return None  # a decoder that does not run by itself
         hidden = getattr(hidden, "last_hidden_state", None)
+        if hidden is None or hidden.shape != read[0].shape or logits.shape != marks[0].shape:
+            return None
         # The same operations on the same shapes round alike, so the tolerance can be small.
-        if hidden is None or not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):
+        if not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):
             return None
         text_config = self._model.config.get_text_config()
-        if logits.shape != marks[0].shape:
-            return None
         reading = Reading(
             scale=float(logits.flatten()[0]) / _SMALL,  # so small that a cap changes nothing
             softcap=getattr(text_config, "final_logit_softcapping", None),
@@ -327,7 +375,7 @@ def answer_logprobs(
     rows, total = rows_of(answers)
     logprobs = torch.zeros(total)
     scorer = Scorer(model, options)
-    for part in parts(rows, None, most_tokens, "distinct"):
+    for part in parts(rows, scorer.most_rows, most_tokens, "distinct"):
         micro = collate(part, pad_token_id, model.device, distinct=True)
         logprobs[micro.flat.cpu()] = scorer.score(micro).logprobs.cpu()
     return sums_of(rows, logprobs)

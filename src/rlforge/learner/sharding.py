@@ -9,7 +9,7 @@ gathering. FSDP itself sums and spreads the gradients of spread weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlforge.learner.batching import MicroBatch
 from rlforge.learner.layers import decoder_layers
-from rlforge.learner.logprobs import Reading
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
+
+T = TypeVar("T")
 
 
 class Whole(nn.Module):
@@ -107,15 +108,11 @@ class SpreadScorer(Scorer):
         values: Tensor = self._whole(lambda: plain(micro))
         return values
 
-    def can_pack(self) -> bool:
-        can: bool = self._whole(super().can_pack)
-        # A failed kernel interrupts the pass, which FSDP would take as still running.
+    def _run(self, function: Callable[[], T]) -> T:
+        returned: T = self._whole(function)
+        # What fails in a trial interrupts the pass, which FSDP would take as still running.
         cast(FSDPModule, self._whole).reset_iter_state()
-        return can
-
-    def _find_reading(self) -> Reading | None:
-        reading: Reading | None = self._whole(super()._find_reading)
-        return reading
+        return returned
 
 
 def cpu_copy(tensor: Tensor, keep: bool) -> Tensor:
