@@ -34,7 +34,7 @@ _MOST_ROWS = 16
 _EXACT = 1e-5
 
 #: Fields of configurations that give the reach of a layer's attention, and the reach in a trial.
-_REACHES, _SHORT = ("sliding_window", "attention_chunk_size"), 8
+_REACHES, _SHORT = ("sliding_window", "attention_chunk_size"), 4
 
 
 class WholeGroup(Group):
@@ -158,10 +158,10 @@ def reads_padded(policies: PolicyStore) -> bool:
 
     Raises ConfigError for a model whose log-probs of a token depend on later ones.
     """
-    sequences = [_tokens(policies.base, length) for length in (4, 11, 17)]
+    sequences = [_tokens(policies.base, length) for length in (3, 6, 10)]
     with policies.plain() as model:
         whole, scale = _plain_logprobs(model, sequences[-1])
-        part, _ = _plain_logprobs(model, sequences[-1][:9])
+        part, _ = _plain_logprobs(model, sequences[-1][:5])
         if not _agree(part, whole[: len(part)], scale, model.dtype):
             raise ConfigError(
                 f"{type(model).__name__} cannot be trained: what it says of a token depends on "
@@ -199,13 +199,13 @@ def _answers(policies: PolicyStore, narrow: bool) -> list[Generation]:
             stop=frozenset(),
         )
 
-    first = [ask(0, _tokens(policies.base, 5), 3), ask(1, _tokens(policies.base, 12), 6)]
+    first = [ask(0, _tokens(policies.base, 3), 2), ask(1, _tokens(policies.base, 8), 4)]
     group.prefill(first)
     group.step()
-    group.prefill([late := ask(2, _tokens(policies.base, 9), 5)])
+    group.prefill([late := ask(2, _tokens(policies.base, 5), 3)])
     group.step()
     said = first[0].prompt + tuple(first[0].token_ids)
-    again = ask(3, said + _tokens(policies.base, 4), 3)
+    again = ask(3, said + _tokens(policies.base, 2), 2)
     if 0 in rows:  # not where logits are NaN
         again.row, again.known = rows[0], len(said) - 1
     group.prefill([again])
