@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -252,3 +253,18 @@ def test_adapters_of_other_decoders_are_trained_saved_and_played_as_by_peft(tmp_
     played = load_policy(causal_lm(kind, **changes), str(tmp_path), "saved")
     torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(logits(played), logits(model), atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_reach_layers_whose_names_peft_gives_to_experts(tmp_path):
+    """PEFT's own loader leaves those of the shared expert at their first values."""
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4}
+    sizes["num_experts_per_tok"] = 2
+    make = partial(causal_lm, "laguna", **sizes)
+    learner, model = parts.adapted(model=make())
+    learner.save(tmp_path)
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    assert any(".shared_expert" in name for name in names)
+    played, again = load_policy(make(), str(tmp_path), "saved"), make()
+    parts.learner(again, initial_adapter=str(tmp_path))
+    for other in (played, again):
+        torch.testing.assert_close(logits(other), logits(model), atol=1e-5, rtol=1e-5)

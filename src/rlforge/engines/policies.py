@@ -22,7 +22,7 @@ from rlforge.engines.versions import PolicyKey, Versions
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.devices import give_back, is_lost, move
 from rlforge.models.files import ADAPTER_WEIGHTS, no_progress_bars
-from rlforge.models.fit import adapter_misfit, adapter_shapes, kind_of_weights, read_shapes
+from rlforge.models.fit import copy_adapter, kind_of_weights
 
 
 class PolicyStore(Versions[nn.Module]):
@@ -120,19 +120,21 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
 
 def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     from peft import PeftModel
+    from safetensors.torch import load_file
 
     try:
-        saved = read_shapes(Path(path) / ADAPTER_WEIGHTS)
+        saved = load_file(Path(path) / ADAPTER_WEIGHTS)
         # PEFT draws initial weights from the global generator before it reads the saved ones. Its
         # low_cpu_mem_usage avoids that, but rounds adapters to the dtype of the base.
         with torch.random.fork_rng(devices=[]):
             wrapped: Any = PeftModel.from_pretrained(_alias(base), path)
+        # PEFT only warns of missing weights, and leaves them at their random first values.
+        problem = copy_adapter(wrapped, saved)
     except Exception as error:  # PEFT, safetensors and torch each raise their own
         if is_lost(error):
             raise
         raise _does_not_load(uid, path, error) from error
-    # PEFT only warns of missing weights, and leaves them at their random first values.
-    if (problem := adapter_misfit(saved, adapter_shapes(wrapped))) is not None:
+    if problem is not None:
         raise _does_not_load(uid, path, problem)
     if next(base.parameters()).dtype == torch.float32:
         factors = all_factors(wrapped.get_base_model())

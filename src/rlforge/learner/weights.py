@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
-from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from rlforge.config.schema import LoraConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.models.fit import misfit, read_adapter, shapes_of, untrainable
+from rlforge.models.fit import copy_adapter, misfit, read_adapter, shapes_of, untrainable
 from rlforge.models.targets import adapted_layers
 from rlforge.system.files import usual_modes
 
@@ -94,7 +94,7 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
     )
     if (problem := untrainable(described, config)) is not None:
         raise CheckpointError(f"adapter {directory} {problem}")
-    set_peft_model_state_dict(peft_model, tensors)
+    copy_adapter(peft_model, tensors)
 
 
 def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:

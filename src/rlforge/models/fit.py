@@ -188,6 +188,25 @@ def adapter_misfit(found: Shapes, expected: Shapes) -> str | None:
     return misfit({n: s for n, s in found.items() if "lora_" in n or n in expected}, expected)
 
 
+def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
+    """Copy the tensors of an adapter's file into a PEFT model that has such an adapter.
+
+    By their names: PEFT's own loader takes some for those of experts, and leaves what it does not
+    know at its first values. Returns the first difference in names and shapes, and then copies
+    nothing; None: there is none.
+    """
+    import torch
+    from peft import get_peft_model_state_dict
+
+    places = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    if (problem := adapter_misfit(shapes_of(tensors), shapes_of(places))) is not None:
+        return problem
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(tensors[name])
+    return None
+
+
 def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
     """Refuse an adapter in ``path`` that PEFT cannot put over the whole of the configured model.
 
