@@ -1,9 +1,11 @@
 import random
+import re
 
 import pytest
 
-from rlforge.games.legal import RULES, family
+from rlforge.games.legal import RULES, family, relisted
 from rlforge.games.textarena import TextArenaGame
+from rlforge.tracking.observations import new_part
 from rlforge.types import EnvSpec
 
 PLAYED = {
@@ -46,6 +48,40 @@ def test_every_listed_action_is_accepted_in_random_play(env_id, players):
                 game.step("stuck")
         stuck = game.result().end_reason == "invalid_move"
         assert stuck == (not legal)
+
+
+@pytest.mark.parametrize("env_id", ["SantoriniBaseFixed-v0-train", "SantoriniBaseFixed-v0-raw"])
+def test_a_list_of_moves_that_are_not_legal_is_replaced(env_id):
+    rng = random.Random(1)
+    game = TextArenaGame(EnvSpec(id=env_id), 3)
+    for _ in range(6):
+        view = game.view()
+        lists = re.findall("^Valid moves: (.*)$", view.observation, re.MULTILINE)
+        assert lists in ([], [", ".join(view.legal_actions)])
+        assert lists or env_id.endswith("-raw")
+        game.step(rng.choice(view.legal_actions))
+
+
+def test_conversations_go_on_where_a_list_is_replaced():
+    game, views = TextArenaGame(EnvSpec(id="SantoriniBaseFixed-v0-train"), 3), []
+    for _ in range(4):
+        views.append(game.view())
+        game.step(game.view().legal_actions[0])
+    for before, now in zip(views, views[2:], strict=False):
+        news = new_part(now.observation, before.observation)
+        assert "Game Rules" not in news
+        assert news.endswith(f"Valid moves: {', '.join(now.legal_actions)}")
+
+
+def test_lists_of_legal_moves_stay_where_they_are():
+    for text in (
+        "Available Moves: '[0]', '[2]'\nGo on.",
+        "Valid moves: [0]\nGo.\nValid moves: [2]",
+        "You may say [a], [b] or [c].",
+        "Valid moves: none",
+    ):
+        assert relisted(text, ["[0]", "[1]", "[2]"]) == text
+    assert relisted("Valid moves: [5]\nGo.", []) == "Go.\n\nValid moves: none"
 
 
 def test_random_play_above_covers_every_rule():

@@ -222,3 +222,36 @@ def test_a_game_that_raises_is_a_game_error():
     game = OpenSpielGame(EnvSpec(id="crossword", source="openspiel", num_players=1), 0)
     with pytest.raises(GameError, match="crossword: view failed in turn 0: SpielError"):
         game.view()
+
+
+def test_players_see_boards_and_cards_where_the_information_state_is_numbers():
+    shown = {
+        "oshi_zumo": r"Coins: 43 47, Field: #\.\.\.\.W\.\.#",
+        "coop_box_pushing": r"Total moves: 1[\s\S]*\.b\.BB\.b\.",
+        "battleship": r"State of player's ships",
+        "blackjack": r"Dealer: Cards: \?\? ",
+        "solitaire": r"TABLEAUS",
+    }
+    for name, expected in shown.items():
+        players = 1 if name in ("blackjack", "solitaire") else 2
+        game = OpenSpielGame(EnvSpec(id=name, source="openspiel", num_players=players), 0)
+        if players == 2:  # both move at once
+            for action in (7, 3) if name == "oshi_zumo" else (0, 0):
+                game.step(game.view().legal_actions[action])
+        assert re.search(expected, game.view().observation), name
+
+
+@pytest.mark.parametrize("name", ["oshi_zumo", "coop_box_pushing", "goofspiel"])
+def test_the_move_of_the_first_player_stays_hidden_from_the_second(name):
+    views = set()
+    for action in range(3):
+        game = OpenSpielGame(EnvSpec(id=name, source="openspiel"), 0)
+        game.step(game.view().legal_actions[action])
+        views.add(game.view().observation)
+    assert len(views) == 1
+
+
+def test_no_view_has_the_colours_of_a_terminal():
+    view = OpenSpielGame(EnvSpec(id="twixt", source="openspiel"), 0).view()
+    assert "\x1b" not in view.observation
+    assert "\n  2  .  .  ." in view.observation

@@ -7,7 +7,7 @@ that the game parses. Placement games (TicTacToe, SimpleTak, ConnectFour) are in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Rule = Callable[[Any, int], list[str]]
@@ -16,6 +16,33 @@ Rule = Callable[[Any, int], list[str]]
 def family(env_id: str) -> str:
     """The game without version and variant: ``SimpleTak-v0-large-train`` is ``SimpleTak``."""
     return re.split(r"-v\d", env_id, maxsplit=1)[0]
+
+
+#: A line of an observation that lists moves, as ``Valid moves: [a], [b]``.
+_LIST = re.compile(
+    r"^(?P<label>.*(?:valid|available|legal) (?:moves|actions)[^\[\]\n]*:)(?P<moves>.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def relisted(observation: str, legal: Sequence[str]) -> str:
+    """``observation`` with the ``legal`` actions in place of its last list of moves.
+
+    A list without a move that is not legal stays. The new one is at the end, so that conversations
+    go on from what was said before: some games list the moves of a former turn, or of another
+    player.
+
+    Example:
+        >>> print(relisted("Valid moves: [N1A1]\\nYou are White.", ["[W1B2]", "[W1B3]"]))
+        You are White.
+        <BLANKLINE>
+        Valid moves: [W1B2], [W1B3]
+    """
+    *_, last = [None, *_LIST.finditer(observation)]
+    if last is None or set(re.findall(r"\[[^\[\]]+\]", last["moves"])) <= set(legal):
+        return observation
+    rest = observation[: last.start()] + observation[last.end() :].removeprefix("\n")
+    return f"{rest.rstrip()}\n\n{last['label']} {', '.join(legal) or 'none'}"
 
 
 def _liars_dice(env: Any, player: int) -> list[str]:

@@ -211,14 +211,26 @@ def _observation(
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
+#: Games whose information state is a list of numbers; their observation is the board or the cards.
+_OBSERVED = ("battleship", "blackjack", "oshi_zumo", "solitaire")
+
+
 def _known(state: pyspiel.State, player: int) -> str:
-    """What ``player`` knows of the state, in OpenSpiel's form."""
-    kind = state.get_game().get_type()
+    """What ``player`` knows of the state, in OpenSpiel's form, without colours of a terminal."""
+    game = state.get_game()
+    kind = game.get_type()
+    name = game.get_parameters().get("game", {}).get("name", kind.short_name)
     if kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
-        return str(state)
-    if kind.provides_information_state_string:
-        return str(state.information_state_string(player))
-    return str(state.observation_string(player))
+        text = str(state)
+    elif name == "coop_box_pushing":
+        # A partner is told the one word for what is in front of it. Hidden moves are in the first
+        # line.
+        text = str(state).partition("\n")[2]
+    elif kind.provides_information_state_string and name not in _OBSERVED:
+        text = state.information_state_string(player)
+    else:
+        text = state.observation_string(player)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:

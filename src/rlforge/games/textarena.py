@@ -29,7 +29,7 @@ from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid, GridGame, placements
-from rlforge.games.legal import RULES, family
+from rlforge.games.legal import RULES, family, relisted
 from rlforge.games.watchdog import Watchdog
 from rlforge.system.packages import statistics_hidden
 from rlforge.types import EndReason, EnvSpec
@@ -152,10 +152,6 @@ class TextArenaGame(TurnGame):
                 f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {message}"
                 for sender, message, _ in text
             )
-        reason = self._rejections.get(player)
-        # Some wrappers hide the error message, and the same prompt would get the same answer.
-        if reason is not None and reason not in observation:
-            observation += f"\n\nYour last action was not accepted. {reason} Try another action."
         grid = _grid(self._family, self._bare, player)
         if grid is not None:
             legal: tuple[str, ...] | None = tuple(placements(grid))
@@ -165,6 +161,12 @@ class TextArenaGame(TurnGame):
             legal = tuple(rule(self._bare, player)) if rule is not None else None
             hand = _hand(self._family, self._bare, player)
             board = hand_board(hand, legal or ()) if hand is not None else None
+        if legal is not None:
+            observation = relisted(observation, legal)
+        reason = self._rejections.get(player)
+        # Some wrappers hide the error message, and the same prompt would get the same answer.
+        if reason is not None and reason not in observation:
+            observation += f"\n\nYour last action was not accepted. {reason} Try another action."
         return View(
             player_id=player,
             observation=observation,
