@@ -42,6 +42,7 @@ from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
+from rlforge.preflight.policy import checked, with_template
 from rlforge.preflight.serving import check_service
 from rlforge.preflight.sft import check_sft
 from rlforge.rollout.datasets import count_samples, has_samples
@@ -75,7 +76,7 @@ def composed(
     overrides: Sequence[str], config_dir: Path | None, *, keys: bool = True
 ) -> tuple[Composed[Any], RunGraph]:
     """The validated configuration and its graph; ConfigError says what is wrong."""
-    result = compose_any(overrides, config_dir)
+    result, _ = with_template(compose_any(overrides, config_dir))
     check(result, keys=keys)
     return result, build_graph(result.config, detect())
 
@@ -84,10 +85,13 @@ def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
 ) -> tuple[C, RunGraph]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
-    result = compose_run(overrides, config_dir, root)
-    check(result)
+    result = checked(compose_run(overrides, config_dir, root), check, _say)
     config = _with_start(result)
     return config, _graph(config)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _with_start(result: Composed[C]) -> C:
@@ -249,8 +253,7 @@ def sweep_job(job: DictConfig) -> float:
     try:
         continuous = hydra.job.config_name == ContinuousConfig.primary
         root = ContinuousConfig if continuous else RunConfig
-        result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
-        check(result)
+        result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
         config = _with_start(result)
         graph = _graph(config)
         command = _command(root, result.overrides, Path(folder) if folder else None)

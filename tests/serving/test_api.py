@@ -129,7 +129,7 @@ async def tool_served(base, small_model, tmp_path_factory):
     tokenizer = load_tokenizer(config.model)
     tokenizer.chat_template = WITH_TOOLS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlforge.serving.server.load_tokenizer", lambda _: tokenizer)
+        patch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
         async with running(config, folder, base) as served:
             yield served
 
@@ -201,7 +201,7 @@ async def test_streams_and_whole_answers_have_the_same_text(served):
 
 async def test_a_stream_begins_while_the_engine_still_generates(serving, base, monkeypatch):
     # Without stop tokens the answer is as long as max_tokens.
-    monkeypatch.setattr("rlforge.serving.server.stop_token_ids", lambda *_: ())
+    monkeypatch.setattr("rlforge.models.load.stop_token_ids", lambda *_: ())
     generate, first_is_read = base.generate, asyncio.Event()
 
     async def held(prompt, params, policy, on_tokens=None):
@@ -507,7 +507,7 @@ async def test_a_completion_begins_with_the_one_bos_that_the_tokenizer_adds(
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<pad> $A", special_tokens=[("<pad>", tokenizer.convert_tokens_to_ids("<pad>"))]
     )
-    monkeypatch.setattr("rlforge.serving.server.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
     async with running(config, tmp_path, base) as served:
         for prompt in ("go", ["go"], "<pad>go"):
             answer = await served.ask(prompt=prompt)
@@ -524,7 +524,7 @@ async def test_chats_without_a_system_role_and_with_arguments_of_the_template(
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if wide %} wide{% endif %}"
     )
     tokenizer.chat_template_args = {"wide": True}
-    monkeypatch.setattr("rlforge.serving.server.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
     generate, seen = base.generate, []
 
     async def noted(prompt, *arguments):

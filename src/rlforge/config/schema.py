@@ -203,7 +203,8 @@ class ModelConfig(Group):
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None
     #: Default prompt template of the environments: one of ``prompts``, or of those that
-    #: ``rlforge plugins`` lists.
+    #: ``rlforge plugins`` lists. A model without a chat template gets ``default`` in place of
+    #: ``chat`` unless you choose that yourself.
     prompt_template: str = "chat"
     #: Arguments of the tokenizer's chat template, as ``{enable_thinking: false}``.
     chat_template_args: dict[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.local.replay import boards
+from rlforge.preflight.policy import with_template
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import SeatPolicies
@@ -134,7 +135,8 @@ def prepare(
                 "no opponent: name a scripted player (--opponent random_legal), the untrained "
                 "model (--opponent base), or a trained one (--run RUN)"
             )
-        return compose(overrides, config_dir).config, [parse_opponent(name) for name in names]
+        composed, _ = with_template(compose(overrides, config_dir))
+        return composed.config, [parse_opponent(name) for name in names]
     if overrides:
         raise ConfigError("--run plays under the run's own config; give it no key=value")
     config = read_run(run_dir, GamesConfig)

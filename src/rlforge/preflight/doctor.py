@@ -21,6 +21,7 @@ from rlforge.models.shape import unknown_targets
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
+from rlforge.preflight.policy import with_template
 from rlforge.rollout.lineup import train_envs
 from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
@@ -78,6 +79,7 @@ def examine(
     gpu_memory_gb: plan for GPUs of so many GiB instead of this machine's. check: raises
     ConfigError for a configuration that cannot run. Raises ConfigError for GPU memory on a CPU run.
     """
+    composed, plain = with_template(composed)
     config, found = composed.config, gpus()
     if gpu_memory_gb is not None:
         if config.hardware.device == "cpu":
@@ -90,6 +92,8 @@ def examine(
     located = locate(config.model)
     findings += [finding, *_packages(config, hardware), _model(config, located, assumed=assumed)]
     findings += _sampling(config)
+    if plain is not None:
+        findings.append(Finding(what="prompts", state="note", detail=plain))
     if (dropout := adapter_dropout(config)) is not None:
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None

@@ -6,17 +6,66 @@ knows, rules across groups, and what this machine must have.
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from rlforge.config.compose import Composed
+from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError
+from rlforge.models.load import check_source, load_tokenizer, local_copy
 from rlforge.models.made import made_model
 from rlforge.system.hardware import detect
 from rlforge.tracking.sinks import check_sinks, further_sinks
+
+C = TypeVar("C", bound=PolicyConfig)
+
+
+def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Composed[C], str | None]:
+    """With the prompt template ``default`` for a model that has no chat template, and a note.
+
+    None: it stays as it is, as where the user chose ``chat``. fetch: also read the tokenizer of a
+    model that is not on this machine. Raises ConfigError where it cannot be loaded.
+    """
+    model, key = composed.config.model, "model.prompt_template"
+    typed = parse_overrides(composed.overrides)
+    others = tuple(one.input_line or "" for one in typed if key_of(one) != "model")  # an option
+    chosen = dataclasses.replace(composed, overrides=others).origin(key)
+    shipped = chosen == "default" or chosen.startswith("conf/")
+    if model.prompt_template != "chat" or not shipped or made_model(model.kind) is not None:
+        return composed, None
+    folder = local_copy(model)
+    if folder is None and not fetch:
+        return composed, None
+    if folder is None:
+        check_source(model)
+    here = model if folder is None else dataclasses.replace(model, name=str(folder))
+    if load_tokenizer(here).chat_template:
+        return composed, None
+    plain = dataclasses.replace(model, prompt_template="default")
+    config = dataclasses.replace(composed.config, model=plain)
+    note = (
+        f"{key}=default: the tokenizer of {model.label} has no chat template, so prompts are plain "
+        "text"
+    )
+    return dataclasses.replace(composed, config=config), note
+
+
+def checked(
+    composed: Composed[C], check: Callable[[Composed[C]], None], say: Callable[[str], None]
+) -> Composed[C]:
+    """What runs: as ``with_template``, of any model, after ``check``; say: takes the note."""
+    result, note = with_template(composed)
+    check(result)
+    if note is None:
+        result, note = with_template(result, fetch=True)
+    if note is not None:
+        say(f"note: {note}")
+    return result
 
 
 def check_policy(composed: Composed[PolicyConfig]) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.preflight.policy import checked
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
 from rlforge.serving.answering import AnswerObserver
@@ -102,7 +104,11 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
         names = {field.name for field in dataclasses.fields(run)}
         shared = names & {field.name for field in dataclasses.fields(service)}
         continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
-    check_service(composed, games=continuous is None)
+    composed = checked(
+        composed,
+        lambda one: check_service(one, games=continuous is None),
+        lambda note: print(note, file=sys.stderr, flush=True),
+    )
     state_dir = Path(composed.config.serve.state_dir or state_dir)
     return ServiceSetup(
         config=composed.config, source=source, state_dir=state_dir, continuous=continuous
