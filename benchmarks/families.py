@@ -33,16 +33,31 @@ EXACT, MOST_PARAMETERS = 1e-5, 8_000_000
 SETTINGS = (
     *("env=tictactoe", "model=hf", "model.dtype=float32", "engine.max_tokens=8"),
     *("engine.max_model_len=1024", "engine.max_parallel_seq=32", "buffer.max_staleness=0"),
-    *("learner.total_updates=2", "learner.batch_size=16", "collector.num_train_workers=16"),
+    *("learner.total_updates=2", "learner.batch_size=12", "collector.num_train_workers=8"),
     *("collector.num_eval_workers=4", "eval.games=2", "eval.final_games=2"),
     *("eval.opponents=[random_legal]", "hardware=cpu", "hardware.threads=1"),
     "tracker.progress=off",
 )
-GAME = """You are Player 0 in Tic Tac Toe. Your goal is to win three in a row (horizontally,
-vertically, or diagonally) on the board. On your turn, you should select the square number (0-8) you
-want to put your mark in next. For example, '[4]' places your mark in the center cell of the board.
-As Player 0, you will be 'O', while your opponent is 'X'. Current Board:\n\n 0 | 1 | 2 \n---+---+---
-Available Moves: '[0]', '[1]', '[2]', '[3]' put your final answer within \\boxed{[4]}"""
+#: What prompts are made of.
+GAME = r"""You are a player in a text game. Choose a valid action that helps you to win. Think it
+ through step by step, then give your final action inside \boxed{}.<|im_end|>
+You are Player 0 in Tic Tac Toe.
+Your goal is to win three in a row (horizontally, vertically, or diagonally) on the board.
+On your turn, you should select the square number (0-8) you want to put your mark in next.
+For example, '[4]' places your mark in the center cell of the board.
+
+As Player 0, you will be 'O', while your opponent is 'X'.
+
+Current Board:
+
+ 0 | 1 | 2
+---+---+---
+ 3 | 4 | 5
+---+---+---
+
+Available Moves: '[0]', '[1]', '[2]', '[3]', '[4]', '[5]', '[6]', '[7]', '[8]'
+Your last action was not accepted. The submitted move does not follow the correct format. Try
+ another action. Your last answer had no \boxed{...} with an action in it.""".replace("\n ", " ")
 TRAINED = {"adapter": "default", "full weights": "full"}
 
 #: Sizes of a small model by the names that configurations have for them.
@@ -163,11 +178,11 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     special = ["<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=900, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     raw.train_from_iterator([GAME] * 50, trainer)
     made = PreTrainedTokenizerFast(
@@ -281,16 +296,16 @@ def attempt(name: str, words: Any) -> dict[str, str]:
         for what, learner in TRAINED.items():
             outcomes = []
             for epochs in (1, 2):
-                begin = time.perf_counter()
+                begin = time.process_time()
                 try:
                     outcome, gap = train(folder, learner, epochs)
                 except Exception as error:
                     outcome, gap = f"fails: {_line(error)}", 0.0
                 outcomes.append(outcome)
-                worst, slowest = max(worst, gap), max(slowest, time.perf_counter() - begin)
+                worst, slowest = max(worst, gap), max(slowest, time.process_time() - begin)
             row[what] = next((each for each in outcomes if each != "exact"), "exact")
         logging.getLogger("rlforge").removeHandler(handler)
-    about = {"parameters": f"{size:,}", "slowest run": f"{slowest:.1f} s"}
+    about = {"parameters": f"{size:,}", "slowest run": f"{slowest:.1f} CPU s"}
     if worst:
         about["largest gap"] = f"{worst:.1e}"
     if found := ways(notes):

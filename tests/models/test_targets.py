@@ -123,3 +123,10 @@ def test_layers_whose_names_mean_the_experts_to_peft_get_no_adapter():
     adapted = adapted_by(attach_lora(model, LoraConfig(rank=2), 0))
     assert len(adapted) == 2 * 4
     assert all("self_attn" in name for name in adapted)
+
+
+def test_routers_get_no_adapter_though_their_class_is_one_of_linear_layers():
+    model = causal_lm("llama4_text", num_local_experts=2, head_dim=8)
+    assert "router" in {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    assert "router" not in adapted_layers(model, LoraConfig())
+    attach_lora(model, LoraConfig(rank=2), seed=0)

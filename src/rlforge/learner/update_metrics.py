@@ -262,7 +262,7 @@ class Operations:
             linear=sum(weight.numel() for weight in matrices),
             trained=sum(weight.numel() for weight in matrices if weight.requires_grad),
             head=sum(p.numel() for p in head.parameters() if p.ndim == 2),
-            attention=config.num_hidden_layers * heads * size,
+            attention=getattr(config, "num_hidden_layers", 0) * heads * size,
             left_out=(
                 sum(weight.numel() for weight in narrow),
                 sum(weight.numel() for weight in narrow if weight.requires_grad),

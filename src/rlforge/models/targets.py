@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -26,7 +27,7 @@ def linear_layers(model: Any) -> dict[str, bool]:
     return {
         name: module is head
         for name, module in model.named_modules()
-        if isinstance(module, LINEAR)
+        if _is_linear(module)
         and (module is head or id(module) in reached)
         and _last(name) not in taken
     }
@@ -64,6 +65,21 @@ def experts_note(model: Any) -> str | None:
         f"{', '.join(sorted(experts))}{beside}: these get no adapter and stay as they are; "
         "learner.train=full trains them, too"
     )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by its weight; routers and grouped layers are subclasses, too."""
+    if not isinstance(module, LINEAR):
+        return False
+    if type(module).forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    outputs, inputs = module.weight.shape
+    try:
+        with torch.no_grad():
+            out: Any = module(module.weight.new_zeros(1, 1, inputs))
+    except (RuntimeError, ValueError):
+        return False
+    return isinstance(out, torch.Tensor) and out.shape == (1, 1, outputs)
 
 
 def _last(name: str) -> str:
