@@ -418,6 +418,28 @@ def causal_lm(kind: str, **changes: Any) -> Any:
         return AutoModelForCausalLM.from_config(config).eval()
 
 
+#: Fields of ``causal_lm`` that an architecture has under other names.
+_OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"num_key_value_heads": None, "head_dim": None, "n_positions": 2048},
+    "gpt_neox": {"num_key_value_heads": None, "head_dim": None},
+    "mamba": {"intermediate_size": None, "head_dim": None, "num_key_value_heads": None},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "head_dim": None},
+    "phi": {"head_dim": None},
+    "phi3": {"head_dim": None},
+}
+
+
+def causal_folder(folder: Path, kind: str, **changes: Any) -> Path:
+    """The folder, with a model of the architecture ``kind`` and a byte tokenizer that fits it."""
+    ends = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
+    tokenizer = byte_tokenizer(special=[*ends.values()], chat_template=CHATML, **ends)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 2048}
+    model = causal_lm(kind, **{**sizes, **_OWN_FIELDS.get(kind, {}), **changes})
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 class Clock:
     """Seconds that pass only when a test says so."""
 

@@ -115,6 +115,20 @@ class RunError(RlforgeError):
     """
 
 
+def raise_all(problems: Iterable[object]) -> None:
+    """Raise one ConfigError for all problems, a line each; without any, nothing happens.
+
+    Example:
+        >>> raise_all([])
+        >>> raise_all(["seed=-1: must be 0 or more", "name=: must not be empty"])
+        Traceback (most recent call last):
+        rlforge.errors.ConfigError: seed=-1: must be 0 or more
+        name=: must not be empty
+    """
+    if lines := list(dict.fromkeys(map(str, problems))):
+        raise ConfigError("\n".join(lines))
+
+
 def check_type(given: object, *taken: type, what: str) -> None:
     """Raise TypeError where an argument is none of the types ``taken``; what: a sentence on these.
 

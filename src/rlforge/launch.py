@@ -34,24 +34,28 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
-from rlforge.errors import CheckpointError, ConfigError, RlforgeError
-from rlforge.models.files import ADAPTER_CONFIG
-from rlforge.models.fit import NO_ADAPTER, with_own_start
-from rlforge.models.load import check_source
+from rlforge.errors import ConfigError, RlforgeError, raise_all
+from rlforge.models.fit import with_own_start
+from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
-from rlforge.preflight.games import validate
+from rlforge.preflight.games import check_room, validate
 from rlforge.preflight.memory.plan import place
+from rlforge.preflight.model import (
+    model_notes,
+    model_problems,
+    saved_problems,
+    shape_problems,
+    with_start,
+)
 from rlforge.preflight.policy import checked, with_template
 from rlforge.preflight.serving import check_service
 from rlforge.preflight.sft import check_sft
 from rlforge.rollout.datasets import count_samples, has_samples
-from rlforge.system.checkpoint import find_checkpoint
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.loops import wait_for
-from rlforge.tracking.files import RunPaths
 from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.training.graph import build_graph
 from rlforge.training.resume import check_resumable
@@ -78,6 +82,11 @@ def composed(
     """The validated configuration and its graph; ConfigError says what is wrong."""
     result, _ = with_template(compose_any(overrides, config_dir))
     check(result, keys=keys)
+    if local_copy(result.config.model) is not None:
+        config = with_start(result)
+        if isinstance(config, RunConfig):
+            check_room(config)
+        raise_all([*model_problems(config), *saved_problems(config)])
     return result, build_graph(result.config, detect())
 
 
@@ -86,7 +95,7 @@ def _composed(
 ) -> tuple[C, RunGraph]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     result = checked(compose_run(overrides, config_dir, root), check, _say)
-    config = _with_start(result)
+    config = with_start(result)
     return config, _graph(config)
 
 
@@ -94,29 +103,15 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _with_start(result: Composed[C]) -> C:
-    """The configuration, with a checkpoint where ``learner.initial_adapter`` names a run."""
-    config = result.config
-    start = config.learner.initial_adapter
-    if start is None:
-        return config
-    if not RunPaths(root=Path(start)).is_run():
-        if not (Path(start) / ADAPTER_CONFIG).is_file():
-            raise result.error("learner.initial_adapter", NO_ADAPTER)
-        return config
-    try:
-        newest = find_checkpoint(RunPaths(root=Path(start)).checkpoints)
-    except CheckpointError as error:
-        raise result.error("learner.initial_adapter", str(error)) from None
-    learner = dataclasses.replace(config.learner, initial_adapter=str(newest))
-    return dataclasses.replace(config, learner=learner)
-
-
 def _graph(config: PolicyConfig) -> RunGraph:
     """The actors of a run; ConfigError where they, or their model, are not for this machine."""
     live = _without_engines(config)
+    raise_all(shape_problems(live))
     check_fit(live)
     check_source(config.model)
+    raise_all(model_problems(live))
+    for note in model_notes(live):
+        _say(f"note: {note}")
     return build_graph(live, detect())
 
 
@@ -254,7 +249,7 @@ def sweep_job(job: DictConfig) -> float:
         continuous = hydra.job.config_name == ContinuousConfig.primary
         root = ContinuousConfig if continuous else RunConfig
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
-        config = _with_start(result)
+        config = with_start(result)
         graph = _graph(config)
         command = _command(root, result.overrides, Path(folder) if folder else None)
         outcome = _run(config, graph, run_dir, command)

@@ -6,15 +6,9 @@ import json
 import pytest
 
 from rlforge.config.schema import LoraConfig
-from rlforge.errors import DeploymentError
-from rlforge.serving.adapter import (
-    check_finite,
-    check_fit,
-    checkpoint_of,
-    copy_files,
-    find_source,
-    fingerprint,
-)
+from rlforge.errors import ConfigError, DeploymentError
+from rlforge.models.finite import check_finite
+from rlforge.serving.adapter import check_fit, checkpoint_of, copy_files, find_source, fingerprint
 
 from .conftest import weights_of, without_manifest
 
@@ -30,7 +24,7 @@ def test_a_nan_or_infinite_weight_is_refused_by_name(config, make_adapter, tmp_p
     path = without_manifest(make_adapter(1), tmp_path / "bad")
     with weights_of(path) as weights:
         weights[min(weights)].view(-1)[3] = value
-    with pytest.raises(DeploymentError, match=r"lora_A.weight holds 1 numbers that are not finite"):
+    with pytest.raises(ConfigError, match=r"lora_A.weight holds 1 numbers that are not finite"):
         check_finite(path)
 
 
@@ -42,7 +36,7 @@ def test_a_truncated_file_is_refused_with_and_without_a_manifest(config, make_ad
         file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is truncated"):
         fingerprint(path)
-    with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is damaged or truncated"):
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors is damaged or truncated"):
         check_finite(plain)
 
 

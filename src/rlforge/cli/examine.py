@@ -115,7 +115,7 @@ def doctor(
     """Check whether a run would work here, without starting it: packages, model and memory.
 
     Exit code 0: no problem found; 1: it does not fit, or something is missing;
-    2: the configuration is wrong, or a proxy of the environment.
+    2: the configuration is wrong, or its model, or a proxy of the environment.
 
     **Examples**
 
@@ -138,7 +138,7 @@ def doctor(
     write_result(json_file, to_values(report))
     Console().print(render(report), crop=False)
     if not report.healthy:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if report.wrong else 1)
 
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:

@@ -6,6 +6,7 @@ Nothing here imports vLLM.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,6 +25,32 @@ _CPU_GUIDE = "https://github.com/rlforge/rlforge/blob/main/docs/install.md"
 
 #: Adapter ranks that vLLM has kernels for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+#: Sizes of attention heads that its kernels for CPUs compute; with other kernels for models that
+#: cache one latent vector for all heads (DeepSeek-V2, "MLA").
+_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_CPU_LATENT_HEADS = (576,)
+
+
+def check_heads(model: str, sizes: Sequence[int], *, latent: bool = False) -> None:
+    """Raise ConfigError for attention heads that vLLM does not compute on a CPU; a GPU takes all.
+
+    model: its name. sizes: those of its heads, or of the latent vectors that it caches.
+
+    Example:
+        >>> check_heads("SmolLM2", [64])
+        >>> check_heads("small", [8, 64])
+        Traceback (most recent call last):
+        rlforge.errors.ConfigError: engine.name=vllm: small has attention heads of 8, and ...
+    """
+    allowed = _CPU_LATENT_HEADS if latent else _CPU_HEADS
+    if wrong := [size for size in sizes if size not in allowed]:
+        raise ConfigError(
+            f"engine.name=vllm: {model} has attention heads of {', '.join(map(str, wrong))}, and "
+            f"on a CPU vLLM computes those of {', '.join(map(str, allowed))}; use "
+            "engine=transformers"
+        )
 
 
 def check_installed(device: str | None = None) -> None:

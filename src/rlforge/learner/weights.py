@@ -24,7 +24,7 @@ from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
 from rlforge.models.fit import copy_adapter, misfit, read_adapter, shapes_of, untrainable
-from rlforge.models.targets import adapted_layers
+from rlforge.models.targets import adapted_layers, numbers_of_layers
 from rlforge.system.files import usual_modes
 
 
@@ -42,7 +42,7 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         use_rslora=lora.use_rslora,
         target_modules=targets,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        layers_to_transform=_numbers_of_layers(model, lora),
+        layers_to_transform=numbers_of_layers(model, lora),
         task_type="CAUSAL_LM",
     )
     # PEFT draws A from the global generators, whose state is restored.
@@ -146,13 +146,3 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file.parent} holds no {file.name}") from error
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-
-
-def _numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
-    """The decoder layers that get an adapter, counted from 0; None: all."""
-    if lora.last_layers is None:
-        return None
-    layers = int(model.config.get_text_config().num_hidden_layers)
-    if lora.last_layers > layers:
-        raise ConfigError(f"model.lora.last_layers={lora.last_layers}: the model has {layers}")
-    return list(range(layers - lora.last_layers, layers))

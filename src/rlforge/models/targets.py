@@ -48,6 +48,19 @@ def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
     return sorted(short if meant == chosen else chosen)
 
 
+def numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
+    """The decoder layers that get an adapter, counted from 0; None: all.
+
+    Raises ConfigError where the model has fewer.
+    """
+    if lora.last_layers is None:
+        return None
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    if lora.last_layers > layers:
+        raise ConfigError(f"model.lora.last_layers={lora.last_layers}: the model has {layers}")
+    return list(range(layers - lora.last_layers, layers))
+
+
 def experts_note(model: Any) -> str | None:
     """Which weights of experts get no adapter, for the user; None where there are none.
 

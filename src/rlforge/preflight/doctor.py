@@ -16,11 +16,18 @@ from rlforge.errors import ConfigError
 from rlforge.games.registry import check_env, tried
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
-from rlforge.models.load import check_source
-from rlforge.models.shape import unknown_targets
+from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
+from rlforge.preflight.model import (
+    model_notes,
+    model_problems,
+    saved_problems,
+    shape_problems,
+    weight_problems,
+    with_start,
+)
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.lineup import train_envs
 from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
@@ -68,6 +75,12 @@ class Report:
         unfit = self.memory is not None and self.memory.plan.excess > 0
         return not unfit and all(finding.state != "problem" for finding in self.findings)
 
+    @property
+    def wrong(self) -> bool:
+        """The configuration, or the model that it names, is wrong; it would be on every machine."""
+        wrong = (one.what for one in self.findings if one.state == "problem")
+        return not {"configuration", "model"}.isdisjoint(wrong)
+
 
 def examine(
     composed: Composed[Any],
@@ -90,7 +103,7 @@ def examine(
     assumed = gpu_memory_gb is not None
     hardware, finding = _hardware(config, assumed=assumed)
     located = locate(config.model)
-    findings += [finding, *_packages(config, hardware), _model(config, located, assumed=assumed)]
+    findings += [finding, *_packages(config, hardware), *_model(composed, located, assumed=assumed)]
     findings += _sampling(config)
     if plain is not None:
         findings.append(Finding(what="prompts", state="note", detail=plain))
@@ -115,14 +128,11 @@ def examine(
 
 
 def check_fit(config: PolicyConfig) -> None:
-    """Raise ConfigError where an adapter does not fit its model, or a run this machine's memory.
+    """Raise ConfigError where a run does not fit this machine's memory.
 
     Says nothing where the shape of the model or the memory of the card cannot be known.
     """
-    located = locate(config.model)
-    if (unknown := _unknown_targets(config, located)) is not None:
-        raise ConfigError(unknown)
-    memory = _memory_here(config, located)
+    memory = _memory_here(config, locate(config.model))
     if memory is None or memory.plan.excess == 0:
         return
     plan = memory.plan
@@ -315,18 +325,32 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
     return findings
 
 
-def _model(config: PolicyConfig, located: Located, *, assumed: bool) -> Finding:
+def _model(composed: Composed[Any], located: Located, *, assumed: bool) -> list[Finding]:
     """assumed: the run is for another machine, on which the model may be."""
-    if (unknown := _unknown_targets(config, located)) is not None:
-        return Finding(what="model", state="problem", detail=unknown)
+    config = composed.config
     try:
         check_source(config.model)
+        here = local_copy(config.model) is not None
+        problems = [*model_problems(config)]
+        if here:
+            config = with_start(composed)
+            problems += [*saved_problems(config), *weight_problems(config)]
     except ConfigError as error:
         if isinstance(error, ProxyError) and not assumed:
-            raise  # nothing else can be said about the model
-        return Finding(what="model", state="note" if assumed else "problem", detail=str(error))
+            raise
+        unknown = [_problem(text) for text in shape_problems(config)]
+        state: State = "note" if assumed else "problem"
+        return [*unknown, Finding(what="model", state=state, detail=str(error))]
+    if problems:
+        return [_problem(text) for text in problems]
     name = config.model.label
-    return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
+    findings = [Finding(what="model", state="ok", detail=f"{name}: {located.place}")]
+    notes = [Finding(what="model", state="note", detail=note) for note in model_notes(config)]
+    return [*findings, *notes]
+
+
+def _problem(detail: str) -> Finding:
+    return Finding(what="model", state="problem", detail=detail)
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
@@ -341,13 +365,3 @@ def _sampling(config: PolicyConfig) -> list[Finding]:
         "log-probs are over all of them: importance ratios lie below 1 by what is cut"
     )
     return [Finding(what="sampling", state="note", detail=detail)]
-
-
-def _unknown_targets(config: PolicyConfig, located: Located) -> str | None:
-    """What is wrong with the layers that an adapter names, where it is known."""
-    if located.shape is None or config.learner.train != "lora":
-        return None
-    shape, lora = located.shape, config.model.lora
-    if lora.last_layers is not None and lora.last_layers > shape.layers:
-        return f"model.lora.last_layers={lora.last_layers}: {shape.name} has {shape.layers} layers"
-    return unknown_targets(shape.name, shape.layer_names, lora)

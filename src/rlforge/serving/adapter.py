@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
@@ -126,30 +125,3 @@ def check_fit(path: Path, config: ModelConfig) -> str:
     except ConfigError as error:
         raise DeploymentError(str(error)) from error
     return f"LoRA of rank {rank} on {', '.join(targets)}"
-
-
-def check_finite(path: Path) -> str:
-    """Check that every weight is finite. Raises DeploymentError naming the first that is not."""
-    tensors = numbers = 0
-    for file, name, tensor in _tensors(path):
-        if not bool(tensor.isfinite().all()):
-            bad = int((~tensor.isfinite()).sum())
-            raise DeploymentError(f"{file}: {name} holds {bad} numbers that are not finite")
-        tensors, numbers = tensors + 1, numbers + tensor.numel()
-    return f"{numbers:,} numbers in {tensors} tensors"
-
-
-def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    """File, name and value of every tensor. Raises DeploymentError for a file that is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise DeploymentError(f"{path}: no weights (*.safetensors) in it")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # not a dictionary
-                    yield file, name, opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise DeploymentError(f"{file} is damaged or truncated: {error}") from error

@@ -19,7 +19,8 @@ from rlforge.config.schema import ModelConfig
 from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Generator
 from rlforge.errors import DeploymentError, RlforgeError
-from rlforge.serving.adapter import check_finite, check_fit, fingerprint
+from rlforge.models.finite import check_finite
+from rlforge.serving.adapter import check_fit, fingerprint
 from rlforge.serving.records import Check, Holdout, PairedOutcomes, Probe
 from rlforge.serving.statistics import compare
 from rlforge.types import Completion, PolicyRef, value

@@ -34,12 +34,13 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.engines.vllm_settings import check_installed
-from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.errors import RlforgeError, RunError, raise_all
 from rlforge.models.fit import with_own_start
 from rlforge.preflight.continuous import check_answers
 from rlforge.preflight.games import check_room
-from rlforge.rollout.lineup import eval_pairings, fixed_opponents, train_envs
-from rlforge.system.checkpoint import latest_checkpoint, step_name
+from rlforge.preflight.model import saved_problems, weight_problems
+from rlforge.rollout.lineup import train_envs
+from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
@@ -51,7 +52,7 @@ from rlforge.tracking.status import write_end, write_start
 from rlforge.tracking.sweeps import job_label
 from rlforge.training.graph import to_json
 from rlforge.training.resume import keep_start
-from rlforge.types import PolicyRef, value
+from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
@@ -341,14 +342,11 @@ def prepared(
 
     if config.engine.name == "vllm":
         check_installed(hardware.device)
-    model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
     run_dir = run_dir.absolute()
     here = with_own_start(config, run_dir)
-    if here.learner.initial_adapter is not None:
-        from rlforge.models.fit import check_initial_adapter
-
-        check_initial_adapter(Path(here.learner.initial_adapter), config.model, model)
-    _check_policies(here)
+    raise_all(saved_problems(here))
+    raise_all(weight_problems(here))
     if isinstance(config, GamesConfig) and any(env.drops_turns for env in train_envs(config)):
         prompt_room(config)
     check_answers(config)
@@ -412,20 +410,3 @@ def _saved(config: PolicyConfig, run_dir: Path) -> str:
     if newest is None:
         return f"at once, before a state was saved; start it again with: {again}"
     return f"at once; {newest.name} is saved, later work is lost; go on with: {again}"
-
-
-def _check_policies(config: PolicyConfig) -> None:
-    """Raise ConfigError for saved policies that the configuration names and no engine can load."""
-    from rlforge.engines.registry import check_playable
-
-    start = config.learner.initial_adapter
-    version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
-    named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
-    if isinstance(config, RunConfig):
-        named["pool.fixed_opponents"] = fixed_opponents(config)
-        named |= {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
-    for key, policies in named.items():
-        try:
-            check_playable(policies, config)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None

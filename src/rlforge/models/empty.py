@@ -1,0 +1,75 @@
+"""What is known of a model without its weights: the model is built on torch's meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError
+from rlforge.models.load import load_model_config
+
+
+def empty_model(config: ModelConfig) -> Any:
+    """The configured model with shapes and no storage.
+
+    Raises ConfigError for what is no causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    described = load_model_config(config)
+    if type(described) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(
+            f"model {config.label} is no causal language model (its model_type is "
+            f"{described.model_type}); choose another model"
+        )
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(described)
+    except Exception as error:  # each architecture raises its own for sizes that cannot be
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"model {config.label} cannot be built from its configuration: {reason[0]}; check its "
+            "config.json"
+        ) from error
+
+
+def embedded_tokens(model: Any) -> int:
+    """How many tokens have a row in the input embedding, and in the output layer."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    return min(int(layer.weight.shape[0]) for layer in layers if layer is not None)
+
+
+def tokens_without_row(tokenizer: Any, rows: int) -> list[str]:
+    """Tokens that prompts and answers may hold and a model of ``rows`` tokens does not have.
+
+    Special tokens count if they are written by the chat template or by the tokenizer itself: of
+    others, as those of images in a tokenizer that several models share, none ever appears.
+
+    Example:
+        >>> from tests.factories import byte_tokenizer
+        >>> tokens_without_row(byte_tokenizer(), 10**6)
+        []
+    """
+    written = str(tokenizer.chat_template or "")
+    own = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    special = {number for number, t in tokenizer.added_tokens_decoder.items() if t.special}
+    return [
+        token
+        for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        if number >= rows and (number not in special or token in own or token in written)
+    ]
+
+
+def head_sizes(model: Any) -> tuple[list[int], bool]:
+    """Sizes of the attention heads in all layers, and whether they are of latent vectors.
+
+    Some models have several sizes (Gemma 4); those that cache one latent vector for all heads
+    (DeepSeek-V2) have one of these.
+    """
+    text = model.config.get_text_config()
+    if rank := getattr(text, "kv_lora_rank", None):
+        return [rank + text.qk_rope_head_dim], True
+    found = (getattr(module, "head_dim", None) for module in model.modules())
+    sizes = sorted({size for size in found if isinstance(size, int)})
+    return sizes or [text.hidden_size // text.num_attention_heads], False

@@ -1,0 +1,59 @@
+"""Whether all weights are finite, read from their files tensor by tensor."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlforge.errors import ConfigError
+
+#: Numbers that are looked at at a time.
+_PART = 2**24
+
+
+def check_finite(path: Path) -> str:
+    """Check the weights in ``path``, an adapter's or a model's; returns how many there are.
+
+    Raises ConfigError naming file and tensor of the first that are not finite, or the file that is
+    damaged.
+    """
+    tensors = numbers = 0
+    for file, name, tensor in _tensors(path):
+        if (bad := _not_finite(tensor)) > 0:
+            raise ConfigError(f"{file}: {name} holds {bad:,} numbers that are not finite")
+        tensors, numbers = tensors + 1, numbers + tensor.numel()
+    return f"{numbers:,} numbers in {tensors} tensors"
+
+
+def _not_finite(tensor: Any) -> int:
+    """How many numbers of a tensor are NaN or infinite."""
+    if not tensor.is_floating_point():
+        return 0
+    bad = 0
+    for part in tensor.reshape(-1).split(_PART):
+        wide = part if part.element_size() > 1 else part.float()  # of 8 bits: cannot be summed
+        # A sum is a fifth of the work, and finite only if all numbers are.
+        if not bool(wide.sum().isfinite()):
+            bad += int((~wide.isfinite()).sum())
+    return bad
+
+
+def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
+    """File, name and value of every tensor, one at a time; safetensors if there are some."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(path.glob("*.safetensors"))
+    try:
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # not a dictionary
+                    yield file, name, opened.get_tensor(name)
+        for file in () if files else sorted(path.glob("*.bin")):
+            held = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            yield from ((file, name, held[name]) for name in held if torch.is_tensor(held[name]))
+    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"{file} is damaged or truncated: {reason[0]}") from error

@@ -1,0 +1,174 @@
+"""Checks of the model, its adapters and opponents: by an empty model and by headers of files.
+
+Only ``weight_problems`` reads weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.engines.registry import check_playable
+from rlforge.engines.vllm_settings import check_heads
+from rlforge.errors import CheckpointError, ConfigError
+from rlforge.models.catalog import locate
+from rlforge.models.files import ADAPTER_CONFIG
+from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
+from rlforge.models.load import load_tokenizer, local_copy, resolve_model
+from rlforge.models.made import made_model
+from rlforge.models.shape import unknown_targets
+from rlforge.rollout.lineup import eval_pairings, fixed_opponents
+from rlforge.system.checkpoint import find_checkpoint, step_name
+from rlforge.system.hardware import detect
+from rlforge.tracking.files import RunPaths
+from rlforge.types import PolicyRef
+
+C = TypeVar("C", bound=PolicyConfig)
+
+
+def with_start(composed: Composed[C]) -> C:
+    """The configuration, with a checkpoint where ``learner.initial_adapter`` names a run."""
+    config = composed.config
+    start = config.learner.initial_adapter
+    if start is None:
+        return config
+    if not RunPaths(root=Path(start)).is_run():
+        if not (Path(start) / ADAPTER_CONFIG).is_file():
+            raise composed.error("learner.initial_adapter", NO_ADAPTER)
+        return config
+    try:
+        newest = find_checkpoint(RunPaths(root=Path(start)).checkpoints)
+    except CheckpointError as error:
+        raise composed.error("learner.initial_adapter", str(error)) from None
+    learner = dataclasses.replace(config.learner, initial_adapter=str(newest))
+    return dataclasses.replace(config, learner=learner)
+
+
+def shape_problems(config: PolicyConfig) -> Iterator[str]:
+    """Layers and heads that do not suit ``config``, where the shape of the model is known."""
+    shape, lora = locate(config.model).shape, config.model.lora
+    if shape is None:
+        return
+    if config.learner.train == "lora":
+        if lora.last_layers is not None and lora.last_layers > shape.layers:
+            yield (
+                f"model.lora.last_layers={lora.last_layers}: {shape.name} has {shape.layers} layers"
+            )
+        if (unknown := unknown_targets(shape.name, shape.layer_names, lora)) is not None:
+            yield unknown
+    yield from _of_heads(config, [shape.head_dim], latent=False)
+
+
+def model_problems(config: PolicyConfig) -> Iterator[str]:
+    """Why the model cannot be trained as ``config`` says.
+
+    Of a model that is on the hub only, configuration and tokenizer are fetched; nothing is known of
+    one that this package has still to make.
+    """
+    if made_model(config.model.kind) is not None:
+        yield from shape_problems(config)
+    else:
+        yield from _of_empty_model(config)
+
+
+def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
+    from rlforge.models.empty import embedded_tokens, empty_model, head_sizes, tokens_without_row
+    from rlforge.models.kind import check_trainable
+    from rlforge.models.targets import adapted_layers, numbers_of_layers
+
+    try:
+        model = empty_model(config.model)
+        check_trainable(model)
+        tokenizer = load_tokenizer(config.model)
+    except ConfigError as error:
+        yield str(error)
+        return
+    rows = embedded_tokens(model)
+    if missing := tokens_without_row(tokenizer, rows):
+        yield (
+            f"model {config.model.label}: {len(missing):,} tokens of the tokenizer have no row in "
+            f"the model, which knows tokens 0 to {rows - 1:,}; give it the tokenizer that it was "
+            "trained with"
+        )
+    try:
+        if config.learner.train == "lora":
+            adapted_layers(model, config.model.lora)
+            numbers_of_layers(model, config.model.lora)
+    except ConfigError as error:
+        yield str(error)
+    sizes, latent = head_sizes(model)
+    yield from _of_heads(config, sizes, latent=latent)
+
+
+def _of_heads(config: PolicyConfig, sizes: list[int], *, latent: bool) -> Iterator[str]:
+    device = config.hardware.device
+    on_cpu = device == "cpu" or (device == "auto" and not detect().gpus)
+    if config.engine.name == "vllm" and on_cpu:
+        try:
+            check_heads(config.model.label, sizes, latent=latent)
+        except ConfigError as error:
+            yield str(error)
+
+
+def saved_policies(config: PolicyConfig) -> dict[str, tuple[PolicyRef, ...]]:
+    """The saved policies that a run begins with or meets, by key."""
+    start = config.learner.initial_adapter
+    version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
+    named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
+    if isinstance(config, RunConfig):
+        named["pool.fixed_opponents"] = fixed_opponents(config)
+        named |= {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
+    return {
+        key: tuple(one for one in policies if one.kind == "checkpoint" and one.path_or_name)
+        for key, policies in named.items()
+    }
+
+
+def saved_problems(config: PolicyConfig) -> Iterator[str]:
+    """Why a saved policy cannot be continued from, or played against."""
+    start = config.learner.initial_adapter
+    if start is not None:
+        try:
+            check_initial_adapter(Path(start), config.model, resolve_model(config.model))
+        except ConfigError as error:
+            yield str(error)
+            return
+    for key, policies in saved_policies(config).items():
+        try:
+            check_playable(policies, config)
+        except ConfigError as error:
+            yield f"{key}: {error}"
+
+
+def weight_problems(config: PolicyConfig) -> Iterator[str]:
+    """Weights that are not finite, in the files of the model and of saved policies."""
+    folders: dict[Path, str] = {}
+    if (own := local_copy(config.model)) is not None:
+        folders[own] = f"model {config.model.label}"
+    for key, policies in saved_policies(config).items():
+        folders |= {Path(one.path_or_name or ""): key for one in policies}
+    from rlforge.models.finite import check_finite
+
+    for folder, named_by in folders.items():
+        try:
+            check_finite(folder)
+        except ConfigError as error:
+            yield f"{named_by}: {error}; take another version of it"
+
+
+def model_notes(config: PolicyConfig) -> Iterator[str]:
+    """What is to be known of a model that can be trained: weights without an adapter, slowness."""
+    if made_model(config.model.kind) is not None:
+        return
+    from rlforge.models.empty import empty_model
+    from rlforge.models.kind import whole_passes_note
+    from rlforge.models.targets import experts_note
+
+    model = empty_model(config.model)
+    notes = [experts_note(model) if config.learner.train == "lora" else None]
+    notes += [whole_passes_note(model) if config.engine.name == "transformers" else None]
+    yield from (note for note in notes if note is not None)

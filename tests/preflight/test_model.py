@@ -1,0 +1,194 @@
+"""What cannot work of a model is refused before anything starts, by doctor, config and train."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.factories import byte_tokenizer, causal_folder, causal_lm
+from tests.harness.composed import composed
+
+from rlforge import launch
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import ConfigError
+from rlforge.learner.weights import attach_lora, save_adapter
+from rlforge.models.empty import head_sizes, tokens_without_row
+from rlforge.preflight.doctor import examine
+from rlforge.preflight.model import model_notes, model_problems
+
+SHORT = (
+    *("env=tictactoe", "model=hf", "model.dtype=float32", "hardware=cpu", "engine.max_tokens=12"),
+    *("engine.max_model_len=2048", "learner.total_updates=2", "learner.batch_size=16"),
+    *("collector.num_train_workers=8", "collector.num_eval_workers=4", "eval.games=2"),
+    *("eval.final_games=2", "eval.opponents=[random_legal]", "hardware.threads=1"),
+    *("tracker.progress=plain", "buffer.max_staleness=0"),
+)
+
+
+def overrides(folder, *more):
+    return [*SHORT, f"model.name={folder}", *more]
+
+
+def found(folder, *more):
+    """The problems that doctor finds, a line each."""
+    report = examine(composed(*overrides(folder, *more)), check=launch.check)
+    return [one.detail for one in report.findings if one.state == "problem"]
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Checks that doctor and train, and config where it can, refuse a run in one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def lines(folder, *more, by_config=True):
+        (said,) = found(folder, *more)
+        assert "\n" not in said
+        commands = [lambda given: launch.train(given, None)]
+        if by_config:
+            commands.append(lambda given: launch.composed(given, None, keys=False))
+        for command in commands:
+            with pytest.raises(ConfigError) as caught:
+                command(overrides(folder, *more))
+            assert str(caught.value) == said
+        assert not (tmp_path / "runs").exists()
+        return said
+
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "phi", "phi3", "gpt2", "opt", "mixtral"])
+def test_other_decoders_than_llama_fit_and_train_with_default_keys(
+    kind, tmp_path, in_process, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder = causal_folder(tmp_path / kind, kind)
+    assert found(folder) == []
+    launch.composed(overrides(folder), None, keys=False)
+    assert in_process.rlforge_here("train", *overrides(folder), "run_dir=run") == 0
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in metrics.splitlines()]
+    gaps = [row["logprob_gap_mean"] for row in rows if "logprob_gap_mean" in row]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-5
+
+
+def test_a_recurrent_model_is_refused(tmp_path, refused):
+    assert "has a recurrent state" in refused(causal_folder(tmp_path / "mamba", "mamba"))
+
+
+@pytest.mark.parametrize("kind", ["vit", "t5", "distilbert"])
+def test_what_is_no_causal_language_model_is_refused(tmp_path, refused, kind):
+    folder = causal_folder(tmp_path / kind, "llama")
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert f"is no causal language model (its model_type is {kind})" in refused(folder)
+
+
+@pytest.mark.parametrize("described", [{}, {"model_type": "nothing_known"}])
+def test_a_model_of_an_unknown_type_is_refused(tmp_path, refused, described):
+    folder = causal_folder(tmp_path / "unknown", "llama")
+    (folder / "config.json").write_text(json.dumps(described))
+    assert "cannot be loaded" in refused(folder)
+
+
+def test_tokens_without_a_row_are_counted(tmp_path, refused):
+    folder = causal_folder(tmp_path / "small", "llama", vocab_size=242)
+    assert "17 tokens of the tokenizer have no row in the model, which knows tokens 0 to 241" in (
+        refused(folder)
+    )
+
+
+def test_special_tokens_that_nothing_writes_need_no_row():
+    """Gemma 3 of 1B shares its tokenizer, with a token for images, with larger models."""
+    tokenizer = byte_tokenizer(chat_template="{{ messages }}<turn>", special=["<pad>"])
+    rows = len(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>", "<turn>"]})
+    tokenizer.add_tokens(["plain"])
+    assert tokens_without_row(tokenizer, rows) == ["<turn>", "plain"]
+    assert tokens_without_row(tokenizer, rows + 3) == []
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_layer_names_that_are_not_there_are_refused_with_those_that_are(tmp_path, engine):
+    folder = causal_folder(tmp_path / "gpt2", "gpt2", num_attention_heads=1)
+    lora = "model.lora.target_modules=[c_attn,q_proj]"
+    config = composed(*overrides(folder, lora, f"engine={engine}")).config
+    (said,) = model_problems(config)
+    assert said.endswith("no linear layers named q_proj; it has c_attn, c_fc, c_proj, lm_head")
+
+
+def test_a_model_with_too_few_positions_is_refused(tmp_path, refused):
+    folder = causal_folder(tmp_path / "short", "llama", max_position_embeddings=96)
+    assert "has positions for 96 tokens" in refused(folder)
+
+
+def adapter(folder, rank=32, seed=0, **lora):
+    base = causal_lm("llama", vocab_size=259)
+    base.name_or_path = "llama"
+    model = attach_lora(base, LoraConfig(rank=rank, **lora), seed)
+    folder.mkdir()
+    save_adapter(model, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [("learner.initial_adapter", "{}"), ("pool.fixed_opponents", "[checkpoint:{}]")],
+)
+def test_an_adapter_of_another_model_is_refused(tmp_path, refused, key, place):
+    folder = causal_folder(tmp_path / "llama", "llama")
+    other = adapter(tmp_path / "bad")
+    tensors = load_file(other / "adapter_model.safetensors")
+    renamed = {name.replace("layers.1", "layers.7"): tensors[name] for name in tensors}
+    save_file(renamed, other / "adapter_model.safetensors")
+    said = refused(folder, f"{key}={place.format(other)}")
+    assert key in said
+    assert "layers.1" in said
+
+
+def test_an_initial_adapter_of_other_layers_names_the_key(tmp_path, refused):
+    folder = causal_folder(tmp_path / "llama", "llama")
+    other = adapter(tmp_path / "bad", target_modules=["q_proj"])
+    said = refused(folder, f"learner.initial_adapter={other}")
+    assert "model.lora.target_modules ['q_proj'] against ['down_proj'" in said
+
+
+def test_heads_that_vllm_cannot_compute_are_refused(tmp_path):
+    folder = causal_folder(tmp_path / "llama", "llama", head_dim=8)
+    (said,) = model_problems(composed(*overrides(folder, "engine=vllm")).config)
+    assert "has attention heads of 8, and on a CPU vLLM computes those of 32, 64" in said
+    fits = causal_folder(tmp_path / "wide", "llama", head_dim=32)
+    assert not [*model_problems(composed(*overrides(fits, "engine=vllm")).config)]
+
+
+def test_heads_of_several_sizes_and_of_latent_vectors_are_found():
+    with torch.device("meta"):
+        assert head_sizes(causal_lm("llama", head_dim=8)) == ([8], False)
+        gemma = causal_lm("gemma4_text", head_dim=8, global_head_dim=16, num_hidden_layers=6)
+        assert head_sizes(gemma) == ([8, 16], False)
+        latent = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "head_dim": None}
+        assert head_sizes(causal_lm("deepseek_v3", **latent)) == ([24], True)
+
+
+@pytest.mark.parametrize("where", ["model", "learner.initial_adapter"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, refused, where, number):
+    folder, more = causal_folder(tmp_path / "llama", "llama"), []
+    file = folder / "model.safetensors"
+    if where != "model":
+        start = adapter(tmp_path / "bad")
+        file, more = start / "adapter_model.safetensors", [f"{where}={start}"]
+    tensors = load_file(file)
+    name = max(tensors)
+    tensors[name].view(-1)[7] = number
+    save_file(tensors, file, {"format": "pt"})
+    said = refused(folder, *more, by_config=False)
+    launch.composed(overrides(folder, *more), None, keys=False)
+    assert said.startswith(where)
+    assert f"{file}: {name} holds 1 numbers that are not finite" in said
+
+
+def test_experts_without_an_adapter_are_noted(tmp_path):
+    folder = causal_folder(tmp_path / "mixtral", "mixtral")
+    report = examine(composed(*overrides(folder)))
+    assert [one for one in report.findings if "holds its experts" in one.detail]
+    assert not [*model_notes(composed(*overrides(folder, "learner.train=full")).config)]
