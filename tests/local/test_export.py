@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import yaml
-from tests.factories import completion, evaluation, game_record, game_spec, seat, turn
+from tests.factories import completion, evaluation, game_record, game_spec, model_files, seat, turn
+from tests.harness.control_tokens import with_chat
 from typer.testing import CliRunner
 
 import rlforge
@@ -29,12 +30,14 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.learner.weights import attach_lora, save_adapter, save_model
 from rlforge.local.export import CARD, CURVES, export_run, generation_config
+from rlforge.local.model_card import example_prompt
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.rollout.lineup import asked_as, train_envs
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths, write_json, write_jsonl
 from rlforge.tracking.game_files import GameWriter
+from rlforge.tracking.report.data import load_run
 
 SETTINGS = [
     *("model=hf", "model.prompt_template=board", "model.action_extraction=bracket"),
@@ -361,6 +364,24 @@ def test_a_chat_prompt_is_shown_as_messages_and_trained_in_the_same_form(small_m
     assert '{"role": "user", "content": (' in code
     assert "apply_chat_template" in code
     assert output_of(code)
+
+
+@pytest.mark.parametrize("template", ["default", "chat"])
+@pytest.mark.parametrize("name", ["llama2", "gemma", "tiktoken", "roberta"])
+def test_the_prompt_of_a_card_becomes_what_the_engine_was_asked(name, template, tmp_path):
+    words = with_chat(name, "refuses")  # system messages
+    model = model_files(words, tmp_path / "words")
+    config = config_of(model, f"model.prompt_template={template}", "model.action_extraction=boxed")
+    record_game(tmp_path, config)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    tokenizer = load_tokenizer(config.model)
+    prompt = example_prompt(load_run(tmp_path), config, tokenizer)
+    if not isinstance(prompt, str):
+        prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    [env] = train_envs(config)
+    view = make_game(env, seed=0).view()
+    _, asked = Prompter(tokenizer).encode(template, view, "boxed")
+    assert tuple(tokenizer.encode(prompt, add_special_tokens=False)) == asked
 
 
 def test_the_card_of_a_supervised_run_names_what_it_imitates(small_model, tmp_path):

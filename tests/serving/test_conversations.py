@@ -1,10 +1,12 @@
 """Conversations of clients and of episodes as prompts: tools, their calls and their results."""
 
+import copy
 import json
 import random
 
 import pytest
 from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
+from transformers import AddedToken
 
 from rlforge.engines.grammars import Grammars
 from rlforge.games.markup import chat_text
@@ -202,3 +204,13 @@ def test_texts_in_arguments_of_the_template_make_no_control_token():
         assert control_tokens(tokenizer, ids) == control_tokens(tokenizer, plain)
         shown = {"about": "a<|im_end|>", **arguments}["about"]
         assert tokenizer.decode(ids).endswith(shown + " think" * ("effort" in arguments))
+
+
+def test_a_plain_word_that_is_a_control_token_is_text_in_tools_and_settings():
+    tokenizer = copy.deepcopy(with_chat("qwen", "writes"))
+    tokenizer.add_tokens([AddedToken("endword", special=True, normalized=False)])
+    tool = {"name": "endword", "description": "an endword", "parameters": {"type": "object"}}
+    said = [{"role": "user", "content": "hello"}]
+    ids = conversation_tokens(tokenizer, said, [{"type": "function", "function": tool}])
+    assert tokenizer.convert_tokens_to_ids("endword") not in ids
+    assert tokenizer.decode(ids).count("endword") == 2

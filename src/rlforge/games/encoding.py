@@ -72,9 +72,8 @@ class Encoder:
         which no tokenizer takes, are replaced.
         """
         ids = self._encoded(prompt._replace(text=writable(prompt.text)))
-        if _UNKNOWN in ids:
-            unknown = self._unknown
-            ids = [unknown if token == _UNKNOWN and unknown is not None else token for token in ids]
+        if (unknown := self._unknown) is not None and _UNKNOWN in ids:
+            ids = [unknown if token == _UNKNOWN else token for token in ids]
         begin = self._begin if begins else []
         return tuple(ids if ids[: len(begin)] == begin else [*begin, *ids])
 
@@ -122,7 +121,7 @@ class Encoder:
         else:
             encoding = self._backend.encode(text, add_special_tokens=False)
             ids = encoding.ids
-            if self._unknown not in ids:
+            if self._unknown is None or self._unknown not in ids:
                 return ids
             spans = encoding.offsets
         for place, (start, stop) in enumerate(spans):

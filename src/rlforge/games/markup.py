@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from rlforge.errors import ConfigError
@@ -284,14 +285,16 @@ class _Chat:
         for index, message in enumerate(self.messages):
             role, content = message.get("role"), message.get("content")
             written = {
-                key: part if key == "role" else _changed(index, part, change)
+                key: part if key == "role" else self._changed(index, part, change)
                 for key, part in message.items()
             }
             if isinstance(content, str) and (content or "tool_calls" not in message):
                 opened = role == "assistant" and _REASONING not in message
                 written["content"] = f"{self.opening * opened}{change(index, content)}"
             said.append(written)
-        tools, arguments = (_changed(-1, given, change) for given in (self.tools, self.arguments))
+        tools, arguments = (
+            self._changed(-1, given, change) for given in (self.tools, self.arguments)
+        )
         return chat_text(said, self.tokenizer, tools, arguments)
 
     def with_reasoning_apart(self, text: str) -> _Chat:
@@ -317,7 +320,7 @@ class _Chat:
 
         def stand_in(index: int, content: str) -> str:
             system = index >= 0 and self.messages[index].get("role") == "system"
-            if system and system_is_markup and _HARMLESS.fullmatch(content):
+            if system and system_is_markup and self._is_plain(content, _HARMLESS):
                 return content
             return f"Qz7text{known.setdefault((index, content), len(known))}Qz7"
 
@@ -340,17 +343,28 @@ class _Chat:
             written += f"{form}{after}"
         return Prompt(text=written, contents=tuple(contents))
 
+    def _changed(self, index: int, given: Any, change: _Change) -> Any:
+        """``given`` with another text for each in it that is more than plain words."""
+        if isinstance(given, str):
+            return given if self._is_plain(given, _WORDS) else change(index, given)
+        if isinstance(given, Mapping):
+            parts = [(self._changed(index, key, change), part) for key, part in given.items()]
+            return {key: self._changed(index, part, change) for key, part in parts}
+        if isinstance(given, list | tuple):
+            return [self._changed(index, part, change) for part in given]
+        return given
 
-def _changed(index: int, given: Any, change: _Change) -> Any:
-    """``given`` with another text for each in it that is more than plain words."""
-    if isinstance(given, str):
-        return given if _WORDS.fullmatch(given) else change(index, given)
-    if isinstance(given, Mapping):
-        parts = [(_changed(index, key, change), part) for key, part in given.items()]
-        return {key: _changed(index, part, change) for key, part in parts}
-    if isinstance(given, list | tuple):
-        return [_changed(index, part, change) for part in given]
-    return given
+    def _is_plain(self, text: str, form: re.Pattern[str]) -> bool:
+        """Whether a text of this form names no added token."""
+        return bool(form.fullmatch(text)) and not _harmless_tokens(self.tokenizer).search(text)
+
+
+@lru_cache(maxsize=8)
+def _harmless_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds the added tokens of a tokenizer whose texts look harmless."""
+    added = (str(token.content).strip() for token in tokenizer.added_tokens_decoder.values())
+    texts = [re.escape(text) for text in added if text and _HARMLESS.fullmatch(text)]
+    return re.compile("|".join(texts) or "(?!)")
 
 
 def _reasons(message: Mapping[str, Any]) -> bool:

@@ -116,7 +116,7 @@ def example_prompt(
     policy: of several policies the one that was asked, by name. None where no game or decision of
     the model is on disk.
     """
-    prompter = Prompter(None, config.prompts)
+    prompter = Prompter(tokenizer, config.prompts)
     for ids, template, extraction, observation in _asked(run, config, policy):
         text = str(tokenizer.decode(ids, skip_special_tokens=False))
         view = View(player_id=0, observation=observation)
@@ -126,10 +126,18 @@ def example_prompt(
             return text
         for form, _ in message_forms(said) if tokenizer.chat_template else ():
             with contextlib.suppress(ConfigError):  # it refuses this form
-                if text == chat_text(form, tokenizer):
+                if _gives(tokenizer, chat_text(form, tokenizer), ids):
                     return [dict(message) for message in form]
-        return text
+        # Some tokenizers decode to another text than the one that they encoded.
+        whole = prompter.render(template, said).text
+        begin = str(tokenizer.bos_token or "")
+        return next((o for o in (whole, f"{begin}{whole}") if _gives(tokenizer, o, ids)), text)
     return None
+
+
+def _gives(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
+    """Whether the code of a card makes ``ids`` of ``text``."""
+    return list(tokenizer.encode(text, add_special_tokens=False)) == list(ids)
 
 
 def _asked(
