@@ -95,6 +95,15 @@ def test_a_model_that_reads_ahead_is_refused():
         reads_padded(PolicyStore(model, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_left_to_the_answers(dtype):
+    model = causal_lm("llama").to(dtype)
+    model.get_output_embeddings().weight.data[7] = float("nan")
+    store = PolicyStore(model, 1)
+    assert reads_padded(store)
+    assert cache_problem(store, narrow=True) == ""
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_last_logits_are_those_of_each_sequence_alone(padded):
     model = make("gpt2")

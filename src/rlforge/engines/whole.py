@@ -230,10 +230,12 @@ def _plain_logprobs(model: Any, sequence: Sequence[int]) -> tuple[Tensor, float]
 
 def _agree(said: Tensor, expected: Tensor, scale: float, dtype: torch.dtype) -> bool:
     """Whether two ways to compute the same differ by no more than rounding."""
+    if not expected.isfinite().all():  # an answer says so itself
+        return True
     if dtype != torch.float32:
         return same_up_to_rounding(said.to(dtype), expected.to(dtype))
     most = _EXACT * max(1.0, scale)
-    return torch.allclose(said, expected, rtol=0, atol=most, equal_nan=True)
+    return torch.allclose(said, expected, rtol=0, atol=most)
 
 
 @contextlib.contextmanager
