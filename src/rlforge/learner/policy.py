@@ -21,7 +21,7 @@ from rlforge.learner.partition import deal, parts, segments, shares
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
-from rlforge.learner.trial import plain_logprobs, replace_forwards, stirred
+from rlforge.learner.trial import Trial, plain_logprobs, replace_forwards, stirred
 from rlforge.learner.weights import (
     attach_lora,
     check_fit,
@@ -150,12 +150,10 @@ class Policy:
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
         with stirred(model):  # so that the trials see what an adapter changes
-            expected = None
-            if beside is None:
-                expected = self._speed_up()
-                if self._adapter is None:
-                    model.float().requires_grad_(True)
-            self._scorer = self._new_scorer(model, spec.temperature, self.value_head, expected)
+            trial = self._speed_up() if beside is None else None
+            if beside is None and self._adapter is None:
+                model.float().requires_grad_(True)
+            self._scorer = self._new_scorer(model, spec.temperature, self.value_head, trial)
             self._packs_from = self._least_packed_length()
         if config.initial_adapter is not None:
             directory = Path(config.initial_adapter)
@@ -178,8 +176,8 @@ class Policy:
             fresh_adapter=self._adapter is not None and config.initial_adapter is None,
         )
 
-    def _speed_up(self) -> Tensor | None:
-        """Replace layers of the model by faster ones; returns ``plain_logprobs`` of the former.
+    def _speed_up(self) -> Trial | None:
+        """Replace layers of the model by faster ones; returns the trial of the former.
 
         A model in whose trial these compute differently keeps its own. Nothing is tried, and None
         returned, where the weights are to be spread.
@@ -196,12 +194,14 @@ class Policy:
 
         if self._config.shard_weights:
             replace()
-            plain = None
+            trial = None
         else:
-            plain = plain_logprobs(model)
+            trial = Trial.of(model)
             undo = replace_forwards(model, replace)
             with torch.autocast(self._device.type, torch.bfloat16, autocast):
-                problem = difference(lambda: plain_logprobs(model), lambda: plain)
+                problem = difference(
+                    lambda: plain_logprobs(model), lambda: trial.plain, trial.exact
+                )
             if problem:
                 name = type(model).__name__
                 log.warning(
@@ -210,10 +210,10 @@ class Policy:
                 undo()
         if adapter is not None and autocast:
             skip_input_casts(adapter)
-        return plain
+        return trial
 
     def _new_scorer(
-        self, model: Any, temperature: float, value_head: nn.Module | None, expected: Tensor | None
+        self, model: Any, temperature: float, value_head: nn.Module | None, trial: Trial | None
     ) -> Scorer:
         config = self._config
         recomputed = config.gradient_checkpointing or config.activation_checkpointing
@@ -225,7 +225,7 @@ class Policy:
             narrow=not (recomputed or config.compile or config.shard_weights),
         )
         if not config.shard_weights:
-            return Scorer(model, options, value_head, expected)
+            return Scorer(model, options, value_head, trial)
         copies = set(self.parameters()) if self._adapter is not None else set()
         return SpreadScorer(
             model, options, value_head, ranks=self._ranks, device=self._device, copies=copies

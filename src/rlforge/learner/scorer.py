@@ -35,7 +35,7 @@ from rlforge.learner.logprobs import (
 )
 from rlforge.learner.packing import Segments
 from rlforge.learner.partition import parts, segments
-from rlforge.learner.trial import chosen, plain_logprobs, trial_rows
+from rlforge.learner.trial import Trial
 from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import LastLayer, difference, evaluating, predicts_the_same
 from rlforge.system.limits import MAX_LOGITS
@@ -96,27 +96,25 @@ class Scorer:
         model: Any,
         options: ScorerOptions,
         value_head: nn.Module | None = None,
-        expected: Tensor | None = None,
+        trial: Trial | None = None,
     ) -> None:
         """``model``: a transformers causal LM with the adapters it carries.
 
-        expected: its ``plain_logprobs``; None: it is computed. Raises ConfigError for ``fp32_head``
-        if only the model's own forward pass gives its logits.
+        trial: of this model before it was changed; None: as it is. Raises ConfigError for
+        ``fp32_head`` if only the model's own forward pass gives its logits.
         """
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
         self._options = options
         self._value_head = value_head
-        self._vocab_size: int = model.config.get_text_config().vocab_size
-        self._chunk = max(1, options.max_logits // self._vocab_size)
+        self._chunk = max(1, options.max_logits // model.config.get_text_config().vocab_size)
         self._last_layer: LastLayer | None = None
         #: Rows of a pass at most; None: any number.
         self.most_rows: int | None = None
         name = type(model).__name__
         with self._precision():
-            plain = self._run(lambda: plain_logprobs(model)) if expected is None else expected
-        self._expected = chosen(plain, options.temperature, self._vocab_size)
+            self._trial = self._run(lambda: Trial.of(model)) if trial is None else trial
         self._reading = self._run(self._find_reading)
         if self._reading is not None and (problem := self._problem()):
             log.warning("%s: its decoder and head, one after the other, %s", name, problem)
@@ -285,7 +283,7 @@ class Scorer:
         if not (self.decoder_and_head and plain):
             return False
         own = self._model.config._attn_implementation
-        rows = trial_rows(self._vocab_size)
+        rows = self._trial.rows
         try:
             self._model.set_attn_implementation(NAME)
         except ValueError as error:  # the model has attention of its own
@@ -303,18 +301,20 @@ class Scorer:
 
         made: the rows as segments, packed; None: they are padded.
         """
-        rows = trial_rows(self._vocab_size)
+        expected = self._trial.scores(self._options.temperature)
+        rows = self._trial.rows
         micro = collate(rows, 0, self._model.device, made, distinct=made is None)
 
         def scores() -> Tensor:
             found = self._score(micro, entropy=True)
             assert found.entropy is not None
-            return torch.empty_like(self._expected).index_copy(
+            return torch.empty_like(expected).index_copy(
                 1, micro.flat, torch.stack([found.logprobs, found.entropy])
             )
 
         with evaluating(self._model), self._precision():
-            return self._run(lambda: difference(scores, lambda: self._expected))
+            exact = self._trial.exact
+            return self._run(lambda: difference(scores, lambda: expected, exact))
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.learner.batching import Row
-from rlforge.models.last_layer import evaluating
+from rlforge.models.last_layer import EXACT, evaluating
+from rlforge.types import value
 
 #: Rows that begin alike and part at two places, so that packed rows have branches, and a short one.
 _TEXTS = (
@@ -25,33 +26,61 @@ _TEXTS = (
 )
 
 
-def trial_rows(vocab_size: int) -> list[Row]:
-    """The rows: their first token is the prompt, and the others are the answer."""
-    texts = [tuple(token % vocab_size for token in text) for text in sorted(_TEXTS)]
-    starts = [sum(len(text) - 1 for text in texts[:index]) for index in range(len(texts))]
-    return [
-        Row(step=index, prompt=text[:1], answer=text[1:], start=start)
-        for index, (text, start) in enumerate(zip(texts, starts, strict=True))
-    ]
+@value
+class Trial:
+    """The rows, their first token the prompt and the others the answer, and what is to be found.
+
+    plain [N, V] float32: the plain model's log-probs at the N positions that predict an answer
+    token. exact: relative error that rounding in float32 explains.
+    """
+
+    rows: tuple[Row, ...]
+    plain: Tensor
+    exact: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: Any) -> Trial:
+        """Of a model as it is. Models differ in how they magnify rounding: ``exact`` follows."""
+        rows = _rows(model.config.get_text_config().vocab_size)
+        plain = plain_logprobs(model)
+        generator = torch.Generator().manual_seed(0)
+
+        def last_bits(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+            drawn = torch.randint(-1, 2, embedded.shape, generator=generator)
+            return embedded * (1 + drawn.to(embedded) * torch.finfo(torch.float32).eps)
+
+        with model.get_input_embeddings().register_forward_hook(last_bits):
+            change = float((plain_logprobs(model) - plain).norm() / plain.norm())
+        return cls(rows=rows, plain=plain, exact=max(EXACT, 10 * change))
+
+    def scores(self, temperature: float) -> Tensor:
+        """[2, N]: log-probs of the answer tokens, and entropies, at a temperature."""
+        tokens = [token for row in self.rows for token in row.answer]
+        tempered = (self.plain / temperature).log_softmax(-1)
+        picked = tempered.gather(1, torch.tensor(tokens, device=tempered.device)[:, None])
+        return torch.stack([picked[:, 0], torch.special.entr(tempered.exp()).sum(-1)])
+
+
+def _rows(vocab_size: int) -> tuple[Row, ...]:
+    # Not the first tokens: those are often control tokens, which magnify rounding.
+    texts = [tuple((7919 * token + 113) % vocab_size for token in text) for text in _TEXTS]
+    rows, start = [], 0
+    for index, text in enumerate(sorted(texts)):
+        rows.append(Row(step=index, prompt=text[:1], answer=text[1:], start=start))
+        start += len(text) - 1
+    return tuple(rows)
 
 
 @torch.no_grad()
 def plain_logprobs(model: Any) -> Tensor:
-    """[N, V] float32: log-probs at the N positions of the rows that predict an answer token."""
+    """``Trial.plain`` of a model."""
     made = []
     with evaluating(model):
-        for row in trial_rows(model.config.get_text_config().vocab_size):
+        for row in _rows(model.config.get_text_config().vocab_size):
             ids = torch.tensor([row.tokens], device=model.device)
             made.append(model(input_ids=ids).logits[0].float().log_softmax(-1))
     return torch.cat(made)
-
-
-def chosen(logprobs: Tensor, temperature: float, vocab_size: int) -> Tensor:
-    """[2, N]: log-probs of the answer tokens and entropies, from the ``logprobs`` [N, V]."""
-    tokens = [token for row in trial_rows(vocab_size) for token in row.answer]
-    tempered = (logprobs / temperature).log_softmax(-1)
-    picked = tempered.gather(1, torch.tensor(tokens, device=logprobs.device)[:, None])
-    return torch.stack([picked[:, 0], torch.special.entr(tempered.exp()).sum(-1)])
 
 
 @contextlib.contextmanager

@@ -119,11 +119,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def difference(short: Callable[[], Tensor], plain: Callable[[], Tensor]) -> str:
+def difference(
+    short: Callable[[], Tensor], plain: Callable[[], Tensor], exact: float = EXACT
+) -> str:
     """How a short way to compute what ``plain`` computes fails or differs; "" if it does neither.
 
-    ``plain`` is computed first. Raises the error of a device that is lost (``is_lost``), since
-    nothing can be computed there any more.
+    ``plain`` is computed first. exact: as for ``same_up_to_rounding``. Raises the error of a device
+    that is lost (``is_lost``), since nothing can be computed there any more.
 
     Example:
         >>> difference(lambda: torch.ones(2), lambda: torch.ones(2))
@@ -133,7 +135,7 @@ def difference(short: Callable[[], Tensor], plain: Callable[[], Tensor]) -> str:
     """
     try:
         expected = plain()
-        same = same_up_to_rounding(short(), expected)
+        same = same_up_to_rounding(short(), expected, exact)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if is_lost(error):
             raise
@@ -141,8 +143,10 @@ def difference(short: Callable[[], Tensor], plain: Callable[[], Tensor]) -> str:
     return "" if same else "computes differently"
 
 
-def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
+def same_up_to_rounding(actual: Tensor, expected: Tensor, exact: float = EXACT) -> bool:
     """Whether the tensors differ by no more than rounding in the dtype that computed them.
+
+    exact: relative error that rounding in float32 explains.
 
     Call it under the same autocast as the computation: there float32 tensors, too, hold sums of
     numbers that were rounded to autocast's dtype.
@@ -152,6 +156,6 @@ def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
         True
     """
     autocast = torch.is_autocast_enabled(actual.device.type)
-    exact = actual.dtype == torch.float32 and not autocast
+    fine = actual.dtype == torch.float32 and not autocast
     error = (actual.float() - expected.float()).norm() / expected.float().norm()
-    return float(error) < (EXACT if exact else ROUGH)
+    return float(error) < (exact if fine else ROUGH)
