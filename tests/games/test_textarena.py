@@ -221,6 +221,22 @@ def test_a_player_who_is_thrown_out_does_not_end_a_game_of_four():
     assert result.rewards[0] == -1.0
 
 
+@pytest.mark.parametrize("players", [2, 3])
+def test_who_was_thrown_out_and_is_asked_again_loses_and_nobody_waits_for_ever(players):
+    env = EnvSpec(id="SantoriniBaseFixed-v0-train", num_players=players)
+    game = TextArenaGame(env, 0)
+    for _ in range(4):
+        game.step("nonsense")
+    assert (game.result().invalid_by, game.result().rewards[0]) == (0, -1.0)
+    for seed in range(6):
+        game, rng = TextArenaGame(env, seed), random.Random(seed)
+        while not game.done:
+            game.step(rng.choice(["nonsense", *game.view().legal_actions[:1]]))
+        result = game.result()
+        assert result.end_reason in ("finished", "invalid_move")
+        assert min(result.rewards.values()) == -1
+
+
 def test_raw_ids_show_nothing_but_news():
     game = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0)
     assert game.view().observation.startswith("[GAME] You are Player 0 in Tic Tac Toe.")

@@ -57,6 +57,7 @@ _PLAYER_COUNTS = (1, 2, 3, 4, 5, 6)
 _UNPLAYABLE = {
     "PublicGoodsGame": "its step may loop for ever after invalid moves",
     "MarketEntryGame": "its step may loop for ever after invalid moves",
+    "Stratego": "its step raises once a miner that defused a bomb moves on",
 }
 
 _WATCHDOG = Watchdog()
@@ -238,9 +239,16 @@ class _NotedRejections:
         # but the reason counts: the game pays -1 for such a move.
         reason = next((a for a in (*args, *kwargs.values()) if a and isinstance(a, str)), None)
         reason = reason or "It is not valid."
-        state = self._state
-        self._rejections[state.current_player_id] = reason
-        return type(state).set_invalid_move(state, reason)
+        state, player = self._state, self._state.current_player_id
+        self._rejections[player] = reason
+        out = getattr(state, "elimination_order", [])
+        asked_again = player in out
+        thrown_out = type(state).set_invalid_move(state, reason)
+        # Environments ask who was thrown out again, for ever, and with nobody left look for ever
+        # for the next player.
+        if thrown_out and (asked_again or len(set(out)) == state.num_players):
+            state.done = True
+        return thrown_out
 
 
 def make(env: EnvSpec, seed: int) -> TextArenaGame:
@@ -270,13 +278,14 @@ def check(env: EnvSpec) -> None:
             f"-d FOLDER {' '.join(_word_lists(env.id))}' where there is a network, and set "
             "NLTK_DATA=FOLDER here"
         )
-    about_players = "player" in problem.lower()
-    counts = [n for n in _PLAYER_COUNTS if about_players and _problem(env.id, n) is None]
-    if counts:
-        raise ConfigError(
-            f"env {env.id!r} is for {' or '.join(map(str, counts))} "
-            f"player{'s' if counts[-1] > 1 else ''}, not {env.num_players}; set num_players"
-        )
+    if "player" in problem.lower():
+        found = {n: _problem(env.id, n) for n in _PLAYER_COUNTS}
+        if counts := [n for n, why in found.items() if why is None]:
+            raise ConfigError(
+                f"env {env.id!r} is for {' or '.join(map(str, counts))} "
+                f"player{'s' if counts[-1] > 1 else ''}, not {env.num_players}; set num_players"
+            )
+        problem = next((why for why in found.values() if why and "player" not in why), problem)
     version = ".".join(map(str, sys.version_info[:2]))
     raise ConfigError(
         f"env {env.id!r} cannot be played here (Python {version}): {problem}; choose another one"

@@ -47,7 +47,7 @@ def trial(make: Callable[[int], Game], max_turns: int) -> Trial:
     """
     spent, slowest, ends = 0.0, 0.0, []
     for seed in range(SEEDS):
-        sensible, began = seed % 2 == 0, time.thread_time()
+        sensible, game, began = seed % 2 == 0, None, time.thread_time()
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # some environments print
                 game = make(seed)
@@ -56,6 +56,8 @@ def trial(make: Callable[[int], Game], max_turns: int) -> Trial:
                     return Trial(problem=f"starting a game takes {slowest:.1f} s (seed {seed})")
                 legal = _play(game, seed, sensible=sensible)
         except GameError as error:
+            if game is None:
+                return Trial(problem=f"a game of seed {seed} does not start: {error}")
             answers = "random actions" if sensible else "senseless answers"
             return Trial(problem=f"a trial game (seed {seed}, {answers}) failed: {error}")
         if sensible:
