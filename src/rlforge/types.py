@@ -277,6 +277,7 @@ class SamplingParams:
     only reads what is new then; log-probs stay the same up to rounding. Of several engines one
     answers all requests of a conversation.
     grammar: that answers keep to (``rlforge.engines.grammars``); None: any tokens.
+    model_logprobs: give those of the model's own distribution beside those of the sampling one.
     """
 
     temperature: float = 1.0
@@ -288,6 +289,7 @@ class SamplingParams:
     seed: int | None = None
     conversation: int | None = None
     grammar: str | None = None
+    model_logprobs: bool = False
 
 
 @value
@@ -296,6 +298,8 @@ class Completion:
 
     logprobs: one per token of ``token_ids``, natural log, of the sampling distribution (the
     behaviour log-probs); empty, as are both id tuples, for policies that return text only.
+    model_logprobs: the same of the model's own distribution, at temperature 1 and without filters,
+    over the tokens that a grammar allows; empty unless they were asked for.
     finish_reason: ``length`` where ``max_tokens`` cut it, ``context`` where the model's context
     ended before, ``scripted`` for players that are no models.
 
@@ -312,6 +316,7 @@ class Completion:
     finish_reason: FinishReason = "stop"
     policy_uid: str = ""
     policy_version: int = 0
+    model_logprobs: tuple[float, ...] = ()
 
 
 def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[int, ...]) -> bool:

@@ -220,3 +220,28 @@ def test_any_walk_through_a_grammar_ends_with_an_answer_of_it(schema, draws):
         tokens.append(int(draws.choice(state.allowed().nonzero()[0])))
         state.take(tokens[-1])
     jsonschema.validate(json.loads(tokenizer.decode(tokens[:-1])), schema)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.5},
+        {"temperature": 1.5, "top_k": 7, "top_p": 0.9, "min_p": 0.05},
+        {"grammar": json_grammar(TRADE)},
+        {"grammar": json_grammar(TRADE), "temperature": 0.0},
+    ],
+)
+def test_log_probs_of_the_model_are_those_of_its_own_distribution(make_core, base, tokenizer, how):
+    asked = {"number": 4, "max_tokens": 20, "grammar": None} | how
+    answers = _asked(make_core(), tokenizer, **asked, model_logprobs=True)
+    before = _asked(make_core(), tokenizer, **asked)
+    for answer, plain in zip(answers, before, strict=True):
+        assert plain.model_logprobs == ()
+        assert (answer.token_ids, answer.logprobs) == (plain.token_ids, plain.logprobs)
+        grammar = how.get("grammar")
+        own = None if grammar is None else _reference(base, tokenizer, answer, grammar)
+        expected = direct_logprobs(base, answer) if own is None else own
+        assert list(answer.model_logprobs) == pytest.approx(expected, abs=1e-4)
+    if how.get("temperature", 1) != 1:
+        assert answers[0].model_logprobs != pytest.approx(answers[0].logprobs, abs=0.01)

@@ -8,21 +8,24 @@ import dataclasses
 import json
 import logging
 import re
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+import torch
 from tokenizers.processors import TemplateProcessing
 
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServeConfig
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError
-from rlforge.models.load import load_tokenizer
+from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.serving.protocol import ChatRequest, CompletionRequest
 from rlforge.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import Tokens
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.types import Completion, value
 
 from .conftest import ADDING, SETTINGS, WAIT, small_config, until
 
@@ -225,22 +228,93 @@ async def test_a_stream_begins_while_the_engine_still_generates(serving, base, m
         assert len(rest) > 10
 
 
-async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
-    served, base, tokenizer
-):
+async def test_a_prompt_may_be_token_ids(served, tokenizer):
     ids = tokenizer.encode(PROMPT, add_special_tokens=False)
-    answer = await served.ask(prompt=ids, max_tokens=4, seed=1, logprobs=0)
-    chat = await served.chat(max_tokens=4, seed=1, logprobs=True)
+    asked = {"max_tokens": 4, "seed": 1}
+    answer = await served.ask(prompt=ids, **asked)
     listed = await served.openai.models.list()
-    policy = PolicyRef(uid="deploy-0", kind="checkpoint")
-    direct = await base.generate(ids, SamplingParams(max_tokens=4, seed=1), policy)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs.token_logprobs is not None
-    # The service stops at the model's stop tokens, too.
-    count = len(logprobs.token_logprobs)
-    assert logprobs.token_logprobs == pytest.approx(direct.logprobs[:count], abs=1e-5)
-    assert all(entry.logprob <= 0 for entry in chat.choices[0].logprobs.content or [])
+    assert answer.choices[0].text == (await served.ask(prompt=[PROMPT], **asked)).choices[0].text
+    assert answer.usage.prompt_tokens == len(ids)
     assert [model.id for model in listed.data] == ["small", "small@deploy-0"]
+
+
+@pytest.fixture(scope="session")
+def plain(small_model):
+    """Log-probs of an answer's tokens by the model alone, [T, V]."""
+    model = load_base_model(small_config(small_model).model, torch.device("cpu"), torch.float32)
+
+    @torch.no_grad()
+    def read(prompt, answer):
+        ids = torch.tensor([[*prompt, *answer]])
+        return model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0},
+        {"temperature": 0.4},
+        {"temperature": 1},
+        {"temperature": 1.7, "top_p": 0.8, "extra_body": {"top_k": 20, "min_p": 0.01}},
+    ],
+)
+async def test_logprobs_are_those_of_the_model_whatever_the_sampling(served, tokenizer, plain, how):
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False)
+    asked = {"max_tokens": 6, "seed": 3} | how
+    answer = await served.ask(prompt=ids, logprobs=1, **asked)
+    logprobs = answer.choices[0].logprobs
+    tokens = tokenizer.convert_tokens_to_ids(
+        [tokenizer.tokenize(text)[0] for text in logprobs.tokens]
+    )
+    own = plain(ids, tokens)
+    expected = [float(row[token]) for row, token in zip(own, tokens, strict=True)]
+    assert logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
+    assert min(expected) < -0.1  # of the greedy distribution all would be 0
+    if how["temperature"] == 0:
+        assert tokens == own.argmax(dim=-1).tolist()
+    streamed = [
+        chunk.choices[0].logprobs
+        async for chunk in await served.ask(prompt=ids, logprobs=1, stream=True, **asked)
+    ]
+    (scored,) = [each for each in streamed if each is not None]
+    assert scored == logprobs
+
+
+async def test_logprobs_of_a_chat_come_whole_also_in_a_stream_and_up_to_a_stop_string(served):
+    for seed in range(40):
+        asked = {"max_tokens": 30, "seed": seed, "logprobs": True}
+        whole = (await served.chat("go", **asked)).choices[0]
+        if len(whole.logprobs.content) > 4:
+            break
+    chunks = [c.choices[0] async for c in await served.chat(stream=True, **asked)]
+    assert "".join(c.delta.content or "" for c in chunks) == whole.message.content
+    (scored,) = [c.logprobs for c in chunks if c.logprobs]
+    assert scored.model_dump() == whole.logprobs.model_dump()
+    texts = [entry.token for entry in whole.logprobs.content]
+    place = next(n for n in range(2, len(texts)) if texts[n] not in texts[:n])
+    cut = await served.chat(stop=texts[place], **asked)
+    (choice,) = cut.choices
+    assert choice.message.content == "".join(texts[:place])
+    assert choice.logprobs.content == whole.logprobs.content[: place + 1]
+    assert (choice.finish_reason, cut.usage.completion_tokens) == ("stop", place + 1)
+
+
+async def test_an_answer_with_logprobs_is_still_learned_from_by_its_sampling_distribution(
+    serving, base, monkeypatch
+):
+    async with serving() as served:
+        seen, generate = [], base.generate
+
+        async def watched(*args, **kwargs):
+            seen.append(await generate(*args, **kwargs))
+            return seen[-1]
+
+        monkeypatch.setattr(base, "generate", watched)
+        await served.ask(temperature=0, logprobs=1, max_tokens=3)
+        assert set(seen[-1].logprobs) == {0.0}
+        assert seen[-1].model_logprobs != seen[-1].logprobs
 
 
 async def test_a_stop_string_ends_the_answer_before_it(served):
@@ -289,10 +363,9 @@ async def test_a_stop_string_ends_the_answer_before_it(served):
         ({"response_format": {"type": "json_schema"}}, "json_schema belongs to the type"),
         ({"response_format": ODD}, "schema is not supported: failed to compile JSON schema"),
         ({"tools": [WAIT]}, "tools: the model's chat template knows no tools"),
-        ({"store": True}, "store: Value error, completions are not kept"),
+        ({"store": True}, "store: not supported; leave it out or give false"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"no_such_thing": 1}, "no_such_thing"),
-        ({"logprobs": True, "stream": True}, "log-probabilities"),
         ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
     ],
 )
@@ -303,6 +376,84 @@ async def test_an_invalid_request_is_a_400_with_the_reason(served, change, part)
     error = answer.json()["error"]
     assert part in f"{error['param']}: {error['message']}"
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        ({"temperature": 3}, "temperature", "temperature: must be less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "temperature: must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens: must be a whole number"),
+        (
+            {"stop": ["a", "b", "c", "d", "e"]},
+            "stop",
+            "stop: must be a string, or must have at most 4 items, not 5",
+        ),
+        ({"prompt": None}, "prompt", "prompt: must be a string, or must be a list"),
+        (
+            {"prompt": ["a", "b"]},
+            "prompt",
+            "prompt: several prompts are not supported; send a request for each",
+        ),
+        ({"prompt": [[5, 6], [7]]}, "prompt", "prompt: several prompts are not supported"),
+        ({"logprobs": 5}, "logprobs", "logprobs: must be less than or equal to 1"),
+        ({"stream_options": {"x": 1}}, "stream_options.x", "stream_options.x: unknown parameter"),
+        ({"temperatur": 1}, "temperatur", "temperatur: unknown parameter; did you mean temper"),
+        ({"n": True}, "n", "n: not supported; leave it out or give 1"),
+        ({"logit_bias": {"5": 9}}, "logit_bias", "logit_bias: not supported; leave it out or give"),
+        ({"echo": True}, "echo", "echo: not supported; leave it out or give false"),
+    ],
+)
+async def test_a_wrong_parameter_is_named_with_what_it_must_be(served, change, param, message):
+    answer = await served.post(**change)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+async def test_unsupported_parameters_are_refused_by_their_name(served, kind):
+    chat = kind is ChatRequest
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    asked = {"messages": [{"role": "user", "content": "go"}]} if chat else {"prompt": "go"}
+
+    async def post(**given):
+        body = {"model": "small", "max_tokens": 1, **asked, **given}
+        return await served.http.post(path, json=body)
+
+    for name, neutral in kind.refused.items():
+        for harmless in (None, *neutral):
+            answer = await post(**{name: harmless})
+            assert answer.status_code == 200, answer.text
+        answer = await post(**{name: "something"})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        assert error["message"].startswith(f"{name}: not supported; leave it out")
+
+
+def test_the_page_lists_the_parameters():
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    for kind, column in ((ChatRequest, 1), (CompletionRequest, 2)):
+        for heading, names in (("Supported", kind.model_fields), ("Refused", kind.refused)):
+            table = text.partition(f"| {heading} |")[2].partition("\n\n")[0]
+            rows = [row.split("|") for row in table.splitlines() if row.startswith("| `")]
+            listed = [
+                name
+                for row in rows
+                if row[1 + column].strip()
+                for name in re.findall(r"`(\w+)`", row[1])
+            ]
+            assert sorted(listed) == sorted(names), (heading, kind)
+            if heading == "Refused":
+                values = {
+                    name: [json.loads(each) for each in re.findall(r"`([^`]+)`", row[4])]
+                    for row in rows
+                    for name in re.findall(r"`(\w+)`", row[1])
+                }
+                for name in names:
+                    assert values[name] == list(kind.refused[name]), name
 
 
 async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(served):
@@ -779,6 +930,65 @@ async def test_an_answer_has_the_format_that_was_asked_for(served):
         free, plain = {"response_format": {"type": "json_object"}}, {"type": "text"}
         assert (await said(0, stream, **free)).startswith("{")
         assert await said(0, stream) == await said(0, stream, response_format=plain)
+
+
+async def read(served, stream, **asked):
+    """Content, names of called tools and the reason of the end, of an answer or of a stream."""
+    answer = await served.chat(stream=stream, **asked)
+    if not stream:
+        choice = answer.choices[0]
+        calls = [call.function.name for call in choice.message.tool_calls or ()]
+        return choice.message.content or "", calls, choice.finish_reason
+    chunks = [chunk.choices[0] async for chunk in answer]
+    calls = [call.function.name for c in chunks for call in c.delta.tool_calls or ()]
+    return "".join(c.delta.content or "" for c in chunks), calls, chunks[-1].finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_max_tokens_cuts_is_no_content(tool_served, stream):
+    named = {"type": "function", "function": {"name": "wait"}}
+    reasons = set()
+    for most in range(1, 90, 3):
+        given = {"tools": [ADDING, WAIT], "seed": most, "max_tokens": most, "stream": stream}
+        for choice in ("required", named):
+            said, calls, reason = await read(tool_served, tool_choice=choice, **given)
+            assert said == ""
+            assert reason in ("length", "tool_calls")
+            assert calls or reason == "length"
+            reasons.add((len(calls) > 0, reason))
+    assert reasons == {(False, "length"), (True, "length"), (True, "tool_calls")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("written", "content", "calls", "reason"),
+    [
+        ("So: <tool_call>", "So:", [], "length"),
+        ('<tool_call>{"name": "add"', "", [], "length"),
+        ('a <tool_call>{"name": "add"}</tool_call>\n<tool_ca', "a", ["add"], "length"),
+        ('a <tool_call>{"name": "add"}</tool_call> b', "a  b", ["add"], "length"),
+        ('a <tool_call>{"name": "add"}</tool_call>', "a", ["add"], "tool_calls"),
+        ("2 <", "2 <", [], "length"),
+        ("  as it is ", "  as it is ", [], "length"),
+    ],
+)
+async def test_what_is_left_of_an_answer_that_may_call_tools_and_is_cut(
+    tool_served, base, tokenizer, monkeypatch, stream, written, content, calls, reason
+):
+    ids = tuple(tokenizer.encode(written, add_special_tokens=False))
+
+    async def generate(prompt, params, policy, on_tokens=None):
+        return Completion(
+            text=written,
+            prompt_token_ids=tuple(prompt),
+            token_ids=ids,
+            logprobs=(-0.1,) * len(ids),
+            finish_reason="length",
+            policy_uid=policy.uid,
+        )
+
+    monkeypatch.setattr(base, "generate", generate)
+    assert await read(tool_served, stream, tools=[ADDING]) == (content, calls, reason)
 
 
 async def test_a_model_of_random_weights_calls_the_tools_that_it_must(tool_served):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import gc
 import shutil
 from pathlib import Path
@@ -95,6 +96,40 @@ async def test_answers_keep_to_their_grammar_with_the_log_probs_of_what_it_leave
             assert logprob == pytest.approx(float(row[token] - row[allowed].logsumexp(0)), abs=1e-4)
             state.take(token)
     assert texts == {'"YES"', '"NO"', "true", "false"}
+
+
+async def test_log_probs_of_the_model_are_those_of_its_own_distribution(
+    engine, base, base_policy, versions
+):
+    stops = (build_tokenizer([" yes", " no", "go"]).eos_token_id,)
+    grammar = json_grammar({"enum": ["YES", "NO"]})
+    hows = [
+        {"temperature": 0.0},
+        {"temperature": 0.6, "top_k": 5},
+        {"grammar": grammar, "stop_token_ids": stops},
+        {"max_tokens": 600, "temperature": 1.4, "min_p": 0.02},
+    ]
+    asked = [(base_policy, base), *versions[:2]]
+    answers = await asyncio.gather(
+        *(
+            engine.generate(
+                [7, 9, index],
+                SamplingParams(**{"max_tokens": 12, "seed": index, "model_logprobs": wanted} | how),
+                asked[index % 3][0],
+            )
+            for wanted in (True, False)
+            for index, how in enumerate(hows)
+        )
+    )
+    for index, (answer, plain) in enumerate(zip(answers[:4], answers[4:], strict=True)):
+        own = dataclasses.replace(answer, logprobs=answer.model_logprobs)
+        if index == 2:  # at temperature 1 and without filters, over the tokens that are allowed
+            assert answer.model_logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+        else:
+            assert logprob_gap(asked[index % 3][1], own) < 1e-4
+        assert plain.model_logprobs == ()
+        assert answer.token_ids == plain.token_ids
+        assert answer.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
 
 
 async def test_an_invalid_grammar_fails_its_own_request(engine, base_policy):

@@ -343,7 +343,11 @@ class BatchGenerator(StepGenerator[Generation]):
             return Answer(id=generation.id, error=EngineError(generation.failure))
         assert generation.finish_reason is not None
         return self._completed(
-            generation, generation.token_ids, generation.logprobs, generation.finish_reason
+            generation,
+            generation.token_ids,
+            generation.logprobs,
+            generation.finish_reason,
+            generation.model_logprobs,
         )
 
 

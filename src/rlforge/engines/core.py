@@ -308,6 +308,7 @@ class StepGenerator(ABC, Generic[R]):
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         finish_reason: FinishReason,
+        model_logprobs: Sequence[float] = (),
     ) -> Answer:
         self._requests += 1
         completion = Completion(
@@ -318,5 +319,6 @@ class StepGenerator(ABC, Generic[R]):
             finish_reason=finish_reason,
             policy_uid=request.policy.uid,
             policy_version=request.policy.version,
+            model_logprobs=tuple(model_logprobs),
         )
         return Answer(id=request.id, completion=completion)

@@ -41,6 +41,7 @@ class Generation(EngineRequest):
     known: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    model_logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     failure: str = ""
 
@@ -311,6 +312,12 @@ class Group:
             strict=True,
         ):
             generation.append(token, logprob)
+        for place, alike in enumerate(drawn.values()):
+            asked = [each for each in alike if each.params.model_logprobs and each.token_ids]
+            if asked:
+                own = logits[place].float().log_softmax(dim=-1)
+                for generation in asked:
+                    generation.model_logprobs.append(float(own[generation.token_ids[-1]]))
 
     def _by_grammar(self, drawn: Sequence[Sequence[Generation]], logits: Tensor) -> Tensor:
         """``logits`` [B, V], -inf for tokens that the grammar of a row's generations rules out.

@@ -26,12 +26,56 @@ from rlforge.models.files import VALUE_HEAD
 from rlforge.types import FinishReason
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from vllm import RequestOutput
 
 #: vLLM's finish reasons in our words; all others are failures of the request.
 _FINISHED: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class ModelLogprobs:
+    """Log-probs of drawn tokens before temperature and filters, for the requests that want them.
+
+    vLLM gives those after them, or before them, to all requests. It samples in this process, so
+    the logits are read where it does. Not where several GPUs compute in processes of their own.
+    """
+
+    def __init__(self, llm: LLMEngine) -> None:
+        self.possible = llm.vllm_config.parallel_config.world_size == 1
+        #: By the number of a request, by the place of a token in its answer.
+        self._found: dict[int, dict[int, float]] = {}
+        if self.possible:
+            self._runner: Any = llm.model_executor.driver_worker.worker.model_runner
+            self._sample = self._runner.sampler.forward
+            self._runner.sampler.forward = self._forward
+
+    def begin(self, number: int) -> None:
+        """Read those of a request."""
+        self._found[number] = {}
+
+    def end(self, number: int) -> tuple[float, ...]:
+        """What was read, in the order of the tokens; nothing for other requests."""
+        found = self._found.pop(number, {})
+        return tuple(found[place] for place in sorted(found))
+
+    def _forward(self, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        asked = [] if not self._found else list(self._asked())
+        own = [logits[row].float().log_softmax(dim=-1) for row, _, _ in asked]
+        output = self._sample(logits, *args, **kwargs)  # which changes the logits
+        for logprobs, (row, number, place) in zip(own, asked, strict=True):
+            token = output.sampled_token_ids[row, 0]
+            self._found[number][place] = float(logprobs[token])
+        return output
+
+    def _asked(self) -> Iterator[tuple[int, int, int]]:
+        """Row of the batch, number of the request, and place of the token that is drawn."""
+        for row, name in enumerate(self._runner.input_batch.req_ids):
+            state = self._runner.requests[name]
+            number = (state.sampling_params.extra_args or {}).get("number")
+            if number in self._found:
+                yield row, number, len(state.output_token_ids)
 
 
 class VllmGenerator(StepGenerator[EngineRequest]):
@@ -65,7 +109,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
             vocab_size=vocab_size,
             seed=seed,
         )
-        self._max_sequences = max_sequences
+        self._max_sequences, self._own = max_sequences, ModelLogprobs(llm)
         self._under_way: dict[str, tuple[PolicyKey, EngineRequest]] = {}
         self._tokens_of_ended = self._tokens_under_way = 0
 
@@ -78,6 +122,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         names = [name for name, (_, request) in self._under_way.items() if request.id in gone]
         for name in names:
             del self._under_way[name]
+            self._own.end(int(name))
         self._llm.abort_request(names)
         left = self._count_tokens()
         self._tokens_of_ended += self._tokens_under_way - left
@@ -147,6 +192,10 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         from vllm.inputs.engine import tokens_input
         from vllm.lora.request import LoRARequest
 
+        wanted = request.params.model_logprobs
+        if wanted and not self._own.possible:
+            reason = "vLLM over several GPUs gives no log-probs of the model; leave logprobs out"
+            return [Answer(id=request.id, error=EngineError(reason))]
         adapter = self._adapters.use(key)
         name = str(request.id)
         try:
@@ -161,20 +210,21 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         except (VLLMClientError, ValueError) as error:  # such as a temperature above 2
             return [Answer(id=request.id, error=EngineError(f"vLLM refuses the request: {error}"))]
         self._under_way[name] = (key, request)
+        if wanted:
+            self._own.begin(request.id)
         self._prompt_tokens += len(request.prompt)
         return []
 
     def _answer(self, output: RequestOutput) -> Answer:
         _, request = self._under_way.pop(output.request_id)
         self._cached_tokens += output.num_cached_tokens or 0
-        result = output.outputs[0]
+        result, own = output.outputs[0], self._own.end(request.id)
         reason = _FINISHED.get(result.finish_reason)
         if reason is None:
             error = EngineError(f"vLLM ended the request: {result.finish_reason}")
             return Answer(id=request.id, error=error)
-        return self._completed(
-            request, tuple(result.token_ids), _logprobs(request, result.logprobs), reason
-        )
+        drawn = _logprobs(request, result.logprobs)
+        return self._completed(request, tuple(result.token_ids), drawn, reason, own)
 
     def _count_tokens(self) -> int:
         states = self._llm.output_processor.request_states.values()
@@ -214,6 +264,7 @@ def _vllm_params(request: EngineRequest) -> Any:
         ignore_eos=grammar is None or bool(request.params.stop_token_ids),
         structured_outputs=None if grammar is None else StructuredOutputsParams(grammar=grammar),
         seed=request.seed,
+        extra_args={"number": request.id} if request.params.model_logprobs else None,
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,

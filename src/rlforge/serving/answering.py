@@ -13,23 +13,19 @@ from tokenizers.decoders import DecodeStream
 
 from rlforge.engines.base import check_request
 from rlforge.engines.grammars import check_grammar
-from rlforge.errors import ConfigError, EngineError, RlforgeError
+from rlforge.errors import ConfigError, EngineError
 from rlforge.games.encoding import text_ids
 from rlforge.serving.conversations import conversation_tokens, takes_tools
-from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
+from rlforge.serving.protocol import (
+    BadRequestError,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    ScoredToken,
+)
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
-
-
-class BadRequestError(RlforgeError):
-    """A request that cannot be answered. param: the field at fault; code: OpenAI's error code."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
 
 
 @value
@@ -71,7 +67,8 @@ class Piece:
 class End:
     """The end of an answer. completion: None where a stop string ended it early.
 
-    text: the whole answer. tokens: number of tokens generated.
+    text: the whole answer. tokens: number of tokens generated. scored: those up to the stop string,
+    where the request asks for log-probabilities.
     """
 
     text: str
@@ -79,6 +76,7 @@ class End:
     finish_reason: str
     policy: PolicyRef
     completion: Completion | None
+    scored: Sequence[ScoredToken] | None = None
 
 
 @value
@@ -271,6 +269,7 @@ class Answering:
             # A request that is repeated because its engine died must draw the same tokens.
             "seed": secrets.randbits(63) if request.seed is None else request.seed,
             "grammar": self._grammar(request),
+            "model_logprobs": request.wants_logprobs(),
         }
         params = dataclasses.replace(
             limits.defaults, **{key: each for key, each in given.items() if each is not None}
@@ -288,12 +287,6 @@ class Answering:
             too_long = len(prompt) >= limits.model_len
             code = "context_length_exceeded" if too_long else "invalid_value"
             raise BadRequestError(str(error), param=where, code=code) from error
-        if request.wants_logprobs() and (request.stream or request.stop):
-            raise BadRequestError(
-                "log-probabilities come with whole answers only: not with stream or stop",
-                param="logprobs",
-                code="unsupported_value",
-            )
         return CheckedRequest(
             prompt_token_ids=prompt,
             params=params,
@@ -311,21 +304,20 @@ class Answering:
             return [message.plain() for message in request.messages]
         return str(self._tokenizer.decode(list(checked.prompt_token_ids)))
 
-    def token_texts(self, completion: Completion) -> list[str]:
-        """The text of each token of an answer, special ones included."""
-        return [self._tokenizer.decode([token]) for token in completion.token_ids]
-
     async def pieces(
         self, asked: CheckedRequest, *, stream: bool
     ) -> AsyncGenerator[Piece | End, None]:
         """The pieces of the answer as they are generated, if ``stream``; then its ``End``.
 
-        Closing the iterator, or a stop string, cancels the request in the engine. Raises
-        EngineError when there is no answer.
+        Log-probabilities come with the end, for which the whole answer is generated, also behind a
+        stop string. Closing the iterator, or a stop string, cancels the request in the engine.
+        Raises EngineError when there is no answer.
         """
         text = TextStream(self._tokenizer, asked.stops)
-        tokens = TokenStream(self._service, asked, as_drawn=stream or bool(asked.stops))
-        completion, finish_reason = None, "stop"
+        scored = asked.params.model_logprobs
+        as_drawn = (stream or bool(asked.stops)) and not scored
+        tokens = TokenStream(self._service, asked, as_drawn=as_drawn)
+        completion, finish_reason, given = None, "stop", None
         try:
             async for ids in tokens:
                 if (piece := text.add(ids)) and stream:
@@ -334,18 +326,40 @@ class Answering:
                     break
             else:
                 completion = await tokens.completion()
-                if (piece := text.finish(completion.token_ids)) and stream:
+                tokens.count = len(completion.token_ids)
+                if scored:
+                    tokens.count = self._until_stop(text, completion)
+                    given = self._scored(completion, tokens.count)
+                if (piece := text.finish(completion.token_ids)) and stream and not scored:
                     yield Piece(text=piece, policy=tokens.policy)
                 finish_reason = "stop" if text.stopped else completion.finish_reason
+                if tokens.count < len(completion.token_ids):
+                    completion = None
             yield End(
                 text=text.text,
-                tokens=tokens.count if completion is None else len(completion.token_ids),
+                tokens=tokens.count,
                 finish_reason=finish_reason,
                 policy=tokens.policy,
                 completion=completion,
+                scored=given,
             )
         finally:
             await tokens.cancel()
+
+    def _until_stop(self, text: TextStream, completion: Completion) -> int:
+        """Read an answer up to its first stop string; returns the number of tokens."""
+        for count, token in enumerate(completion.token_ids, 1):
+            text.add([token])
+            if text.stopped:
+                return count
+        return len(completion.token_ids)
+
+    def _scored(self, completion: Completion, count: int) -> list[ScoredToken]:
+        pairs = zip(completion.token_ids, completion.model_logprobs, strict=True)
+        return [
+            ScoredToken(text=self._tokenizer.decode([token]), logprob=logprob)
+            for token, logprob in [*pairs][:count]
+        ]
 
     def _grammar(self, request: Sampling) -> str | None:
         grammar = request.grammar()
@@ -376,8 +390,4 @@ class Answering:
                 raise BadRequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)
         prompt = request.prompt
-        if isinstance(prompt, str):
-            return text_ids(self._tokenizer, prompt)
-        if prompt and isinstance(prompt[0], str):
-            return text_ids(self._tokenizer, prompt[0])
-        return tuple(token for token in prompt if isinstance(token, int))
+        return text_ids(self._tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt)

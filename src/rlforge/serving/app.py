@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from rlforge.serving.answering import (
     Answered,
     Answering,
     AnswerObserver,
-    BadRequestError,
     CheckedRequest,
     End,
     Piece,
@@ -32,6 +32,7 @@ from rlforge.serving.answering import (
 from rlforge.serving.guard import App, Guard, network
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.protocol import (
+    BadRequestError,
     ChatRequest,
     CompletionRequest,
     DeployRequest,
@@ -205,14 +206,9 @@ class Api:
         with self._counted():
             end = await _unless_disconnected(request, self._whole(checked))
         self._count_tokens(end)
-        pieces = None
-        if asked.wants_logprobs() and end.completion is not None:
-            pieces = self._answering.token_texts(end.completion)
         envelope = self._envelope(asked, checked, end.policy)
         await self._observe(envelope.id, asked, checked, end)
-        answer = envelope.answer(
-            end.text, end.finish_reason, end.completion, pieces, tools=bool(asked.offered())
-        )
+        answer = envelope.answer(end.text, end.finish_reason, end.scored)
         counts = usage(len(checked.prompt_token_ids), end.tokens)
         headers = {_VERSION: end.policy.uid}
         return JSONResponse(answer | {"usage": counts}, headers=headers)
@@ -274,7 +270,7 @@ class Api:
         piece, is_first = first, True
         try:
             while isinstance(piece, Piece):
-                yield envelope.piece(piece.text, first=is_first, finish_reason=None)
+                yield envelope.piece(piece.text, first=is_first)
                 is_first = False
                 async with asyncio.timeout_at(deadline):
                     piece = await anext(pieces)
@@ -284,15 +280,11 @@ class Api:
             return
         self._count_tokens(piece)
         await self._observe(envelope.id, asked, checked, piece)
-        finish_reason = piece.finish_reason
-        if asked.offered():
-            if envelope.calls(piece.text):
-                yield envelope.called_piece(piece.text, first=is_first)
-                finish_reason = "tool_calls"
-            else:
-                yield envelope.piece(piece.text, first=is_first, finish_reason=None)
-            is_first = False
-        yield envelope.piece(None, first=is_first, finish_reason=finish_reason)
+        sent = "" if asked.offered() or asked.wants_logprobs() else piece.text
+        rest = piece.text[len(sent) :]
+        ending = envelope.last_pieces(rest, piece.finish_reason, piece.scored, first=is_first)
+        for event in ending:
+            yield event
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
 
@@ -305,6 +297,8 @@ class Api:
             model=asked.model,
             uid=policy.uid,
             parallel=not isinstance(asked, ChatRequest) or asked.parallel,
+            tools=bool(asked.offered()),
+            required=isinstance(asked, ChatRequest) and asked.tool_choice not in (None, "auto"),
         )
 
     async def _observe(
@@ -383,14 +377,8 @@ async def _explain(request: Request, error: Exception) -> Response:
     message, param, code = str(error), None, None
     match error:
         case RequestValidationError():
-            first = error.errors()[0]
-            place, status = [str(part) for part in first["loc"][1:]], 400
-            if first["type"] == "json_invalid":  # its place is a position in the body
-                why = first["ctx"]["error"]
-                message = f"the body is no JSON: {why} at character {place[0]}"
-            else:
-                param = ".".join(place) or None
-                message = f"{param or 'body'}: {first['msg']}"
+            status = 400
+            param, message = _invalid(error)
         case BadRequestError():
             status, param, code = error.status, error.param, error.code
         case DeploymentError():
@@ -411,6 +399,48 @@ async def _explain(request: Request, error: Exception) -> Response:
         error_body(message, kind, param=param, code=code),
         status_code=status,
         headers=getattr(error, "headers", None),
+    )
+
+
+def _invalid(error: RequestValidationError) -> tuple[str | None, str]:
+    """The parameter that is wrong, and why, in our words; None: the body as a whole."""
+    first, *others = error.errors()
+    if first["type"] == "json_invalid":  # its place is a position in the body
+        return None, f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
+    place = _place(first, error.body)
+    # A value that may be of several types has an error for each.
+    alike = [first, *(each for each in others if _place(each, error.body) == place)]
+    reasons = dict.fromkeys(_reason(each) for each in alike)
+    return place or None, f"{place or 'body'}: {', or '.join(reasons)}"
+
+
+def _place(problem: Mapping[str, Any], body: Any) -> str:
+    """Where a problem lies, without the types that pydantic has tried."""
+    parts, at = [], body
+    for part in problem["loc"][1:]:
+        try:
+            at = at[part]
+        except (LookupError, TypeError):
+            if problem["type"] != "missing" or part != problem["loc"][-1]:
+                continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    match problem["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "unknown parameter"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "must be an object"
+    words = re.sub(r"^\w+ should (be|have) (a valid )?", r"must \1 ", problem["msg"])
+    words = re.sub(r" after validation|, unable to parse.*", "", words)
+    return re.sub(r"must be (string|number|boolean|list)", r"must be a \1", words).replace(
+        "must be integer", "must be a whole number"
     )
 
 

@@ -19,6 +19,7 @@ from rlforge.errors import ConfigError
 from rlforge.games.encoding import encoder_of
 from rlforge.games.markup import chat_text
 
+_BEGIN, _END = "<tool_call>", "</tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
@@ -98,9 +99,27 @@ def tool_calls(text: str, prefix: str = "call") -> tuple[Mapping[str, Any], ...]
     )
 
 
-def without_calls(text: str) -> str:
-    """What an answer says besides its calls."""
-    return _CALL.sub(lambda found: found[0] if _call(found[1]) is None else "", text).strip()
+def without_calls(text: str, *, cut: bool = False) -> str:
+    """What an answer says besides its calls. cut: whether a call that is not closed is left out.
+
+    Example:
+        >>> half = 'So: <tool_call>{"name": "wait"}</tool_call><tool_call>{"na'
+        >>> without_calls(half, cut=True)
+        'So:'
+    """
+    said = _CALL.sub(lambda found: found[0] if _call(found[1]) is None else "", text)
+    if cut:
+        begun = said.rfind(_BEGIN)
+        if begun >= 0 and _END not in said[begun:]:
+            said = said[:begun]
+        for length in range(len(_BEGIN) - 1, len("<to") - 1, -1):
+            said = said.removesuffix(_BEGIN[:length])
+    return said.strip()
+
+
+def ends_in_call(text: str) -> bool:
+    """Whether nothing stands behind the last call of an answer."""
+    return text.rstrip().endswith(_END)
 
 
 def _call(written: str) -> dict[str, Any] | None:

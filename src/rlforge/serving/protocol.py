@@ -1,13 +1,14 @@
 """The supported part of OpenAI's requests, and its answers.
 
-Unknown parameters are refused, not ignored. Unsupported parameters may be given with the value that
-switches them off.
+Unknown and unsupported parameters are refused, not ignored. Unsupported ones may be given as null,
+or with a value that switches them off.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
@@ -15,13 +16,22 @@ from pydantic_core import from_json
 
 from rlforge.config.schema import template_args_problem
 from rlforge.engines.grammars import json_grammar
-from rlforge.serving.conversations import calls_grammar, tool_calls, without_calls
-from rlforge.types import Completion, value
+from rlforge.errors import RlforgeError, nearest
+from rlforge.serving.conversations import calls_grammar, ends_in_call, tool_calls, without_calls
+from rlforge.types import value
 
-Neutral = Annotated[float, Field(ge=0, le=0)]
-Nothing = Annotated[list[Any] | dict[str, Any], Field(max_length=0)]
 Kind = Literal["chat", "text"]
 Text = Annotated[str, Field(min_length=1)]
+
+
+class BadRequestError(RlforgeError):
+    """A request that cannot be answered. param: the field at fault; code: OpenAI's error code."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
 
 
 class _Strict(BaseModel):
@@ -172,6 +182,17 @@ class Sampling(_Strict, ABC):
 
     kind: ClassVar[Kind]
 
+    #: Parameters that are refused, with the values that may be given beside null.
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({}, []),
+        "min_tokens": (0,),
+        "service_tier": ("auto", "default"),
+    }
+
     model: Text
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -184,10 +205,31 @@ class Sampling(_Strict, ABC):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
-    n: Annotated[int, Field(ge=1, le=1)] | None = 1
-    presence_penalty: Neutral | None = 0
-    frequency_penalty: Neutral | None = 0
-    logit_bias: Nothing | None = None
+    #: Hints for caches and for moderation, which there are not.
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        """The parameters that are supported. Raises BadRequestError for any other."""
+        if not isinstance(given, Mapping):
+            return given
+        for name in given.keys() - cls.model_fields.keys():
+            if name not in cls.refused:
+                close = nearest(str(name), [*cls.model_fields, *cls.refused])
+                raise BadRequestError(
+                    f"{name}: unknown parameter{close}", param=str(name), code="unknown_parameter"
+                )
+            neutral = cls.refused[name]
+            if given[name] is not None and not any(_same(given[name], each) for each in neutral):
+                values = "".join(f" or give {json.dumps(each)}" for each in neutral[:1])
+                raise BadRequestError(
+                    f"{name}: not supported; leave it out{values}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        return {name: each for name, each in given.items() if name in cls.model_fields}
 
     def stops(self) -> tuple[str, ...]:
         """Strings that end the answer."""
@@ -210,6 +252,12 @@ class Sampling(_Strict, ABC):
         """Whether the request asks for log-probabilities of the tokens."""
 
 
+def _same(given: Any, neutral: Any) -> bool:
+    """Equal and both numbers, or of one type: ``True`` is not 1."""
+    numbers = all(type(each) in (int, float) for each in (given, neutral))
+    return bool(given == neutral) and (numbers or type(given) is type(neutral))
+
+
 class ChatRequest(Sampling):
     """``POST /v1/chat/completions``.
 
@@ -221,11 +269,23 @@ class ChatRequest(Sampling):
     """
 
     kind = "chat"
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **Sampling.refused,
+        "top_logprobs": (0,),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "functions": ([],),
+        "function_call": (),
+        "store": (False,),
+    }
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = 0
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
@@ -234,14 +294,6 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     #: Labels of a completion that is kept, which none is.
     metadata: dict[str, str] | None = None
-    store: bool | None = False
-
-    @field_validator("store")
-    @classmethod
-    def _check_store(cls, store: bool | None) -> bool | None:
-        if store:
-            raise ValueError("completions are not kept for a later request; use false")
-        return store
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -296,12 +348,25 @@ class CompletionRequest(Sampling):
     """``POST /v1/completions``; the prompt is text, token ids, or a list of one of them."""
 
     kind = "text"
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **Sampling.refused,
+        "echo": (False,),
+        "best_of": (1,),
+        "suffix": ("",),
+    }
 
-    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)]
+    prompt: str | list[int]
+    #: 0 or 1: of the tokens of the answer. Those of other tokens are not given.
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
-    echo: Literal[False] | None = False
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = 1
-    suffix: Annotated[str, Field(max_length=0)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+            if len(prompt) > 1:
+                raise ValueError("several prompts are not supported; send a request for each")
+            return prompt[0]
+        return prompt
 
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None
@@ -322,11 +387,20 @@ class DeployRequest(_Strict):
 
 
 @value
+class ScoredToken:
+    """A token of an answer, and its log-probability by the model's own distribution."""
+
+    text: str
+    logprob: float
+
+
+@value
 class Envelope:
     """The fields that all parts of one answer share. model: the name in the request.
 
     uid: of the version that answers; ``id`` contains it, so that outcomes find their version.
     parallel: whether an answer may hold several calls of tools; otherwise the first one counts.
+    tools: whether the model may call some; required: whether it must.
     """
 
     kind: Kind
@@ -335,6 +409,80 @@ class Envelope:
     model: str
     uid: str
     parallel: bool = True
+    tools: bool = False
+    required: bool = False
+
+    def answer(
+        self, text: str, finish_reason: str, scored: Sequence[ScoredToken] | None
+    ) -> dict[str, Any]:
+        """A whole answer. scored: its tokens, where the request asks for log-probabilities."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(scored)}
+        content, calls, choice["finish_reason"] = self._read(text, finish_reason)
+        if self.kind == "chat":
+            called = {"tool_calls": calls} if calls else {}
+            choice["message"] = {"role": "assistant", "content": content, **called}
+        else:
+            choice["text"] = text
+        return self._whole(False, [choice])
+
+    def piece(self, text: str, *, first: bool) -> dict[str, Any]:
+        """A part of a streamed answer."""
+        if self.kind == "text":
+            return self._part({"text": text})
+        return self._part({"delta": self._role(first) | {"content": text}})
+
+    def last_pieces(
+        self, rest: str, finish_reason: str, scored: Sequence[ScoredToken] | None, *, first: bool
+    ) -> list[dict[str, Any]]:
+        """The end of a streamed answer. rest: of its text, all where the model may call tools."""
+        content, calls, finish_reason = self._read(rest, finish_reason)
+        logprobs, pieces = self._logprobs(scored), []
+        if self.kind == "text":
+            if rest or logprobs:
+                pieces.append(self._part({"text": rest, "logprobs": logprobs}))
+            return [*pieces, self._part({"text": "", "finish_reason": finish_reason})]
+        if content or calls or logprobs:
+            delta = self._role(first) | {"content": content}
+            if calls:
+                delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(calls)]
+            pieces.append(self._part({"delta": delta, "logprobs": logprobs}))
+        delta = self._role(first and not pieces)
+        return [*pieces, self._part({"delta": delta, "finish_reason": finish_reason})]
+
+    def usage_piece(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+        """The chunk that ``stream_options.include_usage`` requests."""
+        return self._whole(True, []) | {"usage": usage(prompt_tokens, tokens)}
+
+    def _read(self, text: str, finish_reason: str) -> tuple[str | None, list[dict[str, Any]], str]:
+        """What an answer says, its calls of tools, and why it ended.
+
+        A call that ``max_tokens`` cuts is neither, and the answer then ends by its length.
+        """
+        if not self.tools:
+            return text, [], finish_reason
+        cut = finish_reason == "length"
+        calls = [
+            {
+                **call,
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                },
+            }
+            for call in tool_calls(text, f"call_{self.id[-12:]}")
+        ]
+        content = "" if self.required else without_calls(text, cut=cut)
+        if not calls and content == text.strip():
+            content = text
+        if calls and (not cut or ends_in_call(text)):
+            finish_reason = "tool_calls"
+        return content or None, calls if self.parallel else calls[:1], finish_reason
+
+    def _role(self, first: bool) -> dict[str, Any]:
+        return {"role": "assistant"} if first else {}
+
+    def _part(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._whole(True, [{"index": 0, "finish_reason": None, "logprobs": None, **fields}])
 
     def _whole(self, chunk: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
         name = "chat.completion" if self.kind == "chat" else "text_completion"
@@ -347,85 +495,26 @@ class Envelope:
             "choices": choices,
         }
 
-    def calls(self, text: str) -> list[dict[str, Any]]:
-        """The calls of tools in an answer, their arguments as JSON text."""
-        calls = tool_calls(text, f"call_{self.id[-12:]}")
-        return [
-            {
-                **call,
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-                },
-            }
-            for call in (calls if self.parallel else calls[:1])
-        ]
-
-    def answer(
-        self,
-        text: str,
-        finish_reason: str,
-        completion: Completion | None,
-        pieces: list[str] | None,
-        *,
-        tools: bool = False,
-    ) -> dict[str, Any]:
-        """A whole answer. completion: None where a stop string ended it early.
-
-        pieces: the text of each token, where the request asks for log-probabilities. tools: whether
-        the model may have called some.
-        """
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
-        if self.kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text}
-            if calls := self.calls(text) if tools else ():
-                choice["message"] |= {"content": without_calls(text) or None, "tool_calls": calls}
-                choice["finish_reason"] = "tool_calls"
-        else:
-            choice["text"] = text
-        if pieces is not None and completion is not None:
-            choice["logprobs"] = self._logprobs(completion, pieces)
-        return self._whole(False, [choice])
-
-    def piece(self, text: str | None, *, first: bool, finish_reason: str | None) -> dict[str, Any]:
-        """A part of a streamed answer; ``text`` is None in the last one."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
-        if self.kind == "chat":
-            role = {"role": "assistant"} if first else {}
-            choice["delta"] = role | ({} if text is None else {"content": text})
-        else:
-            choice["text"] = text or ""
-        return self._whole(True, [choice])
-
-    def called_piece(self, text: str, *, first: bool) -> dict[str, Any]:
-        """The part of a streamed answer that holds its calls of tools."""
-        piece = self.piece(without_calls(text) or None, first=first, finish_reason=None)
-        calls = [{"index": place, **call} for place, call in enumerate(self.calls(text))]
-        piece["choices"][0]["delta"]["tool_calls"] = calls
-        return piece
-
-    def usage_piece(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
-        """The chunk that ``stream_options.include_usage`` requests."""
-        return self._whole(True, []) | {"usage": usage(prompt_tokens, tokens)}
-
-    def _logprobs(self, completion: Completion, pieces: list[str]) -> dict[str, Any]:
+    def _logprobs(self, scored: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
+        if scored is None:
+            return None
         if self.kind == "chat":
             content = [
                 {
-                    "token": piece,
-                    "logprob": logprob,
-                    "bytes": list(piece.encode()),
+                    "token": each.text,
+                    "logprob": each.logprob,
+                    "bytes": list(each.text.encode()),
                     "top_logprobs": [],
                 }
-                for piece, logprob in zip(pieces, completion.logprobs, strict=True)
+                for each in scored
             ]
             return {"content": content, "refusal": None}
-        offsets = [len("".join(pieces[:index])) for index in range(len(pieces))]
+        texts = [each.text for each in scored]
         return {
-            "tokens": pieces,
-            "token_logprobs": list(completion.logprobs),
+            "tokens": texts,
+            "token_logprobs": [each.logprob for each in scored],
             "top_logprobs": None,
-            "text_offset": offsets,
+            "text_offset": [len("".join(texts[:index])) for index in range(len(texts))],
         }
 
 
