@@ -220,7 +220,7 @@ async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(open_log, s
 async def test_a_redacted_prompt_shows_the_tools_of_the_request_again(open_log, store, monkeypatch):
     shown = []
 
-    def tokens(tokenizer, messages, tools=None):
+    def tokens(tokenizer, messages, tools=None, arguments=None):
         shown.append(tools)
         return (1, 2)
 
