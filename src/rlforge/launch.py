@@ -39,7 +39,7 @@ from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
-from rlforge.preflight.games import check_room, validate
+from rlforge.preflight.games import check_room, game_notes, validate
 from rlforge.preflight.memory.plan import place
 from rlforge.preflight.model import (
     model_notes,
@@ -110,7 +110,7 @@ def _graph(config: PolicyConfig) -> RunGraph:
     check_fit(live)
     check_source(config.model)
     raise_all(model_problems(live))
-    for note in model_notes(live):
+    for note in (*game_notes(live), *model_notes(live)):
         _say(f"note: {note}")
     return build_graph(live, detect())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -10,14 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
-from rlforge.games.registry import check_env, tried
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy
-from rlforge.preflight.games import validate
+from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.preflight.model import (
@@ -29,7 +27,6 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
-from rlforge.rollout.lineup import train_envs
 from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
@@ -99,7 +96,11 @@ def examine(
             raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
         own = dataclasses.replace(config.hardware, memory_gb=gpu_memory_gb)
         config = dataclasses.replace(config, hardware=own)
-    findings = [_configuration(composed, check), *_games(config), *_machine(found)]
+    findings = [
+        _configuration(composed, check),
+        *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
+        *_machine(found),
+    ]
     assumed = gpu_memory_gb is not None
     hardware, finding = _hardware(config, assumed=assumed)
     located = locate(config.model)
@@ -243,16 +244,6 @@ def _configuration(composed: Composed[Any], check: Callable[[Composed[Any]], Non
     except ConfigError as error:
         return Finding(what="configuration", state="problem", detail=str(error))
     return Finding(what="configuration", state="ok", detail="valid")
-
-
-def _games(config: PolicyConfig) -> list[Finding]:
-    """What is peculiar about games that can be played."""
-    notes: dict[str, None] = {}
-    with contextlib.suppress(ConfigError):  # which _configuration reports
-        for env in train_envs(config) if isinstance(config, GamesConfig) else ():
-            check_env(env)
-            notes |= dict.fromkeys(f"{env.id}: {note}" for note in tried(env).notes)
-    return [Finding(what="games", state="note", detail=note) for note in notes]
 
 
 def _machine(found: tuple[Gpu, ...]) -> list[Finding]:

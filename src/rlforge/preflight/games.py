@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal
@@ -13,6 +14,7 @@ from rlforge.config.schema import (
     A2cConfig,
     GamesConfig,
     GrpoConfig,
+    PolicyConfig,
     PpoConfig,
     RewardsConfig,
     RunConfig,
@@ -25,7 +27,7 @@ from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
 from rlforge.games.players import check_player
 from rlforge.games.prompts import Prompter
-from rlforge.games.registry import check_env, make_game
+from rlforge.games.registry import check_env, make_game, tried
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
 from rlforge.models.load import load_tokenizer, local_copy, positions_in
@@ -126,6 +128,15 @@ def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     _check_evaluations(composed)
     if keys and local_copy(config.model) is not None:  # else it is checked once the model is there
         check_room(config)
+
+
+def game_notes(config: PolicyConfig) -> tuple[str, ...]:
+    """What is peculiar about the training games that can be played."""
+    notes: dict[str, None] = {}
+    for env in train_envs(config) if isinstance(config, GamesConfig) else ():
+        with contextlib.suppress(ConfigError):  # which ``check_lineup`` raises
+            notes |= dict.fromkeys(f"{env.id}: {note}" for note in tried(env).notes)
+    return tuple(notes)
 
 
 _MEND_OF_ALL = (
