@@ -15,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import close_session
 from tests import factories
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -26,6 +26,8 @@ from rlforge.models.load import (
     load_base_model,
     load_model_config,
     load_tokenizer,
+    positions,
+    positions_in,
 )
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.system.network import ProxyError
@@ -246,3 +248,22 @@ def test_a_hub_in_no_proxy_is_asked_directly(hub, monkeypatch):
 def test_a_model_on_this_machine_needs_no_hub(local_model):
     check_source(local_model)
     check_source(ModelConfig(kind="tiny"))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("longrope", 16), ("llama3", 64)])
+def test_a_model_has_the_positions_that_it_counts_alike(kind, most, tmp_path):
+    """Beyond 16 tokens LongRoPE turns the positions of all tokens before otherwise."""
+    factors = {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    settings = {"factor": 4.0, **(factors if kind == "longrope" else bands)}
+    rope = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        **settings,
+    }
+    config = LlamaConfig(
+        max_position_embeddings=64, rope_parameters=rope, hidden_size=64, num_attention_heads=4
+    )
+    config.save_pretrained(tmp_path)
+    assert positions(config) == positions_in(tmp_path) == most

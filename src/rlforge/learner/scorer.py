@@ -275,24 +275,26 @@ class Scorer:
 
         Tried on a few rows: a model may cap or bias its attention, or count positions without
         asking, and a card may lack the kernel. Where log-probs differ or the kernel fails, the
-        model keeps its own attention.
+        model keeps its own attention, and the log says so.
         """
-        # Every layer must attend to all keys: no sliding windows, no recurrent states.
         layers = DynamicCache(config=self._model.config).layers
-        plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-        if not (self.decoder_and_head and plain):
-            return False
         own = self._model.config._attn_implementation
         rows = self._trial.rows
-        try:
-            self._model.set_attn_implementation(NAME)
-        except ValueError as error:  # the model has attention of its own
-            problem = f"fails with {error!r}"
+        if not self.decoder_and_head:
+            problem = "needs logits that come from decoder and head"
+        elif not layers or any(type(layer) is not DynamicLayer for layer in layers):
+            problem = "needs layers that attend to all tokens before, without a window"
         else:
-            problem = self._problem(whole(rows)) or self._problem(segments(rows))
+            try:
+                self._model.set_attn_implementation(NAME)
+            except ValueError as error:  # the model has attention of its own
+                problem = f"fails with {error!r}"
+            else:
+                problem = self._problem(whole(rows)) or self._problem(segments(rows))
+            if problem:
+                self._model.set_attn_implementation(own)
         if problem:
             log.warning("sequences are padded, not packed: packing %s", problem)
-            self._model.set_attn_implementation(own)
         return not problem
 
     @torch.no_grad()

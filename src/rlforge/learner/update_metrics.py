@@ -257,7 +257,8 @@ class Operations:
         narrow = [each for module in narrowed for each in _matrices(module)]
         config = model.config.get_text_config()
         heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        # Not by its attribute: of a model whose layers differ (Gemma 4), that raises an error.
+        size = vars(config).get("head_dim") or config.hidden_size // heads
         return cls(
             linear=sum(weight.numel() for weight in matrices),
             trained=sum(weight.numel() for weight in matrices if weight.requires_grad),

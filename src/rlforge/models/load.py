@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,16 +177,30 @@ def load_model_config(config: ModelConfig) -> Any:
 
 
 def positions(described: Any) -> int:
-    """Most tokens that a model has positions for. described: its Hugging Face configuration."""
-    most = getattr(described.get_text_config(), "max_position_embeddings", None)
-    return int(most or sys.maxsize)
+    """Most tokens that a model has positions for. described: its Hugging Face configuration.
+
+    Of LongRoPE, so many as it counts alike: beyond, it turns the positions of all tokens before
+    otherwise, and no pass over a whole sequence says what each token was drawn from.
+    """
+    text = described.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    return _counted_alike(vars(text), int(most or sys.maxsize))
+
+
+def _counted_alike(text: Mapping[str, Any], most: int) -> int:
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if each.get("rope_type", each.get("type")) in ("longrope", "su"):
+            first = each.get("original_max_position_embeddings")
+            most = min(most, first or text.get("original_max_position_embeddings") or most)
+    return most
 
 
 def positions_in(folder: Path) -> int:
     """As ``positions``, of the model in ``folder``, read from its file."""
     known = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
     text = known.get("text_config", known)
-    return int(text.get("max_position_embeddings") or sys.maxsize)
+    return _counted_alike(text, int(text.get("max_position_embeddings") or sys.maxsize))
 
 
 def prompt_room(config: PolicyConfig) -> int:

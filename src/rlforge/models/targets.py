@@ -23,6 +23,8 @@ def linear_layers(model: Any) -> dict[str, bool]:
     and layers of names under which PEFT adapts the experts.
     """
     head, decoder = model.get_output_embeddings(), model.get_decoder()
+    if decoder is head:  # ModernBERT's decoder calls its head so
+        decoder = model.base_model
     reached, taken = {id(module) for module in decoder.modules()}, _names_of_experts(model)
     return {
         name: module is head
