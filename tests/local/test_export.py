@@ -169,6 +169,31 @@ def test_a_merged_export_has_the_log_probs_of_the_run(merged, run_dir):
     assert completion.logprobs != pytest.approx(trained, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [("float32", 0, 1e-5), ("bfloat16", 1e-4, 0.2)]
+)
+def test_a_merge_says_how_far_it_moves_log_probs(run_dir, tmp_path, dtype, least, most):
+    said, folder = [], tmp_path / "out"
+    export_run(run_dir, folder, merge=True, dtype=dtype, say=said.append)
+    (line,) = [line for line in said if line.startswith(f"merged into {dtype}: ")]
+    gap = re.search(r"by (\S+) at most", line)[1]
+    assert least <= float(gap) < most
+    assert f"in {dtype} differ from those with the adapter by {gap} at most" in " ".join(
+        card_of(folder).split()
+    )
+    assert ("--dtype float32" in card_of(folder)) == (dtype != "float32")
+    # An independent measure, over sampled tokens.
+    run = rlforge.load_run(run_dir)
+    asked = answer(run, "step-2")
+    moved = max(
+        abs(one - other)
+        for one, other in zip(
+            asked.logprobs, logprobs(load(folder), asked, run.config), strict=True
+        )
+    )
+    assert moved < 10 * float(gap) + 1e-5
+
+
 def test_a_merged_export_is_a_plain_hugging_face_folder(merged, run_dir):
     from transformers import AutoTokenizer, GenerationConfig
 
@@ -456,13 +481,19 @@ def converter(folder, script):
     tool.chmod(0o755)
 
 
-def test_the_converter_gets_the_complete_model(run_dir, tmp_path, monkeypatch):
-    converter(tmp_path / "bin", 'cat "$1/config.json" "$1/tokenizer.json" > "$3" && echo "$@"')
+@pytest.mark.parametrize("name", ["convert_hf_to_gguf.py", "convert-hf-to-gguf"])
+def test_the_converter_gets_the_complete_model(run_dir, tmp_path, monkeypatch, name):
+    converter(
+        tmp_path / "bin",
+        'echo "$@" > "$0.asked"; cat "$1/config.json" "$1/tokenizer.json" > "$3" && echo "$@"',
+    )
+    tool = (tmp_path / "bin" / "convert_hf_to_gguf.py").rename(tmp_path / "bin" / name)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     result = CliRunner().invoke(app, ["export", str(run_dir), "out", "--merge", "--gguf"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == "out"
     assert (Path("out") / "out.gguf").stat().st_size > 1000
+    assert "--outtype f32" in Path(f"{tool}.asked").read_text()
 
 
 def test_a_failing_export_leaves_nothing_behind(run_dir, tmp_path, monkeypatch):

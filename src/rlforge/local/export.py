@@ -11,13 +11,15 @@ import json
 import logging
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlforge.config.roots import read_any
 from rlforge.config.schema import ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
+from rlforge.games.markup import chat_text
 from rlforge.local.model_card import Exported, Form, example_prompt, model_card
 from rlforge.local.policies import find_policy
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_bars
@@ -40,7 +42,18 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 CARD, CONFIG, CURVES = "README.md", "config.yaml", "curves.svg"
 
 #: llama.cpp's converter, under the names that its packages give it.
-_CONVERTERS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "llama-convert-hf-to-gguf")
+_CONVERTERS = (
+    "convert_hf_to_gguf.py",
+    "convert-hf-to-gguf",
+    "convert_hf_to_gguf",
+    "llama-convert-hf-to-gguf",
+)
+#: Its names of data types.
+_GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+#: Where a merge is measured: most tokens of a prompt, and likeliest tokens at each of them.
+_MEASURED_PLACES, _MEASURED_TOKENS = 128, 20
+_TEXT = "The game begins. It is your turn: look at the board, and answer with one of your moves."
 
 
 def export_run(
@@ -68,6 +81,8 @@ def export_run(
     arguments, a base model that others cannot load, a missing converter or token; CheckpointError
     for a missing or damaged version. A failure while writing leaves no folder behind.
     """
+    from rlforge.models.load import load_tokenizer, resolve_model
+
     config = read_any(run_dir)
     policy, step = find_policy(run_dir, version)
     form = _form(policy, merge)
@@ -80,7 +95,10 @@ def export_run(
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with _full_disk_explained(folder), atomic_path(folder.absolute()) as work:
         work.mkdir()
-        tokenizer, dtype_name = _write_model(work, config, policy, form, dtype, say)
+        resolve_model(config.model, say)
+        tokenizer = load_tokenizer(config.model)
+        prompt = example_prompt(run, config, tokenizer, policy.name)
+        dtype_name, gap = _write_model(work, config, policy, form, dtype, tokenizer, prompt, say)
         shutil.copyfile(run.paths.config, work / CONFIG)
         try:
             if (curves := draw_curves(run)) is not None:
@@ -89,7 +107,7 @@ def export_run(
             say(f"no picture on the model card: {error}")
         if converter is not None:
             say(f"converting to GGUF with {converter}")
-            _convert(converter, work, folder.absolute().name)
+            _convert(converter, work, folder.absolute().name, dtype_name)
         exported = Exported(
             place=push or folder.name,
             policy=policy,
@@ -100,7 +118,8 @@ def export_run(
             dtype=dtype_name,
             config=config,
             run=run,
-            prompt=example_prompt(run, config, tokenizer, policy.name),
+            prompt=prompt,
+            gap=gap,
             curves=CURVES if (work / CURVES).is_file() else None,
         )
         atomic_write(work / CARD, model_card(exported))
@@ -180,13 +199,18 @@ def _write_model(
     policy: PolicyRef,
     form: Form,
     dtype: Dtype | None,
+    tokenizer: Any,
+    prompt: str | list[dict[str, str]] | None,
     say: Callable[[str], None],
-) -> tuple[Any, str]:
-    """Write weights, tokenizer and generation config; returns the tokenizer and the data type."""
-    from rlforge.models.load import load_tokenizer, resolve_model
+) -> tuple[str, float | None]:
+    """Write weights, tokenizer and generation config.
 
-    resolve_model(config.model, say)
-    tokenizer = load_tokenizer(config.model)
+    Returns the data type and, for a merged adapter, the largest difference in log-probs.
+    """
+    import torch
+
+    from rlforge.models.load import load_base_model
+
     tokenizer.save_pretrained(work)
     generation = generation_config(config, tokenizer)
     if form == "adapter":
@@ -199,15 +223,28 @@ def _write_model(
         (work / ADAPTER_CONFIG).write_text(text)
         shutil.copyfile(source / ADAPTER_WEIGHTS, work / ADAPTER_WEIGHTS)
         generation.save_pretrained(work)
-        return tokenizer, "float32"
+        return "float32", None
     say(f"loading {policy.uid}")
     chosen = _dtype(config.model, policy, form, dtype)
-    model = _whole_model(config.model, policy, form, chosen).to(chosen)
+    name, gap = str(chosen).removeprefix("torch."), None
+    if form == "merged":
+        ids = _measured_ids(tokenizer, prompt)
+        model, before = _merged_model(config.model, policy, ids)
+        model.to(chosen)
+        gap = _largest_gap(model, ids, before)
+        say(
+            f"merged into {name}: log-probs of the {_MEASURED_TOKENS} likeliest tokens differ from "
+            f"those with the adapter by {gap:.2g} at most, over {len(ids)} tokens of a prompt"
+        )
+    else:
+        full = ModelConfig(kind="hf", name=policy.path_or_name)
+        whole = full if form == "full" else config.model
+        model = load_base_model(whole, torch.device("cpu"), chosen)
     model.generation_config = generation
     with no_progress_bars():
         model.save_pretrained(work)
     usual_modes(work)
-    return tokenizer, str(chosen).removeprefix("torch.")
+    return name, gap
 
 
 def generation_config(config: PolicyConfig, tokenizer: Any) -> Any:
@@ -253,26 +290,49 @@ def _dtype(model: ModelConfig, policy: PolicyRef, form: Form, asked: Dtype | Non
     return chosen
 
 
-def _whole_model(config: ModelConfig, policy: PolicyRef, form: Form, dtype: torch.dtype) -> Any:
-    """The policy as one model: in ``dtype``, or in float32 where an adapter is merged."""
+def _merged_model(
+    config: ModelConfig, policy: PolicyRef, ids: Sequence[int]
+) -> tuple[Any, torch.Tensor]:
+    """The adapter merged into its base in float32, and the log-probs [T, V] before that."""
     import torch
+    from peft import PeftModel
 
     from rlforge.engines.policies import load_policy
     from rlforge.models.load import load_base_model
 
-    cpu = torch.device("cpu")
-    if form == "full":
-        return load_base_model(ModelConfig(kind="hf", name=policy.path_or_name), cpu, dtype)
-    if form == "base":
-        return load_base_model(config, cpu, dtype)
     assert policy.path_or_name is not None
-    base = load_base_model(config, cpu, torch.float32)
-    model: Any = load_policy(base, policy.path_or_name, policy.uid)
+    base = load_base_model(config, torch.device("cpu"), torch.float32)
+    with warnings.catch_warnings():  # PEFT's, of tied layers that it unties or that are tied below
+        warnings.simplefilter("ignore", UserWarning)
+        adapted: Any = PeftModel.from_pretrained(base, policy.path_or_name)
+        before = _logprobs(adapted.eval(), ids)
+        model: Any = load_policy(adapted.unload(), policy.path_or_name, policy.uid)
     output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
     tied = model.config.get_text_config().tie_word_embeddings  # PEFT knows where it unties them
     if tied and output is not None:
         output.weight = inputs.weight
-    return model
+    return model, before
+
+
+def _measured_ids(tokenizer: Any, prompt: str | list[dict[str, str]] | None) -> Sequence[int]:
+    text = chat_text(prompt, tokenizer) if isinstance(prompt, list) else prompt or _TEXT
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids[-_MEASURED_PLACES:]
+
+
+def _logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def _largest_gap(model: Any, ids: Sequence[int], before: torch.Tensor) -> float:
+    """The largest difference in log-probs of the likeliest tokens at each place of ``ids``."""
+    best = before.topk(min(_MEASURED_TOKENS, before.shape[1]), dim=-1)
+    after = _logprobs(model, ids).gather(1, best.indices)
+    return float((after - best.values).abs().max())
 
 
 # ---------------------------------------------------------------- GGUF
@@ -288,10 +348,12 @@ def _find_converter() -> str:
     )
 
 
-def _convert(converter: str, work: Path, name: str) -> None:
+def _convert(converter: str, work: Path, name: str, dtype: str) -> None:
     """Write ``NAME.gguf`` next to the weights in ``work``; RlforgeError with what went wrong."""
     file = work / f"{name}.gguf"
-    command = [converter, str(work), "--outfile", str(file), "--outtype", "auto"]
+    # Its own choice, "auto", rounds float32 to bfloat16.
+    outtype = _GGUF_TYPES[dtype]
+    command = [converter, str(work), "--outfile", str(file), "--outtype", outtype]
     done = subprocess.run(
         [*command, "--model-name", name], capture_output=True, text=True, check=False
     )

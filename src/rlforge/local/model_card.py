@@ -68,7 +68,8 @@ class Exported:
     place: the repository of the hub, or the name of the folder. policy, step: the version and the
     updates behind it. base: the base model's id, folder or kind; on_hub: whether it is an id of the
     hub. dtype: of the weights. prompt: one of the run, as text or, for chat templates, as messages;
-    None where there is none. curves: name of the picture, if there is one.
+    None where there is none. gap: largest difference in log-probs that merging an adapter made;
+    None where none was. curves: name of the picture, if there is one.
     """
 
     place: str
@@ -81,6 +82,7 @@ class Exported:
     config: PolicyConfig
     run: RunData
     prompt: str | list[dict[str, str]] | None
+    gap: float | None
     curves: str | None
 
     @property
@@ -359,10 +361,15 @@ def _limits(exported: Exported) -> Iterator[str]:
     ]
     if exported.config.model.kind.startswith("tiny"):
         lines.append("It knows the words of its games and no natural language.")
-    if exported.form == "merged" and exported.dtype != "float32":
+    if exported.gap is not None:
         lines.append(
-            f"The merged weights are rounded to {exported.dtype}, so that log-probabilities differ "
-            "slightly from those of the run; an export with `--dtype float32` has the same."
+            f"Log-probabilities of the merged weights in {exported.dtype} differ from those with "
+            f"the adapter by {exported.gap:.2g} at most, measured over a prompt."
+            + (
+                ""
+                if exported.dtype == "float32"
+                else " An export with `--dtype float32` keeps the rounded part."
+            )
         )
     if exported.on_hub:
         lines.append("The licence of the base model applies.")
