@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class RlforgeError(Exception):
@@ -125,8 +125,39 @@ def raise_all(problems: Iterable[object]) -> None:
         rlforge.errors.ConfigError: seed=-1: must be 0 or more
         name=: must not be empty
     """
-    if lines := list(dict.fromkeys(map(str, problems))):
+    if lines := collected(problems):
         raise ConfigError("\n".join(lines))
+
+
+def collected(problems: Iterable[object]) -> list[str]:
+    """The texts of ``problems``, each once; a ConfigError that is raised on the way ends them.
+
+    It counts where it is the first: after others it is one of their consequences.
+
+    Example:
+        >>> collected(["seed=-1: must be 0 or more", "seed=-1: must be 0 or more"])
+        ['seed=-1: must be 0 or more']
+    """
+    found: dict[str, None] = {}
+    try:
+        found.update((str(problem), None) for problem in problems)
+    except ConfigError as error:
+        found = found or {str(error): None}
+    return list(found)
+
+
+def refusals(*calls: Callable[[], object]) -> Iterator[ConfigError]:
+    """The ConfigErrors that ``calls`` raise, each called once.
+
+    Example:
+        >>> [str(error) for error in refusals(lambda: raise_all(["seed=-1"]), dict)]
+        ['seed=-1']
+    """
+    for call in calls:
+        try:
+            call()
+        except ConfigError as error:
+            yield error
 
 
 def check_type(given: object, *taken: type, what: str) -> None:

@@ -102,6 +102,17 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
 
 
+def test_each_problem_of_the_configuration_is_a_finding():
+    problems = [
+        one.detail
+        for one in examine(composed("algorithm=grpo", "hardware=cpu")).findings
+        if one.state == "problem" and one.what == "configuration"
+    ]
+    assert len(problems) == 2
+    assert "use buffer=episode" in problems[0]
+    assert "as rewards=none does" in problems[1]
+
+
 def test_tokens_that_are_never_drawn_are_noted():
     filters = ["engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05"]
     cut = examine(composed("+experiment=simpletak_mirror", *filters))

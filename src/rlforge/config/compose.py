@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -29,7 +29,7 @@ from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import build, plain, plain_fields
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, refusals
 
 C = TypeVar("C", bound=PolicyConfig)
 C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
@@ -116,6 +116,11 @@ class Composed(Generic[C_co]):
                 current = current[part] if isinstance(current, dict) else getattr(current, part)
         shown = type(current).__name__ if dataclasses.is_dataclass(current) else current
         return ConfigError(f"{key}={shown} ({self.origin(key)}): {problem}")
+
+    def trial(self, key: str, call: Callable[[], object], mend: str = "") -> Iterator[ConfigError]:
+        """An ``error`` about ``key`` where ``call`` raises a ConfigError. mend: the end of it."""
+        for error in refusals(call):
+            yield self.error(key, f"{error}{mend}")
 
 
 @overload

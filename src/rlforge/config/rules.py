@@ -233,7 +233,7 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
     elif kind is str and not isinstance(value, str):
         found = True
         yield "", "must be a text"
-    elif origin is Literal and value not in choices:
+    elif origin is Literal and value not in choices and not _broken(rules, value):
         mend = nearest(str(value), choices)
         yield "", f"no such choice{mend} (there are {', '.join(choices)})"
     elif kind is float and not math.isfinite(value):
@@ -248,9 +248,11 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
             problems = [*_judged(inner, entry), *(_judged(named, index) if origin is dict else ())]
             found = found or bool(problems)
             yield from ((f".{index}{key}", reason) for key, reason in problems)
-    for rule in rules if not found else ():
-        if (reason := rule.problem(value)) is not None:
-            yield "", reason
+    yield from (("", reason) for reason in ([] if found else _broken(rules, value)))
+
+
+def _broken(rules: tuple[Any, ...], value: Any) -> list[str]:
+    return [reason for rule in rules if (reason := rule.problem(value)) is not None]
 
 
 def _class_of(hint: Any) -> type:

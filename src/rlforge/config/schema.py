@@ -26,6 +26,7 @@ from rlforge.config.rules import (
     Group,
     Length,
     NotNegative,
+    Pattern,
     Positive,
     Problem,
     Range,
@@ -193,6 +194,13 @@ def template_args_problem(given: Mapping[str, Any]) -> str | None:
     return None if bad is None else f"{bad!r} is no name of an argument"
 
 
+_NO_FLOAT16 = Pattern(
+    r"(?!(float16|fp16|half)$).*",
+    "be bfloat16 or float32: in float16 gradients below 6e-8 are 0, and losses are not scaled "
+    "against that",
+)
+
+
 @dataclass
 class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
@@ -211,7 +219,7 @@ class ModelConfig(Group):
     #: Default action extraction of the environments; ``rlforge plugins`` lists them.
     action_extraction: str = "boxed"
     #: Data type of the weights; ``auto``: bfloat16 where the hardware computes in it.
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _NO_FLOAT16] = "auto"
     #: The adapter; unused with ``learner.train: full``.
     lora: LoraConfig = field(default_factory=LoraConfig)
 

@@ -12,7 +12,7 @@ from rlforge.config.plugins import EPISODES, EXTRACTIONS, REDACTIONS, SCORERS
 from rlforge.config.schema import GrpoConfig, PolicyConfig
 from rlforge.config.sft import SftConfig
 from rlforge.engines.base import decoder
-from rlforge.errors import ConfigError, RlforgeError, StoreError
+from rlforge.errors import ConfigError, RlforgeError, StoreError, collected, raise_all, refusals
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.games.trading import AgentPrompter, longest_prompt
@@ -22,11 +22,13 @@ from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.models.load import load_tokenizer, local_copy
 from rlforge.preflight.policy import (
-    check_learns_from_rewards,
-    check_machine,
-    check_name,
-    check_policy,
-    check_reads,
+    Problems,
+    machine_problems,
+    name_problems,
+    policy_problems,
+    reader_problems,
+    reward_problems,
+    value_problems,
 )
 from rlforge.ruler.registry import check_judge
 from rlforge.system.hub import check_push
@@ -36,26 +38,30 @@ from rlforge.trajectories.layout import StoreLayout
 
 
 def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction.
+    """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
     keys: also ask for the API keys and packages that a run would need.
     """
+    raise_all(collected(value_problems(composed)) or _continuous_problems(composed, keys=keys))
+
+
+def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) -> Problems:
     config = composed.config
-    check_policy(composed)
-    check_learns_from_rewards(composed)
+    yield from policy_problems(composed)
+    yield from reward_problems(composed)
     if config.has_market:
-        check_agents(composed, config.market, config.continuous.agents)
-    check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
-    checks = {
-        "market": _check_market,
-        "episodes": _check_episodes,
-        "requests": _check_requests,
-        "store": _check_store,
+        yield from agent_problems(composed, config.market, config.continuous.agents)
+    yield from name_problems(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
+    of_source = {
+        "market": _market_problems,
+        "episodes": _episode_problems,
+        "requests": _request_problems,
+        "store": _store_problems,
     }
-    checks[config.continuous.source](composed, config)
+    yield from of_source[config.continuous.source](composed, config)
     source = config.continuous.source
     if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
-        raise composed.error(
+        yield composed.error(
             "deployment.strategy",
             f"a trial would never end: continuous.source={source} reports no outcomes; use replace",
         )
@@ -63,66 +69,69 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         board = config.model.prompt_template == "board"
         if source != "market" or board:
             found = "model.prompt_template=board" if board else f"continuous.source={source}"
-            raise composed.error(
+            yield composed.error(
                 "continuous.constrained", f"is for agents that answer a market in JSON, not {found}"
             )
     train_on = config.continuous.train_on
     judged = config.ruler.scoring_method == "judge" and train_on in ("score", "mix")
     if judged and source in ("episodes", "requests"):
-        raise composed.error(
+        yield composed.error(
             "continuous.train_on",
             f"{train_on} would teach answers to please the judge, who reads them, whatever they "
             "are worth; use reward, and continuous.select_by=score to select by the judge",
         )
     if config.serve.state_dir is not None:
-        raise composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
+        yield composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
     if config.learner.schedule != "constant" and config.continuous.windows is None:
-        raise composed.error(
+        yield composed.error(
             "learner.schedule", "runs over continuous.windows, which has no end; use constant"
         )
     if isinstance(config.algorithm, GrpoConfig) and config.algorithm.dynamic_sampling:
-        raise composed.error(
+        yield composed.error(
             "algorithm.dynamic_sampling", "replaces games, and a window's decisions are given"
         )
     if config.learner.train == "full":
-        raise composed.error(
+        yield composed.error(
             "learner.train", "what is deployed from window to window is an adapter; use lora"
         )
     if keys:
-        check_judge(config.ruler)
-        if config.store.push is not None:
-            check_push(config.store.push, "store.push")
-        check_machine(config)
+        yield from refusals(lambda: check_judge(config.ruler))
+        push = config.store.push
+        yield from refusals(lambda: check_push(push, "store.push") if push is not None else None)
+        yield from machine_problems(config)
 
 
-def check_agents(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> None:
-    """Refuse models that cannot be asked about markets, and prompts about other games.
+def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> Problems:
+    """Models that cannot be asked about markets, and prompts about other games.
 
     agents: how many trade there, in addition to the scripted traders.
     """
-    check_reads(composed, "model.kind", "market", "markets")
+    found = [*reader_problems(composed, "model.kind", "market", "markets")]
+    yield from found
+    if found:
+        return
     config = composed.config
     name = config.model.prompt_template
     template = Prompter(None, config.prompts).template(name)
     if template.players is not None:
-        raise composed.error(
+        yield composed.error(
             "model.prompt_template",
             f"{name} speaks of a game for {template.players}, and "
             f"{agents + sum(market.traders.values())} agents trade in this market; use chat, or a "
             "template of your own (prompts)",
         )
     if longest_prompt(config) < 1:
-        raise composed.error(
+        yield composed.error(
             "engine.max_tokens",
             "leaves no room for a prompt in learner.max_train_len="
             f"{config.learner.max_train_len}, of which both are learned from; lower it",
         )
     if lacking := template.lacks(View(player_id=0, observation="", board="")):
-        raise composed.error(
+        yield composed.error(
             "model.prompt_template", f"{name} shows a {lacking}; markets have none"
         )
     if local_copy(config.model) is not None:  # else it is checked once the model is there
-        check_answers(config)
+        yield from refusals(lambda: check_answers(config))
 
 
 def check_answers(config: PolicyConfig) -> None:
@@ -172,25 +181,25 @@ def _fullest_state(market: MarketConfig) -> Json:
     return max(map(world.state, world.agent_ids), key=lambda state: len(describe(state)))
 
 
-def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse windows that are never ready, with too few decisions, or outcomes that come late."""
+def _market_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
+    """Find windows that are never ready, with too few decisions, or outcomes that come late."""
     window, market = config.window, config.market
     ticks = window.minutes / market.tick_minutes
     if window.min_trajectories_per_agent > ticks:
-        raise composed.error(
+        yield composed.error(
             "window.min_trajectories_per_agent",
             f"an agent decides once per tick, and a window has {ticks:g}: window.minutes="
             f"{window.minutes:g}, market.tick_minutes={market.tick_minutes:g}",
         )
     if window.min_agents > config.continuous.agents:
-        raise composed.error(
+        yield composed.error(
             "window.min_agents", f"continuous.agents={config.continuous.agents} of them learn"
         )
-    _check_start(composed, config)
+    yield from _start_problems(composed, config)
     grace = window.grace_seconds
     short = grace is not None and not config.windows_end_settled and grace < config.episode_s
     if short and window.completeness == 1 and window.mode == "windowed":
-        raise composed.error(
+        yield composed.error(
             "window.grace_seconds",
             f"outcomes are known at the end of an episode, {config.episode_s:g} seconds at most "
             "after a decision; null waits as long as it takes",
@@ -198,68 +207,71 @@ def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig
     staleness = config.max_staleness
     assert staleness is not None, "decisions are of this run"
     if staleness < config.windows_waited and window.mode == "windowed":
-        raise composed.error(
+        yield composed.error(
             "continuous.max_staleness",
             f"{config.windows_waited} windows, each with a new version, may end while one waits "
             "for its outcomes; null allows for that",
         )
     keep = config.store.keep_windows
     if keep is not None and keep < config.windows_open:
-        raise composed.error(
+        yield composed.error(
             "store.keep_windows",
             f"outcomes of the last {config.windows_open} windows may still come; keep as many",
         )
 
 
-def _check_start(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse a ``continuous.start`` that is not the beginning of a window."""
+def _start_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
+    """Find a ``continuous.start`` that is not the beginning of a window."""
     window = config.window
     try:
         start = window_start(config.continuous.start)
     except RlforgeError as error:
-        raise composed.error("continuous.start", str(error)) from None
+        yield composed.error("continuous.start", str(error))
+        return
     if (
         window.clock == "simulated"
         and WindowGrid(window.minutes).id_of(start) != config.continuous.start
     ):
-        raise composed.error(
+        yield composed.error(
             "continuous.start", f"no window of {window.minutes:g} minutes begins then"
         )
 
 
-def _check_requests(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse requests that cannot arrive."""
+def _request_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
+    """Find requests that cannot arrive."""
     source = "continuous.source=requests"
     if not config.continuous.http:
-        raise composed.error("continuous.http", f"answers nothing; {source} needs it true")
+        yield composed.error("continuous.http", f"answers nothing; {source} needs it true")
     if config.window.clock != "wall":
-        raise composed.error("window.clock", f"requests arrive by the wall clock ({source})")
+        yield composed.error("window.clock", f"requests arrive by the wall clock ({source})")
     if config.requests.redact is not None:
-        check_name(composed, "requests.redact", config.requests.redact, REDACTIONS)
+        yield from name_problems(composed, "requests.redact", config.requests.redact, REDACTIONS)
 
 
-def _check_episodes(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse a function that cannot be called, and times that episodes do not have."""
+def _episode_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
+    """Find a function that cannot be called, and times that episodes do not have."""
     source = "continuous.source=episodes"
     if config.episodes.function is None:
-        raise composed.error("episodes.function", f"names no function, and {source} calls one")
-    check_name(composed, "episodes.function", config.episodes.function, EPISODES)
+        yield composed.error("episodes.function", f"names no function, and {source} calls one")
+    else:
+        yield from name_problems(composed, "episodes.function", config.episodes.function, EPISODES)
     if config.window.clock != "simulated":
-        raise composed.error("window.clock", f"{source} needs simulated: it plays when it may")
+        yield composed.error("window.clock", f"{source} needs simulated: it plays when it may")
     if config.window.grace_seconds:
-        raise composed.error("window.grace_seconds", "episodes end with their window; use null")
-    _check_start(composed, config)
+        yield composed.error("window.grace_seconds", "episodes end with their window; use null")
+    yield from _start_problems(composed, config)
 
 
-def _check_store(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse a store that is not there, and whatever would write to it."""
+def _store_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
+    """Find a store that is not there, and whatever would write to it."""
     path, source = config.store.path, "continuous.source=store"
     if path is None:
-        raise composed.error("store.path", f"names no store, and {source} reads one")
+        yield composed.error("store.path", f"names no store, and {source} reads one")
+        return
     try:
         StoreLayout(root=Path(path)).check()
     except StoreError as error:
-        raise composed.error("store.path", str(error)) from error
+        yield composed.error("store.path", str(error))
     if config.store.push is not None or config.store.keep_windows is not None:
         key = "push" if config.store.push is not None else "keep_windows"
-        raise composed.error(f"store.{key}", f"the store is only read with {source}")
+        yield composed.error(f"store.{key}", f"the store is only read with {source}")

@@ -97,7 +97,7 @@ def examine(
         own = dataclasses.replace(config.hardware, memory_gb=gpu_memory_gb)
         config = dataclasses.replace(config, hardware=own)
     findings = [
-        _configuration(composed, check),
+        *_configuration(composed, check),
         *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
         *_machine(found),
     ]
@@ -238,12 +238,14 @@ def _unplanned(why: str) -> Finding:
     return Finding(what="memory", state="note", detail=f"not planned: {why}")
 
 
-def _configuration(composed: Composed[Any], check: Callable[[Composed[Any]], None]) -> Finding:
+def _configuration(
+    composed: Composed[Any], check: Callable[[Composed[Any]], None]
+) -> list[Finding]:
     try:
         check(composed)
     except ConfigError as error:
-        return Finding(what="configuration", state="problem", detail=str(error))
-    return Finding(what="configuration", state="ok", detail="valid")
+        return [_problem("configuration", line) for line in str(error).splitlines()]
+    return [Finding(what="configuration", state="ok", detail="valid")]
 
 
 def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
@@ -329,19 +331,19 @@ def _model(composed: Composed[Any], located: Located, *, assumed: bool) -> list[
     except ConfigError as error:
         if isinstance(error, ProxyError) and not assumed:
             raise
-        unknown = [_problem(text) for text in shape_problems(config)]
+        unknown = [_problem("model", text) for text in shape_problems(config)]
         state: State = "note" if assumed else "problem"
         return [*unknown, Finding(what="model", state=state, detail=str(error))]
     if problems:
-        return [_problem(text) for text in problems]
+        return [_problem("model", text) for text in problems]
     name = config.model.label
     findings = [Finding(what="model", state="ok", detail=f"{name}: {located.place}")]
     notes = [Finding(what="model", state="note", detail=note) for note in model_notes(config)]
     return [*findings, *notes]
 
 
-def _problem(detail: str) -> Finding:
-    return Finding(what="model", state="problem", detail=detail)
+def _problem(what: str, detail: str) -> Finding:
+    return Finding(what=what, state="problem", detail=detail)
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from rlforge.config.compose import Composed
@@ -21,7 +22,7 @@ from rlforge.config.schema import (
 )
 from rlforge.config.sft import SftConfig
 from rlforge.engines.openai import check_api
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
@@ -33,13 +34,15 @@ from rlforge.league.pool import ModelPool
 from rlforge.models.load import load_tokenizer, local_copy, positions_in
 from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
-    check_learns_from_rewards,
-    check_machine,
-    check_name,
-    check_policy,
-    check_prompt,
-    check_reads,
-    check_temperature,
+    Problems,
+    machine_problems,
+    name_problems,
+    policy_problems,
+    prompt_problems,
+    reader_problems,
+    reward_problems,
+    temperature_problems,
+    value_problems,
 )
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
@@ -49,52 +52,67 @@ from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
 
 def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction.
+    """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
     keys: also ask for the API keys and packages that a run would need; looking at a preset needs
     none.
     """
-    config = composed.config
+    raise_all(_run_problems(composed, keys=keys))
+
+
+def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
+    config, said = composed.config, set[str]()
     if config.policies:  # beside each other
-        check_policy(composed)
+        shared = collected(value_problems(composed)) or collected(policy_problems(composed))
+        yield from shared
+        if shared:
+            return
     for name in policy_names(config):
         own = dataclasses.replace(
             composed, config=of_policy(config, name), elsewhere=own_keys(config, name)
         )
-        try:
-            check_policy(own)
-            check_learns_from_rewards(own)
-            check_lineup(own, keys=keys)
-            _check_rewards(own)
-            _check_algorithm(own, trained_seats(config, name))
-            _check_batches(own)
-            if name:
-                _check_entry(composed, own, name)
-        except ConfigError as error:
-            known = not name or str(error).startswith(f"policies.{name}")
-            raise ConfigError(str(error) if known else f"policies.{name}: {error}") from None
+        found = collected(value_problems(own))
+        found = found or collected(_game_problems(own, trained_seats(config, name), keys=keys))
+        if name and not found:
+            found = collected(_entry_problems(composed, own, name))
+        for text in found:
+            known = not name or text.startswith(f"policies.{name}")
+            if text not in said:  # of another policy, too
+                yield text if known else f"policies.{name}: {text}"
+            said.add(text)
     if keys:
-        check_machine(config)
+        yield from machine_problems(config)
 
 
-def _check_rewards(composed: Composed[RunConfig]) -> None:
+def _game_problems(composed: Composed[RunConfig], trained: int, *, keys: bool) -> Problems:
+    """What contradicts each other for one policy. trained: seats of a game that are."""
+    yield from policy_problems(composed)
+    yield from reward_problems(composed)
+    yield from lineup_problems(composed, keys=keys)
+    stacks = [*_stack_problems(composed)]
+    yield from stacks or _algorithm_problems(composed, trained)
+    yield from _batch_problems(composed)
+
+
+def _stack_problems(composed: Composed[RunConfig]) -> Problems:
     for stack in ("final", "step", "sampling"):
-        entries = {stack: getattr(composed.config.rewards, stack)}
-        try:
-            RewardPipeline(RewardsConfig(**entries))
-        except ConfigError as error:
-            raise composed.error(f"rewards.{stack}", str(error)) from None
+        rewards = RewardsConfig(**{stack: getattr(composed.config.rewards, stack)})
+        yield from composed.trial(f"rewards.{stack}", partial(RewardPipeline, rewards))
 
 
-def _check_entry(composed: Composed[RunConfig], own: Composed[RunConfig], name: str) -> None:
+def _entry_problems(composed: Composed[RunConfig], own: Composed[RunConfig], name: str) -> Problems:
     """What an entry of ``policies`` says of the form of prompts and of its opponents."""
     entry, config = composed.config.policies[name], own.config
+    found: list[ConfigError | str] = []
     if entry.prompt_template is not None:
-        check_prompt(composed, f"policies.{name}.prompt_template", entry.prompt_template)
+        found += prompt_problems(
+            composed, f"policies.{name}.prompt_template", entry.prompt_template
+        )
     if entry.action_extraction is not None:
         key = f"policies.{name}.action_extraction"
-        check_name(composed, key, entry.action_extraction, EXTRACTIONS)
-    if entry.prompt_template is not None or entry.action_extraction is not None:
+        found += name_problems(composed, key, entry.action_extraction, EXTRACTIONS)
+    yield from found
+    if not found and (entry.prompt_template is not None or entry.action_extraction is not None):
         asked = [
             dataclasses.replace(
                 env,
@@ -104,30 +122,35 @@ def _check_entry(composed: Composed[RunConfig], own: Composed[RunConfig], name: 
             for env in config.env.train
         ]
         envs = dataclasses.replace(config.env, train=asked)
-        _check_envs(dataclasses.replace(own, config=dataclasses.replace(config, env=envs)))
+        yield from _env_problems(
+            dataclasses.replace(own, config=dataclasses.replace(config, env=envs))
+        )
     if config.pool.mode == "lagged" and len(entry.meets(name)) > 1:
-        raise composed.error(
+        yield composed.error(
             f"policies.{name}.opponents",
             "are of several policies, and pool.mode=lagged counts the versions of one; name one, "
             "or choose another mode",
         )
 
 
-def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
-    """The part of ``validate`` about environments, opponents and evaluations."""
+def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Problems:
+    """Environments, opponents and evaluations."""
     config = composed.config
-    _check_envs(composed)
-    _check_mode(composed)
+    found = [*_env_problems(composed)]
+    yield from found
+    yield from _mode_problems(composed)
+    if found:  # nobody can play there
+        return
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
-    check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
-    check_opponents(composed, "env.opponents", config.env.opponents, (), keys=keys)
+    yield from opponent_problems(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
+    yield from opponent_problems(composed, "env.opponents", config.env.opponents, (), keys=keys)
     for entry, key, opponents in eval_opponents(config):
         env = env_spec(entry, config)
         mend = _MEND_OF_ALL if key == "eval.opponents" else ""
-        check_opponents(composed, key, opponents, [env], keys=keys, mend=mend)
-    _check_evaluations(composed)
+        yield from opponent_problems(composed, key, opponents, [env], keys=keys, mend=mend)
+    yield from _evaluation_problems(composed)
     if keys and local_copy(config.model) is not None:  # else it is checked once the model is there
-        check_room(config)
+        yield from refusals(lambda: check_room(config))
 
 
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
@@ -145,20 +168,23 @@ _MEND_OF_ALL = (
 )
 
 
-def _check_mode(composed: Composed[GamesConfig]) -> None:
+def _mode_problems(composed: Composed[GamesConfig]) -> Problems:
     """Find the sampling mode, and draw with it once from a pool of one version."""
     settings = composed.config.pool
-    check_name(composed, "pool.mode", settings.mode, MODES)
+    unknown = [*name_problems(composed, "pool.mode", settings.mode, MODES)]
+    yield from unknown
+    if unknown:
+        return
     pool = ModelPool(settings, [PolicyRef(uid="fixed", kind="scripted")], seed=0)
     pool.add_checkpoint(Checkpoint(uid=step_name(0), version=0, path=None))
     try:
         with MODES.trial(settings.mode):
             pool.weights()
     except (ConfigError, RunError) as error:
-        raise composed.error("pool.mode", str(error)) from None
+        yield composed.error("pool.mode", str(error))
 
 
-def check_opponents(
+def opponent_problems(
     composed: Composed[GamesConfig],
     key: str,
     names: Sequence[str],
@@ -166,8 +192,8 @@ def check_opponents(
     *,
     keys: bool = True,
     mend: str = "",
-) -> None:
-    """Raise ConfigError for the first of ``names``, the value of ``key``, that cannot play.
+) -> Problems:
+    """Those of ``names``, the value of ``key``, that cannot play.
 
     keys: also ask for the API keys that they need. mend: the end of the message about a player
     that cannot play one of ``envs``.
@@ -187,61 +213,68 @@ def check_opponents(
             for env in envs if policy.kind == "scripted" else ():
                 check_player(policy.path_or_name or name, env)
         except ConfigError as error:
-            raise composed.error(key, f"{error}{end}") from None
+            yield composed.error(key, f"{error}{end}")
 
 
-def _check_envs(composed: Composed[GamesConfig]) -> None:
+def _env_problems(composed: Composed[GamesConfig]) -> Problems:
     config, api = composed.config, composed.config.pool.api
-    check_prompt(composed, "pool.api.prompt_template", api.prompt_template)
-    check_name(composed, "pool.api.action_extraction", api.action_extraction, EXTRACTIONS)
+    found = list[ConfigError | str]()
+    found += prompt_problems(composed, "pool.api.prompt_template", api.prompt_template)
+    extraction = api.action_extraction
+    found += name_problems(composed, "pool.api.action_extraction", extraction, EXTRACTIONS)
+    yield from found
+    if found:  # they are those of every environment
+        return
     for group, entries in (("train", config.env.train), ("eval", config.env.eval)):
         for index, entry in enumerate(entries):
-            key = f"env.{group}.{index}"
-            check_name(composed, f"{key}.source", entry.source, SOURCES)
+            key, found = f"env.{group}.{index}", []
+            found += name_problems(composed, f"{key}.source", entry.source, SOURCES)
             spec = env_spec(entry, config)
-            check_prompt(composed, f"{key}.prompt_template", spec.prompt_template)
+            found += prompt_problems(composed, f"{key}.prompt_template", spec.prompt_template)
             extraction = spec.action_extraction
-            check_name(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
-            try:
-                check_env(spec)
-            except ConfigError as error:
-                raise composed.error(f"{key}.id", str(error)) from None
+            found += name_problems(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
+            if not found:
+                found += composed.trial(f"{key}.id", partial(check_env, spec))
             subject: Literal["games", "market"] = "market" if entry.source == "market" else "games"
-            check_reads(composed, f"{key}.id", subject, spec.id)
-            view = make_game(spec, seed=0).view()
-            _check_templates(composed, key, spec, view)
-            _check_extraction(composed, key, spec, view)
+            found = found or [*reader_problems(composed, f"{key}.id", subject, spec.id)]
+            yield from found
+            if not found:
+                view = make_game(spec, seed=0).view()
+                yield from _template_problems(composed, key, spec, view)
+                yield from _extraction_problems(composed, key, spec, view)
 
 
-def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
-    """Refuse templates that need what the game, seen first as ``view``, has not: a board, turns.
+def _template_problems(
+    composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
+) -> Problems:
+    """Templates that need what the game, seen first as ``view``, has not: a board, turns.
 
-    Refuses words where the model reads boards, too.
+    Words where the model reads boards, too.
     """
     prompter = Prompter(None, composed.config.prompts)
     words = not prompter.template(spec.prompt_template).shows_boards_only
     if words and _reads_boards(composed.config):
         own = _set_by(composed, key, "prompt_template", spec.prompt_template)
-        raise composed.error(
+        yield composed.error(
             own,
             f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
             f"{own}=board, or a language model such as model=smollm2_135m",
         )
-    for name in (spec.prompt_template, spec.api_prompt_template):
+    for name in dict.fromkeys((spec.prompt_template, spec.api_prompt_template)):
         template = prompter.template(name)
         if template.games and not spec.id.startswith(template.games):
-            raise composed.error(
+            yield composed.error(
                 f"{key}.id",
                 f"prompt_template={name} is about {', '.join(template.games)} "
                 f"(prompts.{name}.games); choose another template",
             )
         if isinstance(template, OneTurn) and spec.context == "conversation":
-            raise composed.error(
+            yield composed.error(
                 "env.context",
                 f"prompt_template={name} writes one turn, and no conversation; use context=turn",
             )
         if lacking := template.lacks(view):
-            raise composed.error(
+            yield composed.error(
                 f"{key}.id",
                 f"has no {lacking} for prompt_template={name}, which shows it (as the tiny "
                 "model's does); choose another game, or another model and template",
@@ -263,21 +296,24 @@ def _reads_boards(config: GamesConfig) -> bool:
     return made is not None and made.reads != "text" and not taught
 
 
-def _check_extraction(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
-    """Refuse an extraction that finds a legal action of ``view`` in no answer of the model."""
+def _extraction_problems(
+    composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
+) -> Problems:
+    """An extraction that finds a legal action of ``view`` in no answer of the model."""
     name, legal = spec.action_extraction, view.legal_actions
     write = getattr(EXTRACTIONS.find(name), "write", str)
     # An extraction that does not say how its answers are written cannot be tried.
     for action in (legal or ()) if write is not str else ():
         if extract(name, write(action), legal).action != action:
-            raise composed.error(
+            yield composed.error(
                 _set_by(composed, key, "action_extraction", name),
                 f"action_extraction={name} cannot read the action {action} of {spec.id}; choose "
                 "another one",
             )
+            return
     if _reads_boards(composed.config) and write("[0]") != "[0]":
         own = _set_by(composed, key, "action_extraction", name)
-        raise composed.error(
+        yield composed.error(
             own,
             f"asks for {write('[0]')}, and model={composed.config.model.kind} answers [0]; use "
             f"{own}=bracket",
@@ -289,13 +325,18 @@ def check_room(config: GamesConfig) -> None:
 
     Prompts and actions are written with the model's tokenizer, which is loaded.
     """
+    raise_all(_room_problems(config))
+
+
+def _room_problems(config: GamesConfig) -> Problems:
+    """Those of the first game that has some."""
     folder = local_copy(config.model)
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
     prompter, positions = Prompter(tokenizer, config.prompts), positions_in(folder)
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
     for env in [asked for game in games for asked in _as_asked(game)]:
-        view = make_game(env, seed=0).view()
+        view, found = make_game(env, seed=0).view(), list[str]()
         _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
         write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
         # Models made for boards have words of their own for actions, a token each.
@@ -307,7 +348,7 @@ def check_room(config: GamesConfig) -> None:
         longest = max(answers, key=lambda action: answers[action], default="")
         answer = answers.get(longest, 1)
         if answer > engine.max_tokens:
-            raise ConfigError(
+            found.append(
                 f"engine.max_tokens={engine.max_tokens}: an answer with the action {longest} of "
                 f"{env.id} has {answer} tokens; raise it to that, and to more for a model that "
                 "reasons"
@@ -315,15 +356,18 @@ def check_room(config: GamesConfig) -> None:
         asked = f"the first prompt of {env.id} has {len(prompt)} tokens, an action {answer}"
         needed = len(prompt) + answer
         if needed > engine.max_model_len:
-            raise ConfigError(
+            found.append(
                 f"engine.max_model_len={engine.max_model_len}: {asked}; raise it to {needed}, and "
                 "to more for answers that reason"
             )
         if needed > positions:
-            raise ConfigError(
+            found.append(
                 f"model {config.model.label} has positions for {positions} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
+        if found:
+            yield from found
+            return
 
 
 def _as_asked(env: EnvSpec) -> list[EnvSpec]:
@@ -339,23 +383,23 @@ def _as_asked(env: EnvSpec) -> list[EnvSpec]:
     ]
 
 
-def _check_batches(composed: Composed[RunConfig]) -> None:
+def _batch_problems(composed: Composed[RunConfig]) -> Problems:
     config = composed.config
     learner, buffer = config.learner, config.buffer
     rows = learner.mini_batch_size
     if config.buffer.kind == "step" and rows is not None and learner.batch_size % rows:
-        raise composed.error(
+        yield composed.error(
             "learner.mini_batch_size", f"does not divide learner.batch_size={learner.batch_size}"
         )
     needed = learner.batch_size * learner.batch_delay_buffer
     if needed > buffer.max_size:
-        raise composed.error(
+        yield composed.error(
             "buffer.max_size",
             f"never holds the {needed:g} samples that an update waits for "
             f"(learner.batch_size={learner.batch_size} x batch_delay_buffer); raise it",
         )
     if learner.save_every > buffer.max_staleness + 1:
-        raise composed.error(
+        yield composed.error(
             "learner.save_every",
             f"games would wait for a version that is never published: at most "
             f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}; "
@@ -363,12 +407,12 @@ def _check_batches(composed: Composed[RunConfig]) -> None:
         )
 
 
-def _check_evaluations(composed: Composed[GamesConfig]) -> None:
+def _evaluation_problems(composed: Composed[GamesConfig]) -> Problems:
     config = composed.config
     cap = config.eval.max_games_per_checkpoint
     for pairing in eval_pairings(config):
         if cap is not None and cap < pairing.fewest_games:
-            raise composed.error(
+            yield composed.error(
                 "eval.max_games_per_checkpoint",
                 f"{pairing.env.id} needs at least {pairing.fewest_games}, one game per seat "
                 f"against each of {len(pairing.rivals)} opponents",
@@ -376,44 +420,41 @@ def _check_evaluations(composed: Composed[GamesConfig]) -> None:
     for key in ("games", "final_games"):
         odd = (getattr(config.eval, key) or 0) % 2 == 1
         if odd and any(spec.num_players == 2 for spec in eval_envs(config)):
-            raise composed.error(
+            yield composed.error(
                 f"eval.{key}", "must be even: every game is played from both seats"
             )
-    check_temperature(composed, "eval.temperature", config.eval.temperature)
+    yield from temperature_problems(composed, "eval.temperature", config.eval.temperature)
     for env in eval_envs(config) if config.eval.exploitability else ():
-        try:
-            measured_game(env)
-        except ConfigError as error:
-            raise composed.error("eval.exploitability", str(error)) from None
+        yield from composed.trial("eval.exploitability", partial(measured_game, env))
 
 
-def _check_algorithm(composed: Composed[RunConfig], trained: int) -> None:
+def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems:
     """trained: seats of a game that are."""
     config = composed.config
     algorithm = config.algorithm
     if isinstance(algorithm, GrpoConfig):
         if config.buffer.kind != "episode":
-            raise composed.error("algorithm.name", "compares whole games; use buffer=episode")
+            yield composed.error("algorithm.name", "compares whole games; use buffer=episode")
         share = algorithm.group_size * trained
         if config.learner.batch_size % share:
-            raise composed.error(
+            yield composed.error(
                 "learner.batch_size",
                 f"must be a multiple of {share}: groups of {algorithm.group_size} games are "
                 "learned from whole, with every trained seat",
             )
-        _check_scores(composed, algorithm)
+        yield from _score_problems(composed, algorithm)
     # As the scheduler asks: settings of other packages may have a group_size, too.
     if getattr(algorithm, "group_size", 1) > 1 and RewardPipeline(config.rewards).moves:
-        raise composed.error(
+        yield composed.error(
             "rewards.final",
             "a running baseline gives equal games of a group different rewards; drop it, as "
             f"rewards=none does: the group is the baseline of algorithm={algorithm.name}",
         )
     if isinstance(algorithm, A2cConfig | PpoConfig) and config.buffer.kind != "episode":
-        raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
+        yield composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
 
 
-def _check_scores(composed: Composed[RunConfig], algorithm: GrpoConfig) -> None:
+def _score_problems(composed: Composed[RunConfig], algorithm: GrpoConfig) -> Problems:
     """Rewards that MaxRL can use."""
     rewards = RewardPipeline(composed.config.rewards)
     for env in train_envs(composed.config) if algorithm.advantage == "max_rl" else ():
@@ -422,7 +463,7 @@ def _check_scores(composed: Composed[RunConfig], algorithm: GrpoConfig) -> None:
         game = GameRecord(spec=spec, turns=(), rewards=won, end_reason="finished")
         least = min(rewards.final(game, learned=tuple(won)).values())
         if least < 0 and env.num_players > 1:
-            raise composed.error(
+            yield composed.error(
                 "algorithm.advantage",
                 f"needs rewards of 0 or more, and a lost game of {env.id} pays {least:g}; use "
                 "rewards=wins, or end rewards.final with {name: clamp, min_r: 0}",

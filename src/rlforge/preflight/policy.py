@@ -7,16 +7,16 @@ knows, rules across groups, and what this machine must have.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
 from rlforge.config.schema import PolicyConfig
-from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 from rlforge.engines.vllm_settings import check_installed, lora_rank
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, refusals
 from rlforge.models.load import check_source, load_tokenizer, local_copy
 from rlforge.models.made import made_model
 from rlforge.system.hardware import detect
@@ -68,51 +68,63 @@ def checked(
     return result
 
 
-def check_policy(composed: Composed[PolicyConfig]) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction."""
-    for key, problem in composed.config.problems():
-        raise composed.error(key, problem)
-    model = composed.config.model
-    check_name(composed, "model.kind", model.kind, MODELS)
-    check_prompt(composed, "model.prompt_template", model.prompt_template)
-    check_name(composed, "model.action_extraction", model.action_extraction, EXTRACTIONS)
-    check_name(composed, "engine.name", composed.config.engine.name, ENGINES)
-    try:
-        further_sinks(composed.config.tracker)
-    except ConfigError as error:
-        raise composed.error("tracker.sinks", str(error)) from None
-    algorithm = composed.config.algorithm
+Problems = Iterator[ConfigError | str]
+"""What cannot be, one by one; ``raise_all`` refuses them together."""
+
+
+def value_problems(composed: Composed[PolicyConfig]) -> Problems:
+    """Impossible values and unknown names; where there are some, nothing else can be judged."""
+    config, model = composed.config, composed.config.model
+    impossible = [composed.error(key, problem) for key, problem in config.problems()]
+    if impossible:
+        yield from impossible
+        return
+    yield from name_problems(composed, "model.kind", model.kind, MODELS)
+    yield from prompt_problems(composed, "model.prompt_template", model.prompt_template)
+    extraction = model.action_extraction
+    yield from name_problems(composed, "model.action_extraction", extraction, EXTRACTIONS)
+    yield from name_problems(composed, "engine.name", config.engine.name, ENGINES)
+    yield from composed.trial("tracker.sinks", lambda: further_sinks(config.tracker))
+    algorithm = config.algorithm
     if algorithm.name not in ALGORITHM_CONFIGS:
-        with ALGORITHMS.trial(algorithm.name):
-            ALGORITHMS.find(algorithm.name)(algorithm, composed.config.engine.max_tokens)
-    _check_update(composed)
-    _check_engine(composed)
+        yield from refusals(lambda: _try_algorithm(algorithm, config.engine.max_tokens))
 
 
-def check_learns_from_rewards(composed: Composed[PolicyConfig]) -> None:
-    """Raise ConfigError for the algorithm that learns given answers."""
+def _try_algorithm(algorithm: AlgorithmConfig, max_tokens: int) -> None:
+    with ALGORITHMS.trial(algorithm.name):
+        ALGORITHMS.find(algorithm.name)(algorithm, max_tokens)
+
+
+def policy_problems(composed: Composed[PolicyConfig]) -> Problems:
+    """Contradictions in what all runs share."""
+    yield from _update_problems(composed)
+    yield from _engine_problems(composed)
+
+
+def reward_problems(composed: Composed[PolicyConfig]) -> Problems:
+    """The algorithm that learns given answers, where there are rewards."""
     if composed.config.algorithm.name == "supervised":
-        raise composed.error("algorithm.name", "learns given answers: start it with rlforge sft")
+        yield composed.error("algorithm.name", "learns given answers: start it with rlforge sft")
 
 
-def check_name(composed: Composed[PolicyConfig], key: str, name: str, kind: Kind) -> None:
-    """Raise ConfigError where ``name``, the value of ``key``, cannot be chosen."""
+def name_problems(composed: Composed[PolicyConfig], key: str, name: str, kind: Kind) -> Problems:
+    """Whether ``name``, the value of ``key``, cannot be chosen."""
     if (problem := kind.problem(name)) is not None:
-        raise composed.error(key, problem)
+        yield composed.error(key, problem)
 
 
-def check_prompt(composed: Composed[PolicyConfig], key: str, name: str) -> None:
-    """Raise ConfigError where no template is called ``name``, the value of ``key``."""
+def prompt_problems(composed: Composed[PolicyConfig], key: str, name: str) -> Problems:
+    """Whether no template is called ``name``, the value of ``key``."""
     own = composed.config.prompts
     if name not in own and (problem := PROMPTS.problem(name)) is not None:
         others = f"; the key prompts has {', '.join(own)}" if own else ""
-        raise composed.error(key, f"{problem}{others}")
+        yield composed.error(key, f"{problem}{others}")
 
 
-def check_reads(
+def reader_problems(
     composed: Composed[PolicyConfig], key: str, subject: Literal["games", "market"], what: str
-) -> None:
-    """Raise ConfigError for a model that was made for something else than ``what``.
+) -> Problems:
+    """Whether the model was made for something else than ``what``.
 
     key: that chose ``what``, a game or a market. subject: which of both it is.
     """
@@ -121,67 +133,67 @@ def check_reads(
     if made is None or made.knows(subject):
         return
     own = {"games": "tiny", "market": "tiny_market"}[subject]
-    raise composed.error(
+    yield composed.error(
         key,
         f"the model {kind} does not know the words of {what}, and would learn nothing; use "
         f"model={own}, or a language model such as model=smollm2_135m",
     )
 
 
-def check_temperature(composed: Composed[PolicyConfig], key: str, given: float | None) -> None:
-    """Raise ConfigError for temperatures at which vLLM does not sample; 0 is greedy."""
+def temperature_problems(
+    composed: Composed[PolicyConfig], key: str, given: float | None
+) -> Problems:
+    """Temperatures at which vLLM does not sample; 0 is greedy."""
     if composed.config.engine.name == "vllm" and given and not 0.01 <= given <= 2:
-        raise composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
+        yield composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
 
 
-def _check_engine(composed: Composed[PolicyConfig]) -> None:
+def _engine_problems(composed: Composed[PolicyConfig]) -> Problems:
     config, engine = composed.config, composed.config.engine
     if engine.name != "vllm":
         if config.hardware.engine_gpus > 1:
-            raise composed.error(
+            yield composed.error(
                 "hardware.engine_gpus", "only engine=vllm divides a model among several GPUs"
             )
         return
     if config.learner.train == "full":
-        raise composed.error(
+        yield composed.error(
             "learner.train",
             "vLLM swaps adapters, not whole models; use learner.train=lora or engine=transformers",
         )
-    try:
-        lora_rank(config.model.lora.rank)
-    except ConfigError as error:
-        raise composed.error("model.lora.rank", str(error)) from None
-    check_temperature(composed, "engine.temperature", engine.temperature)
+    yield from composed.trial("model.lora.rank", lambda: lora_rank(config.model.lora.rank))
+    yield from temperature_problems(composed, "engine.temperature", engine.temperature)
     tokens = engine.vllm.max_num_batched_tokens
     if tokens is not None and tokens < engine.max_parallel_seq:
-        raise composed.error(
+        yield composed.error(
             "engine.vllm.max_num_batched_tokens",
             f"a step holds one token of each of engine.max_parallel_seq={engine.max_parallel_seq} "
             "sequences at least; raise the one or lower the other",
         )
 
 
-def _check_update(composed: Composed[PolicyConfig]) -> None:
+def _update_problems(composed: Composed[PolicyConfig]) -> Problems:
     learner, kl = composed.config.learner, composed.config.algorithm.kl
     if learner.train == "lora" and not composed.config.model.lora.target_modules:
-        raise composed.error("model.lora.target_modules", "names no layer to adapt")
+        yield composed.error("model.lora.target_modules", "names no layer to adapt")
     single = learner.gradient_accumulation_steps is None
     single = single and learner.epochs * learner.optimizer_steps == 1
     if kl.coef > 0 and kl.to == "previous" and single:
-        raise composed.error(
+        yield composed.error(
             "algorithm.kl.to",
             "an update of a single optimizer step has not moved from the previous policy when "
             "its penalty is taken; raise learner.epochs, or use algorithm.kl.to=base",
         )
 
 
-def check_machine(config: PolicyConfig) -> None:
-    """Raise ConfigError where this machine lacks a package, compiler or key that a run needs."""
-    check_sinks(config.tracker)
+def machine_problems(config: PolicyConfig) -> Problems:
+    """Packages, compilers and keys that a run needs and this machine lacks."""
+    yield from refusals(lambda: check_sinks(config.tracker))
     if config.engine.name == "vllm":
-        check_installed()
+        yield from refusals(check_installed)
     if config.learner.compile and config.hardware.ray_address is None:
         from rlforge.learner.layers import check_compiling  # torch: seconds
 
         device = config.hardware.device
-        check_compiling(("cuda" if detect().gpus else "cpu") if device == "auto" else device)
+        device = ("cuda" if detect().gpus else "cpu") if device == "auto" else device
+        yield from refusals(lambda: check_compiling(device))

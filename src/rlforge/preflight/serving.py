@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from rlforge.config.compose import Composed
 from rlforge.config.serving import ServingConfig
-from rlforge.preflight.games import check_lineup, check_opponents
-from rlforge.preflight.policy import check_machine, check_policy
+from rlforge.errors import collected, raise_all
+from rlforge.preflight.games import lineup_problems, opponent_problems
+from rlforge.preflight.policy import Problems, machine_problems, policy_problems, value_problems
 from rlforge.rollout.lineup import eval_envs
 
 
 def check_service(
     composed: Composed[ServingConfig], *, keys: bool = True, games: bool = True
 ) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction.
+    """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
     games: whether new versions are tested in the games of ``env``; those of a continuous run have
     tests of their own.
     """
+    raise_all(
+        collected(value_problems(composed)) or _service_problems(composed, keys=keys, games=games)
+    )
+
+
+def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: bool) -> Problems:
     config = composed.config
-    check_policy(composed)
+    yield from policy_problems(composed)
     if games:
-        check_lineup(composed, keys=keys)
+        yield from lineup_problems(composed, keys=keys)
     if games and config.deployment.holdout_games:
-        opponent = [config.deployment.holdout_opponent]
-        check_opponents(composed, "deployment.holdout_opponent", opponent, eval_envs(config))
+        key, opponent = "deployment.holdout_opponent", [config.deployment.holdout_opponent]
+        yield from opponent_problems(composed, key, opponent, eval_envs(config))
     needed = 3 if config.deployment.strategy == "ab_test" else 2
     if config.engine.max_loras < needed:
-        raise composed.error(
+        yield composed.error(
             "engine.max_loras",
             f"must be at least {needed} for deployment.strategy={config.deployment.strategy}: the "
             "versions served, and the one that is validated",
         )
     if keys:
-        check_machine(config)
+        yield from machine_problems(config)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from rlforge.config.compose import Composed, from_yaml
 from rlforge.config.market import MarketConfig
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.sft import SftConfig
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import RlforgeError, collected, raise_all
 from rlforge.games.actions import extract
 from rlforge.games.registry import make_game
 from rlforge.games.trading import asked_form
 from rlforge.league.names import parse_opponent
 from rlforge.market.actions import NO_OP
 from rlforge.market.text import read
-from rlforge.preflight.continuous import check_agents
-from rlforge.preflight.games import check_lineup, check_opponents
-from rlforge.preflight.policy import check_machine, check_policy
+from rlforge.preflight.continuous import agent_problems
+from rlforge.preflight.games import lineup_problems, opponent_problems
+from rlforge.preflight.policy import Problems, machine_problems, policy_problems, value_problems
 from rlforge.rollout.datasets import check_file, written
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.traders import KINDS, TRADERS
@@ -26,37 +27,41 @@ from rlforge.tracking.files import RunPaths, open_run
 
 
 def check_sft(composed: Composed[SftConfig], *, keys: bool = True) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction.
+    """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
     keys: also ask for the API keys and packages that a run would need.
     """
+    raise_all(collected(value_problems(composed)) or _sft_problems(composed, keys=keys))
+
+
+def _sft_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
     config = composed.config
-    check_policy(composed)
+    yield from policy_problems(composed)
     if config.market is None:
-        check_lineup(composed, keys=False)  # opponents are met in later evaluations only
-        _check_players(composed, keys=keys)
+        # Opponents are met in later evaluations only.
+        found = collected(lineup_problems(composed, keys=False))
+        yield from found or _player_problems(composed, keys=keys)
     else:
-        _check_traders(composed, config.market)
+        yield from _trader_problems(composed, config.market)
     name = config.algorithm.name
     if ALGORITHMS.has_own(name) and name != "supervised":
-        raise composed.error("algorithm.name", "learns from rewards; use algorithm=supervised")
+        yield composed.error("algorithm.name", "learns from rewards; use algorithm=supervised")
     if config.data.run is not None:
-        _check_run(composed, Path(config.data.run))
+        yield from _run_problems(composed, Path(config.data.run))
     if config.data.file is not None:
-        try:
-            check_file(Path(config.data.file))
-        except ConfigError as error:
-            raise composed.error("data.file", str(error)) from None
+        yield from composed.trial("data.file", partial(check_file, Path(config.data.file)))
     if keys:
-        check_machine(config)
+        yield from machine_problems(config)
 
 
-def _check_players(composed: Composed[SftConfig], *, keys: bool) -> None:
+def _player_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
     config, envs = composed.config, train_envs(composed.config)
-    check_opponents(composed, "data.players", config.data.players, envs, keys=keys)
-    for name in config.data.players:
+    players = config.data.players
+    found = [*opponent_problems(composed, "data.players", players, envs, keys=keys)]
+    yield from found
+    for name in players if not found else ():
         if parse_opponent(name).kind == "checkpoint":
-            raise composed.error(
+            yield composed.error(
                 "data.players",
                 f"{name} is a model; let it play with rlforge train or eval, and learn from its "
                 "games with data.run=RUN",
@@ -66,40 +71,41 @@ def _check_players(composed: Composed[SftConfig], *, keys: bool) -> None:
         action = legal[0] if legal else "[0]"
         text = written(config.data.answer, env.action_extraction, action)
         if extract(env.action_extraction, text, legal).action != action:
-            raise composed.error(
+            yield composed.error(
                 "data.answer",
                 f"{text!r} is not read as {action} by action_extraction={env.action_extraction} "
                 f"of {env.id}",
             )
 
 
-def _check_traders(composed: Composed[SftConfig], market: MarketConfig) -> None:
+def _trader_problems(composed: Composed[SftConfig], market: MarketConfig) -> Problems:
     """Whether ``data.players`` are traders, and their actions can be written and read."""
     data = composed.config.data
-    check_agents(composed, market, TRADERS)
+    yield from agent_problems(composed, market, TRADERS)
     for name in data.players:
         if name not in KINDS:
-            raise composed.error(
+            yield composed.error(
                 "data.players", f"{name} does not trade in markets; there are {', '.join(KINDS)}"
             )
     if data.last_turns is not None:
-        raise composed.error("data.last_turns", "is for games; a market has no last turns")
+        yield composed.error("data.last_turns", "is for games; a market has no last turns")
     text = written(data.answer, asked_form(composed.config.model), json.dumps(NO_OP))
     if read(text).action != NO_OP:
-        raise composed.error("data.answer", f"the action in {text!r} is not the one that is read")
+        yield composed.error("data.answer", f"the action in {text!r} is not the one that is read")
 
 
-def _check_run(composed: Composed[SftConfig], run: Path) -> None:
+def _run_problems(composed: Composed[SftConfig], run: Path) -> Problems:
     """Whether the run has games, of the same model: tokens of another one mean other texts."""
     try:
         theirs = from_yaml(open_run(run).config).model
     except RlforgeError as error:
-        raise composed.error("data.run", str(error)) from None
+        yield composed.error("data.run", str(error))
+        return
     ours = composed.config.model
     if (theirs.kind, theirs.name) != (ours.kind, ours.name):
-        raise composed.error(
+        yield composed.error(
             "data.run",
             f"its model is {theirs.label}, this one {ours.label}: tokens mean other texts",
         )
     if not any(RunPaths(root=run).games.glob("*.parquet")):
-        raise composed.error("data.run", "has no recorded games (collector.save_games)")
+        yield composed.error("data.run", "has no recorded games (collector.save_games)")
