@@ -100,19 +100,20 @@ class BatchGenerator(StepGenerator[Generation]):
 
     def _kind_of_group(self, pad_id: int) -> Callable[[], Group]:
         """Makes batches: with a cache where the model's answers from one are exact."""
+        kind: Callable[..., Group] = Group
         policies = self._policies
-        narrow, padded = predicts_the_same(policies.base), reads_padded(policies)
-        problem = cache_problem(policies, narrow=narrow)
-        if problem:
+        narrow = predicts_the_same(policies.base)
+        if problem := cache_problem(policies, narrow=narrow):
             log.warning(
                 "%s reads every sequence whole for each token, which takes longer: with cached "
                 "keys and values %s",
                 type(policies.base).__name__,
                 problem,
             )
-        most = self._limits.batch_prompt_tokens
+            most, padded = self._limits.batch_prompt_tokens, reads_padded(policies)
+            kind = partial(WholeGroup, padded=padded, most_tokens=most)
         return partial(
-            partial(WholeGroup, padded=padded, most_tokens=most) if problem else Group,
+            kind,
             policies,
             pad_id,
             self._limits.max_sequences,

@@ -152,7 +152,7 @@ def same_up_to_rounding(actual: Tensor, expected: Tensor, exact: float = EXACT) 
     numbers that were rounded to autocast's dtype.
 
     Example:
-        >>> same_up_to_rounding(torch.ones(3), torch.full((3,), 1.00001))
+        >>> same_up_to_rounding(torch.ones(3), torch.full((3,), 1.000001))
         True
     """
     autocast = torch.is_autocast_enabled(actual.device.type)
