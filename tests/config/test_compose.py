@@ -77,3 +77,10 @@ def test_texts_in_either_quotes_are_read_as_they_are(quote):
     texts = ["a b", 'it\'s "so"', "\\boxed{x}\n\\", "\\'\\\"", "null", "[1, 2]", "é: $5"]
     given = [f"prompts.t{n}.system={in_grammar(text, quote)}" for n, text in enumerate(texts)]
     assert [prompt.system for prompt in compose(given).config.prompts.values()] == texts
+
+
+def test_float16_is_refused_with_the_reason_and_the_mend():
+    with pytest.raises(ConfigError, match="model.dtype=float16.*gradients vanish.*take bfloat16"):
+        compose(["+experiment=tictactoe_mirror", "model.dtype=float16"])
+    with pytest.raises(ConfigError, match="model.dtype=float17.*no such choice"):
+        compose(["+experiment=tictactoe_mirror", "model.dtype=float17"])

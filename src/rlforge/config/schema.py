@@ -228,6 +228,15 @@ class ModelConfig(Group):
         """What messages and records call it."""
         return self.name or self.kind
 
+    def problems(self) -> Iterator[Problem]:
+        half = (
+            "small gradients vanish in float16 unless losses are scaled, which the learner does "
+            "not do; take bfloat16, or float32 where the hardware has none (auto chooses); an "
+            "export can have it (rlforge export --dtype float16)"
+        )
+        for key, reason in super().problems():
+            yield key, half if key == "dtype" and str(self.dtype) == "float16" else reason
+
     def clashes(self) -> Iterator[Problem]:
         if self.kind == "hf" and not self.name:
             yield "name", "model.kind=hf needs a name; add model.name=ORG/MODEL"
