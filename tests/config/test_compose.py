@@ -2,6 +2,7 @@
 
 import pytest
 
+import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.overrides import in_grammar
 from rlforge.config.schema import GrpoConfig
@@ -80,7 +81,7 @@ def test_texts_in_either_quotes_are_read_as_they_are(quote):
 
 
 def test_float16_is_refused_with_the_reason_and_the_mend():
-    with pytest.raises(ConfigError, match="model.dtype=float16.*gradients vanish.*take bfloat16"):
-        compose(["+experiment=tictactoe_mirror", "model.dtype=float16"])
-    with pytest.raises(ConfigError, match="model.dtype=float17.*no such choice"):
-        compose(["+experiment=tictactoe_mirror", "model.dtype=float17"])
+    with pytest.raises(ConfigError, match=r"dtype=float16.*gradients vanish.*take bfloat16"):
+        rlforge.compose("tictactoe_mirror", "model.dtype=float16")
+    with pytest.raises(ConfigError, match=r"dtype=float17.*no such choice"):
+        rlforge.compose("tictactoe_mirror", "model.dtype=float17")
