@@ -447,8 +447,9 @@ class Policy:
 def _new_value_head(
     model: Any, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """Linear on the hidden state, starting from ``initial`` or from zero."""
-    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device)
+    """Linear on what the output layer reads, starting from ``initial`` or from zero."""
+    # Some models project their hidden states first (OPT-350m, RemBERT).
+    head = nn.Linear(model.get_output_embeddings().weight.shape[-1], 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     if initial is not None:
