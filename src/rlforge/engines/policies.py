@@ -146,7 +146,7 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     return model.requires_grad_(False).eval()
 
 
-def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
+def _full_model(base: Any, path: str, uid: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     parameter = next(base.parameters())
@@ -159,11 +159,11 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
         if is_lost(error):
             raise
         raise _does_not_load(uid, path, error) from error
-    ours: Any = base
-    if model.config.vocab_size != ours.config.vocab_size:
+    found, ours = (each.config.get_text_config().vocab_size for each in (model, base))
+    if found != ours:
         raise PolicyLoadError(
-            f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
-            f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
+            f"policy {uid!r} cannot be loaded from {path}: its vocabulary has {found} tokens, the "
+            f"base model's {ours}"
         )
     full: nn.Module = model.to(parameter.device)
     return full.requires_grad_(False).eval()

@@ -10,6 +10,7 @@ find other log-probs, each row has a plain pass of its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -277,7 +278,9 @@ class Scorer:
         asking, and a card may lack the kernel. Where log-probs differ or the kernel fails, the
         model keeps its own attention, and the log says so.
         """
-        layers = DynamicCache(config=self._model.config).layers
+        layers: list[Any] = []
+        with contextlib.suppress(AttributeError):  # a model in parts counts no layers (BLT)
+            layers = DynamicCache(config=self._model.config).layers
         own = self._model.config._attn_implementation
         rows = self._trial.rows
         if not self.decoder_and_head:

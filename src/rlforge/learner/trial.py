@@ -79,7 +79,7 @@ def plain_logprobs(model: Any) -> Tensor:
     with evaluating(model):
         for row in _rows(model.config.get_text_config().vocab_size):
             ids = torch.tensor([row.tokens], device=model.device)
-            made.append(model(input_ids=ids).logits[0].float().log_softmax(-1))
+            made.append(model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1))
     return torch.cat(made)
 
 
