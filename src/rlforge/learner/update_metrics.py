@@ -256,14 +256,18 @@ class Operations:
         matrices = [each for each in _matrices(model) if id(each) not in inside]
         narrow = [each for module in narrowed for each in _matrices(module)]
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
-        # Not by its attribute: of a model whose layers differ (Gemma 4), that raises an error.
-        size = vars(config).get("head_dim") or config.hidden_size // heads
+        attention = 0  # a model in parts counts neither layers nor heads (BLT)
+        if layers := getattr(config, "num_hidden_layers", 0):
+            heads = config.num_attention_heads
+            # Not by its attribute: of a model whose layers differ (Gemma 4), that raises an error.
+            attention = (
+                layers * heads * (vars(config).get("head_dim") or config.hidden_size // heads)
+            )
         return cls(
             linear=sum(weight.numel() for weight in matrices),
             trained=sum(weight.numel() for weight in matrices if weight.requires_grad),
             head=sum(p.numel() for p in head.parameters() if p.ndim == 2),
-            attention=getattr(config, "num_hidden_layers", 0) * heads * size,
+            attention=attention,
             left_out=(
                 sum(weight.numel() for weight in narrow),
                 sum(weight.numel() for weight in narrow if weight.requires_grad),
