@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaForCausalLM
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlamaForCausalLM
 
 from rlforge.engines.policies import PolicyStore, load_policy
 from rlforge.engines.versions import PolicyKey
@@ -107,6 +107,18 @@ def test_a_directory_of_full_weights_is_a_policy(base, full_weights):
     model = load_policy(base, _path(policy), policy.uid)
     assert torch.allclose(_logits(model), _logits(other), atol=1e-5)
     assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_full_weights_of_a_model_that_also_sees_are_a_policy(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "head_dim": 8}
+    text = sizes | {"vocab_size": 40, "num_key_value_heads": 1}
+    config = Gemma3Config(text_config=text, vision_config=sizes | {"image_size": 28})
+    model = Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    loaded = load_policy(model, str(tmp_path), "v1")
+    ids = torch.arange(8)[None]
+    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
 
 
 def test_full_weights_of_another_vocabulary_are_refused(base, tmp_path):
