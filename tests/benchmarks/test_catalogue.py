@@ -13,7 +13,7 @@ SAMPLE = {
         "Countdown-v0-train",
         "Bandit-v0-hard-raw",
         "CharacterConclave-v0-train",
-        "PublicGoodsGame-v0",
+        "Stratego-v0",
         "SantoriniBaseFixed-v0-train",
         "SecretMafia-v0-train",
         "ScorableGames-v0-7players",

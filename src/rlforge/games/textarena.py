@@ -54,11 +54,7 @@ STEP_LIMIT_S = 10.0
 _PLAYER_COUNTS = (1, 2, 3, 4, 5, 6)
 
 #: Families that pass make and reset but cannot be played, and why.
-_UNPLAYABLE = {
-    "PublicGoodsGame": "its step may loop for ever after invalid moves",
-    "MarketEntryGame": "its step may loop for ever after invalid moves",
-    "Stratego": "its step raises once a miner that defused a bomb moves on",
-}
+_UNPLAYABLE = {"Stratego": "its step raises once a miner that defused a bomb moves on"}
 
 _WATCHDOG = Watchdog()
 _RANDOM_MODULE = vars(random)
