@@ -65,6 +65,7 @@ def test_layers_of_a_model_that_see_images_get_no_adapter():
     layers = adapted_by(attach_lora(model, LoraConfig(rank=2), 0))
     assert len(layers) == 14
     assert all("language_model" in name for name in layers)
+    assert experts_note(model) is None
 
 
 @pytest.mark.parametrize(

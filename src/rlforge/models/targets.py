@@ -101,11 +101,11 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _experts(model: nn.Module) -> set[str]:
+def _experts(model: Any) -> set[str]:
     """The tensors that hold all experts of a layer, by the last two parts of their names."""
     return {
         f"{_last(path)}.{name}"
-        for path, module in model.named_modules()
+        for path, module in model.get_decoder().named_modules()
         if "Conv" not in type(module).__name__
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.ndim == 3
