@@ -85,3 +85,6 @@ def test_libraries_leave_spared_loopback_to_no_proxy(host, monkeypatch):
     assert hosts[0] == "example.org"
     assert len(hosts) == len(set(hosts))
     assert proxy_of("http://example.com") == f"http_proxy={DEAD}"
+    monkeypatch.setenv("no_proxy", "*")
+    spare_loopback(url)
+    assert os.environ["no_proxy"] == "*"

@@ -352,7 +352,7 @@ def _convert(converter: str, work: Path, name: str, dtype: str) -> None:
     """Write ``NAME.gguf`` next to the weights in ``work``; RlforgeError with what went wrong."""
     file = work / f"{name}.gguf"
     # Its own choice, "auto", rounds float32 to bfloat16.
-    outtype = _GGUF_TYPES[dtype]
+    outtype = _GGUF_TYPES.get(dtype, "auto")
     command = [converter, str(work), "--outfile", str(file), "--outtype", outtype]
     done = subprocess.run(
         [*command, "--model-name", name], capture_output=True, text=True, check=False

@@ -49,7 +49,10 @@ def spare_loopback(url: str | None = None) -> None:
 
     Meant for libraries whose clients take no other word for it.
     """
-    known = [each.strip() for each in getproxies().get("no", "").split(",")]
+    proxies = getproxies()
+    if _none_used(proxies):  # urllib and requests know "*" only alone
+        return
+    known = [each.strip() for each in proxies.get("no", "").split(",")]
     spared = ["localhost", "127.0.0.1", "::1"]
     if url is not None and on_loopback(url):
         spared.append(urlsplit(url).hostname or "")
