@@ -16,6 +16,7 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError, RunError
 from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.system.network import ProxyError
 from rlforge.training.graph import build_graph, to_json
 
 
@@ -95,6 +96,8 @@ def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_
 
     ours = died(ConfigError("no weights"), "rlforge.errors.ConfigError: no weights")
     assert str(cluster.explained(ours, None, Path("run"), "train")) == "no weights"
+    own = died(ProxyError("no proxy"), "rlforge.system.network.ProxyError: no proxy")
+    assert str(cluster.explained(own, None, Path("run"), "train")) == "no proxy"
     bug = died(KeyError("a"), "KeyError: 'a'")
     assert str(cluster.explained(bug, None, Path("run"), "train")).startswith(
         "an actor could not be started: ActorDiedError: "

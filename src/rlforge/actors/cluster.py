@@ -293,5 +293,5 @@ def _own_message(cause: BaseException) -> str | None:
     """That of an error of ours, which arrives as text where a constructor raised it."""
     if isinstance(cause, RlforgeError):
         return str(cause)
-    messages = re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause))
+    messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))
     return messages[-1] if messages else None
