@@ -94,9 +94,13 @@ def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
 ) -> tuple[C, RunGraph]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
-    result = checked(compose_run(overrides, config_dir, root), check, _say)
+    notes: list[str] = []
+    result = checked(compose_run(overrides, config_dir, root), check, notes.append)
     config = with_start(result)
-    return config, _graph(config)
+    graph = _graph(config)
+    for note in notes:
+        _say(note)
+    return config, graph
 
 
 def _say(text: str) -> None:

@@ -114,6 +114,17 @@ def test_other_adapters_are_mixed_where_linear_layers_alone_differ(saved, lora, 
         assert_rows_are_those_of_their_versions(store, models, [plain, BASE])
 
 
+def test_layers_that_hold_their_weights_transposed_are_mixed(saved):
+    sizes = {"num_key_value_heads": None, "head_dim": None}
+    model = causal_lm("gpt2", vocab_size=300, **sizes)
+    store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
+    for number in (1, 2):
+        key, models[key] = saved(model, number, fan_in_fan_out=True)
+        assert store.load(key, ())
+        assert store.batch_of(key) is None
+    assert_rows_are_those_of_their_versions(store, models, [*models, BASE, *models])
+
+
 def test_layers_that_do_not_see_each_row_alone_are_not_mixed(saved):
     """The router of a mixture of experts gets the tokens of all rows in one."""
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1}

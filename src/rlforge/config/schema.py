@@ -237,6 +237,11 @@ class ModelConfig(Group):
         for key, reason in super().problems():
             yield key, half if key == "dtype" and str(self.dtype) == "float16" else reason
 
+    @property
+    def place(self) -> str:
+        """The key that chose it and its value, for messages."""
+        return f"model.name={self.name}" if self.name else f"model.kind={self.kind}"
+
     def clashes(self) -> Iterator[Problem]:
         if self.kind == "hf" and not self.name:
             yield "name", "model.kind=hf needs a name; add model.name=ORG/MODEL"

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from rlforge.engines.versions import BASE, PolicyKey
 from rlforge.models.last_layer import difference
+from rlforge.models.targets import LINEAR
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Mixture:
                 return
             if _shares_all(module, other):
                 continue
-            if not isinstance(module, nn.Linear):
+            if not isinstance(module, LINEAR):
                 return
             layers[name] = other
         self._layers[key] = layers
@@ -224,10 +225,10 @@ def _factors_of(layer: Any) -> Factors | None:
     """The factors of plain LoRA, of a layer that PEFT wraps or ``keep_factors`` marked."""
     from peft.tuners.lora import Linear
 
-    if type(layer) is nn.Linear and hasattr(layer, "adapter_into"):
+    if type(layer) in LINEAR and hasattr(layer, "adapter_into"):
         into, back = layer.adapter_into, layer.adapter_back
-        return into, back  # type: ignore[return-value]
-    if type(layer) is not Linear or type(layer.get_base_layer()) is not nn.Linear:
+        return into, back
+    if type(layer) is not Linear or type(layer.get_base_layer()) not in LINEAR:
         return None
     (name,) = layer.active_adapters
     if name not in layer.lora_A or name in layer.lora_variant or layer.lora_bias[name]:

@@ -15,12 +15,12 @@ def empty_model(config: ModelConfig) -> Any:
     Raises ConfigError for what is no causal language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     described = load_model_config(config)
-    if type(described) not in AutoModelForCausalLM._model_mapping:
+    if type(described) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(
-            f"model {config.label} is no causal language model (its model_type is "
+            f"{config.place} is no causal language model (its model_type is "
             f"{described.model_type}); choose another model"
         )
     try:
@@ -29,7 +29,7 @@ def empty_model(config: ModelConfig) -> Any:
     except Exception as error:  # each architecture raises its own for sizes that cannot be
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"model {config.label} cannot be built from its configuration: {reason[0]}; check its "
+            f"{config.place} cannot be built from its configuration: {reason[0]}; check its "
             "config.json"
         ) from error
 

@@ -173,7 +173,8 @@ def load_model_config(config: ModelConfig) -> Any:
     """The Hugging Face configuration of the model. Raises ConfigError when it cannot be loaded."""
     from transformers import AutoConfig
 
-    return _load(config, AutoConfig.from_pretrained)
+    # Else it asks on a terminal whether to run a model's own code, which rlforge never does.
+    return _load(config, AutoConfig.from_pretrained, trust_remote_code=False)
 
 
 def positions(described: Any) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
-from rlforge.errors import CheckpointError, ConfigError
+from rlforge.errors import CheckpointError, ConfigError, refusals
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
@@ -82,24 +83,24 @@ def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
 
     try:
         model = empty_model(config.model)
-        check_trainable(model)
         tokenizer = load_tokenizer(config.model)
     except ConfigError as error:
         yield str(error)
         return
+    if kinds := [*refusals(lambda: check_trainable(model))]:
+        yield f"{config.model.place}: {kinds[0]}"
+        return
     rows = embedded_tokens(model)
     if missing := tokens_without_row(tokenizer, rows):
         yield (
-            f"model {config.model.label}: {len(missing):,} tokens of the tokenizer have no row in "
+            f"{config.model.place}: {len(missing):,} tokens of the tokenizer have no row in "
             f"the model, which knows tokens 0 to {rows - 1:,}; give it the tokenizer that it was "
             "trained with"
         )
-    try:
-        if config.learner.train == "lora":
-            adapted_layers(model, config.model.lora)
-            numbers_of_layers(model, config.model.lora)
-    except ConfigError as error:
-        yield str(error)
+    lora = config.model.lora
+    if config.learner.train == "lora":
+        checks = (partial(check, model, lora) for check in (adapted_layers, numbers_of_layers))
+        yield from map(str, refusals(*checks))
     sizes, latent = head_sizes(model)
     yield from _of_heads(config, sizes, latent=latent)
 
@@ -108,10 +109,7 @@ def _of_heads(config: PolicyConfig, sizes: list[int], *, latent: bool) -> Iterat
     device = config.hardware.device
     on_cpu = device == "cpu" or (device == "auto" and not detect().gpus)
     if config.engine.name == "vllm" and on_cpu:
-        try:
-            check_heads(config.model.label, sizes, latent=latent)
-        except ConfigError as error:
-            yield str(error)
+        yield from map(str, refusals(lambda: check_heads(config.model.label, sizes, latent=latent)))
 
 
 def saved_policies(config: PolicyConfig) -> dict[str, tuple[PolicyRef, ...]]:
@@ -138,25 +136,21 @@ def saved_problems(config: PolicyConfig) -> Iterator[str]:
             yield str(error)
             return
     for key, policies in saved_policies(config).items():
-        try:
-            check_playable(policies, config)
-        except ConfigError as error:
-            yield f"{key}: {error}"
+        unfit = refusals(partial(check_playable, policies, config))
+        yield from (f"{key}: {problem}" for problem in unfit)
 
 
 def weight_problems(config: PolicyConfig) -> Iterator[str]:
     """Weights that are not finite, in the files of the model and of saved policies."""
     folders: dict[Path, str] = {}
     if (own := local_copy(config.model)) is not None:
-        folders[own] = f"model {config.model.label}"
+        folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}
     from rlforge.models.finite import check_finite
 
     for folder, named_by in folders.items():
-        try:
-            check_finite(folder)
-        except ConfigError as error:
+        for error in refusals(partial(check_finite, folder)):
             yield f"{named_by}: {error}; take another version of it"
 
 
