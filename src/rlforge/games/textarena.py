@@ -41,11 +41,14 @@ with statistics_hidden():
 
 _T = TypeVar("_T")
 
-# NLTK, which word games ask for their lists again and again, writes to the stderr of its import.
+# Word games ask NLTK again and again for their lists, which it writes to the stderr of its import,
+# and for each word for a new tagger; dictionaries they read for each game.
 if nltk := sys.modules.get("nltk"):
     fetch = partial(vars(nltk)["download"], quiet=True, print_error_to=io.StringIO())
     vars(nltk)["download"] = fetch
-    word_lists.EnglishDictionary = lru_cache(word_lists.EnglishDictionary)  # read for each game
+    word_lists.EnglishDictionary = lru_cache(word_lists.EnglishDictionary)
+    tags = vars(sys.modules["nltk.tag"])
+    tags |= {name: lru_cache(tags[name]) for name in ("_get_tagger",) if name in tags}
 
 #: Most seconds for one reset or step of an environment.
 STEP_LIMIT_S = 10.0
