@@ -137,6 +137,22 @@ def test_models_whose_rows_depend_on_their_batch_are_refused():
         check_invariance(model)
 
 
+def test_layers_that_hold_their_weights_transposed_are_invariant():
+    model = factories.causal_lm(
+        "gpt2", num_key_value_heads=None, head_dim=None, max_position_embeddings=LONGEST
+    )
+    ids = torch.arange(9)[None]
+    plain = model(input_ids=ids).logits
+    make_invariant(model)
+    check_invariance(model)
+    torch.testing.assert_close(model(input_ids=ids).logits, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_mixtures_of_experts_are_refused():
+    with pytest.raises(ConfigError, match="MixtralForCausalLM is a mixture of experts"):
+        make_invariant(factories.causal_lm("mixtral", num_local_experts=2))
+
+
 def test_models_with_an_attention_of_their_own_are_refused():
     model = factories.llama()
     model.set_attn_implementation("eager")

@@ -197,6 +197,12 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, refused, where, numbe
     assert f"{file}: {name} holds 1 numbers that are not finite" in said
 
 
+def test_experts_are_refused_where_rows_must_not_depend_on_their_batch(tmp_path, refused):
+    folder = causal_folder(tmp_path / "mixtral", "mixtral")
+    said = refused(folder, "determinism=strict", "hardware.threads=1")
+    assert said.startswith("engine.batch_invariant: MixtralForCausalLM is a mixture of experts")
+
+
 def test_experts_without_an_adapter_are_noted(tmp_path):
     folder = causal_folder(tmp_path / "mixtral", "mixtral")
     report = examine(composed(*overrides(folder)))

@@ -32,9 +32,11 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.activations import SiLUActivation
 from transformers.masking_utils import sdpa_mask
+from transformers.pytorch_utils import Conv1D
 
 from rlforge.errors import ConfigError
 from rlforge.models.products import fast_products
+from rlforge.models.targets import experts_note
 
 _NAME = "rlforge_invariant"
 
@@ -71,8 +73,14 @@ def sequences_begin(starts: Tensor) -> Iterator[None]:
 def make_invariant(model: Any) -> None:
     """Let ``model`` compute each row by itself; outputs stay the same up to rounding.
 
-    It must use torch's attention ("sdpa"). Raises ConfigError for another one.
+    It may be an empty one. Raises ConfigError where it does not use torch's attention ("sdpa"), and
+    for a mixture of experts, whose products are over the tokens of the batch that they get.
     """
+    if experts_note(model) is not None:
+        raise ConfigError(
+            f"engine.batch_invariant: {type(model).__name__} is a mixture of experts, whose rows "
+            f"depend on their batch; take another model, or {_WITHOUT}"
+        )
     kind = model.config._attn_implementation
     if kind not in ("sdpa", _NAME):
         raise ConfigError(
@@ -83,18 +91,28 @@ def make_invariant(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = MethodType(_linear, module)  # type: ignore[method-assign]
+        elif isinstance(module, Conv1D):
+            module.forward = MethodType(_transposed, module)
         elif isinstance(module, nn.SiLU | SiLUActivation):
             module.forward = _silu  # type: ignore[method-assign]
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return _product(x, layer.weight, layer.bias)
+
+
+def _transposed(layer: Any, x: Tensor) -> Tensor:
+    return _product(x, layer.weight.t(), layer.bias)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.flatten(0, -2)
     count = rows.shape[0]
     if count < LEAST_ROWS:
         rows = pad(rows, (0, 0, 0, LEAST_ROWS - count))
-    fast = layer.weight.numel() >= _FAST_FROM
-    with fast_products(rows, layer.weight) if fast else contextlib.nullcontext():
-        out = linear(rows, layer.weight, layer.bias)
+    fast = weight.numel() >= _FAST_FROM
+    with fast_products(rows, weight) if fast else contextlib.nullcontext():
+        out = linear(rows, weight, bias)
     return out[:count].view(*x.shape[:-1], -1)
 
 

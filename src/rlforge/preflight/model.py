@@ -101,6 +101,10 @@ def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
     if config.learner.train == "lora":
         checks = (partial(check, model, lora) for check in (adapted_layers, numbers_of_layers))
         yield from map(str, refusals(*checks))
+    if config.batch_invariant and config.engine.name == "transformers":
+        from rlforge.engines.invariant import make_invariant
+
+        yield from map(str, refusals(lambda: make_invariant(model)))
     sizes, latent = head_sizes(model)
     yield from _of_heads(config, sizes, latent=latent)
 
