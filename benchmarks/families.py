@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from common import RESULTS, record
 
@@ -120,6 +120,9 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gemma3n_text": _GEMMA_3N,
+    # Unscaled attention magnifies rounding.
+    "gemma4_unified": {"text_config": {"initializer_range": 0.02}},
+    "gemma4_unified_text": {"initializer_range": 0.02},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
@@ -202,7 +205,10 @@ def tiny(name: str, vocab_size: int) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[name]
-    config = kind(**small(kind, vocab_size) | OWN.get(name, {}))
+    values = small(kind, vocab_size)
+    for key, own in OWN.get(name, {}).items():
+        values[key] = values[key] | own if isinstance(values.get(key), dict) else own
+    config = kind(**values)
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > MOST_PARAMETERS:
@@ -279,14 +285,17 @@ def ways(lines: Iterable[str]) -> str:
 
 def attempt(name: str, words: Any) -> dict[str, str]:
     """The row of a family."""
+    from transformers import AutoModelForCausalLM
+
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         try:
             model = tiny(name, len(words))
             model.save_pretrained(folder)
             words.save_pretrained(folder)
+            AutoModelForCausalLM.from_pretrained(folder)
         except Exception as error:  # a class may raise anything
-            return {"small model": f"none: {_line(error)}"}
+            return {"small model": _line(error)}
         size, row = sum(p.numel() for p in model.parameters()), dict[str, str]()
         worst = slowest = 0.0
         notes: list[str] = []
@@ -344,11 +353,23 @@ def is_open(row: dict[str, str]) -> bool:
     return summary({"": row})["neither"] == 1
 
 
+def save(rows: dict[str, dict[str, str]]) -> None:
+    """Write the results so far, families by name."""
+    record("families", summary(rows) | {"families": dict(sorted(rows.items()))})
+
+
+def fail(cause: Exception) -> NoReturn:
+    """In place of the end of an engine's process, which here is that of the sweep."""
+    raise cause
+
+
 def main() -> None:
     import torch
     import transformers
     from tests.harness.in_process import use_actors_in_process
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from rlforge.actors import engine
 
     parser = argparse.ArgumentParser(description="All families of causal language models.")
     parser.add_argument("families", nargs="*")
@@ -359,6 +380,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
     use_actors_in_process(setattr)
+    engine.end = fail  # type: ignore[assignment]
     file = RESULTS / "families.json"
     known = json.loads(file.read_text())["families"] if file.is_file() else {}
     words = tokenizer()
@@ -368,7 +390,8 @@ def main() -> None:
             continue
         known[name] = attempt(name, words)
         print(name, known[name])
-        record("families", summary(known) | {"families": known})
+        save(known)
+    save(known)
 
 
 if __name__ == "__main__":

@@ -418,6 +418,13 @@ FIGURES = (
         lambda results: f"{max(abs(row['ratio'] - 1) for row in results['points']):.1%}",
     ),
     Figure(
+        "families of causal language models that are neither exact nor refused before the start; "
+        "exact with an adapter",
+        "0; at least 70",
+        "families",
+        lambda results: f"{results['neither']}; {results['exact with an adapter']}",
+    ),
+    Figure(
         "store: decisions appended, durable, 100 at a time",
         "5,000/s",
         "store",
@@ -461,6 +468,20 @@ def _catalogue(sources: Mapping[str, Mapping[str, Results]]) -> Iterator[tuple[s
             yield of, game, shown, players, result.replace("|", "\\|")
 
 
+def _families(families: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
+    for name, row in families.items():
+        ways = {"adapter": row.get("adapter"), "full weights": row.get("full weights")}
+        outcome = next(iter(ways.values()))
+        if "small model" in row:
+            outcome = f"no small model: {row['small model']}"
+        elif len(set(ways.values())) > 1:
+            outcome = "; ".join(f"{way}: {ends}" for way, ends in ways.items())
+        if str(outcome).startswith("refused"):  # the property, without the mend
+            outcome = ": ".join(str(outcome).split(": ")[:2])
+        cells = (str(outcome).replace("|", "\\|"), row.get("largest gap"), row.get("plain ways"))
+        yield f"`{name}`", *(cell or "" for cell in cells)
+
+
 LISTS = {
     "catalogue": Listing(
         key="ids",
@@ -471,7 +492,15 @@ LISTS = {
         "refused here.",
         columns=("Source", "Game", "Variants", "Players", "Result"),
         rows=_catalogue,
-    )
+    ),
+    "families": Listing(
+        key="families",
+        page="families.md",
+        text="What *exact* means, what is refused and what plain ways are: [models](models.md). "
+        "Largest gap: of a token's log-prob, or of a mean importance weight to 1.",
+        columns=("Family", "Outcome", "Largest gap", "Plain ways"),
+        rows=_families,
+    ),
 }
 
 

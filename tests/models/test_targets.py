@@ -131,3 +131,12 @@ def test_routers_get_no_adapter_though_their_class_is_one_of_linear_layers():
     assert "router" in {name.rpartition(".")[2] for name, _ in model.named_modules()}
     assert "router" not in adapted_layers(model, LoraConfig())
     attach_lora(model, LoraConfig(rank=2), seed=0)
+
+
+def test_layers_whose_adapters_peft_does_not_find_again_get_none():
+    sizes = {"num_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "moe_intermediate_size": 16}
+    types = {"mlp_layer_types": ["dense", "sparse"], "num_attention_heads_per_layer": [4, 4]}
+    model = empty("laguna", shared_expert_intermediate_size=16, **sizes, **types)
+    layers = adapted_by(attach_lora(model, LoraConfig(rank=2), 0))
+    assert any("mlp.down_proj" in name for name in layers)
+    assert not any("shared_experts" in name for name in layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,19 +21,22 @@ def linear_layers(model: Any) -> dict[str, bool]:
     """Names of the linear layers that can get an adapter, in their order; True: the output layer.
 
     Left out are layers of images and sound, which text does not pass, in models that take these,
-    and layers of names under which PEFT adapts the experts.
+    layers of names under which PEFT adapts the experts, and those whose adapters it renames when it
+    reads them.
     """
     head, decoder = model.get_output_embeddings(), model.get_decoder()
     if decoder is head:  # ModernBERT's decoder calls its head so
         decoder = model.base_model
     reached, taken = {id(module) for module in decoder.modules()}, _names_of_experts(model)
-    return {
+    found = {
         name: module is head
         for name, module in model.named_modules()
         if _is_linear(module)
         and (module is head or id(module) in reached)
         and _last(name) not in taken
     }
+    renamed = _renamed(model, found)
+    return {name: is_head for name, is_head in found.items() if name not in renamed}
 
 
 def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
@@ -80,6 +84,19 @@ def experts_note(model: Any) -> str | None:
         f"{', '.join(sorted(experts))}{beside}: these get no adapter and stay as they are; "
         "learner.train=full trains them, too"
     )
+
+
+def _renamed(model: Any, names: Iterable[str]) -> set[str]:
+    """Those of ``names`` whose adapters PEFT does not find again under what it calls them."""
+    from peft import LoraConfig as PeftLoraConfig
+    from peft.utils.transformers_weight_conversion import (
+        convert_peft_adapter_state_dict_for_transformers as as_read,
+    )
+
+    written = {f"base_model.model.{name}.lora_A.weight": name for name in names}
+    tensors = {key: torch.zeros(1, 1) for key in written}
+    read = as_read(model, PeftLoraConfig(), tensors)
+    return {name for key, name in written.items() if key not in read}
 
 
 def _is_linear(module: nn.Module) -> bool:
