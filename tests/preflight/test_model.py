@@ -208,3 +208,9 @@ def test_experts_without_an_adapter_are_noted(tmp_path):
     report = examine(composed(*overrides(folder)))
     assert [one for one in report.findings if "holds its experts" in one.detail]
     assert not [*model_notes(composed(*overrides(folder, "learner.train=full")).config)]
+
+
+def test_a_model_that_is_read_whole_is_noted_for_the_engine_that_does_so(tmp_path):
+    folder = causal_folder(tmp_path / "openai-gpt", "openai-gpt")
+    report = examine(composed(*overrides(folder)))
+    assert [one.state for one in report.findings if "read whole" in one.detail] == ["note"]
