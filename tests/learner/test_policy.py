@@ -149,6 +149,13 @@ def test_every_family_trains_exactly_and_packs_where_it_can(kind, caplog):
     assert len(notes) == (not packs)
 
 
+def test_attention_of_a_models_own_is_not_packed_where_rounding_hides_it(caplog):
+    changes = FAMILIES["codegen"][0] | {"initializer_range": 0.02}
+    model = factories.causal_lm("codegen", **changes).to(torch.bfloat16)
+    parts.learner(model, packing="on")
+    assert "packing reaches none of its layers" in caplog.text
+
+
 class TwoRowsDiffer(LlamaForCausalLM):
     """Its logits depend on how many rows there are, and those of its decoder and head do not."""
 

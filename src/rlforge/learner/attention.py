@@ -8,15 +8,17 @@ padded and computed together. Tests check that both agree.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlforge.learner.packing import Packing
 
@@ -163,3 +165,21 @@ def segment_attention(
 
 
 AttentionInterface.register(NAME, causal_attention)
+
+
+@contextlib.contextmanager
+def packed_calls() -> Iterator[list[str]]:
+    """Yields the names of the modules whose packed attention is computed in the block."""
+    names: list[str] = []
+
+    def attend(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        if options.get("packing") is not None:
+            names.append(type(module).__name__)
+        return own(module, *args, **options)  # type: ignore[no-any-return]
+
+    own = ALL_ATTENTION_FUNCTIONS[NAME]
+    ALL_ATTENTION_FUNCTIONS[NAME] = attend
+    try:
+        yield names
+    finally:
+        ALL_ATTENTION_FUNCTIONS[NAME] = own

@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlforge.errors import ConfigError
-from rlforge.learner.attention import NAME, gathered
+from rlforge.learner.attention import NAME, gathered, packed_calls
 from rlforge.learner.batching import MicroBatch, collate, rows_of, sums_of, whole
 from rlforge.learner.logprobs import (
     Head,
@@ -293,7 +293,10 @@ class Scorer:
             except ValueError as error:  # the model has attention of its own
                 problem = f"fails with {error!r}"
             else:
-                problem = self._problem(whole(rows)) or self._problem(segments(rows))
+                with packed_calls() as calls:
+                    problem = self._problem(whole(rows)) or self._problem(segments(rows))
+                # In bfloat16 rounding may hide that a model with attention of its own packs none.
+                problem = problem or ("" if calls else "reaches none of its layers")
             if problem:
                 self._model.set_attn_implementation(own)
         if problem:
