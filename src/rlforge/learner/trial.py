@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.learner.batching import Row
-from rlforge.models.last_layer import EXACT, evaluating
+from rlforge.models.last_layer import EXACT, evaluating, trial_tokens
 from rlforge.types import value
 
 #: Rows that begin alike and part at two places, so that packed rows have branches, and a short one.
@@ -63,8 +63,8 @@ class Trial:
 
 
 def _rows(vocab_size: int) -> tuple[Row, ...]:
-    # Not the first tokens: those are often control tokens, which magnify rounding.
-    texts = [tuple((7919 * token + 113) % vocab_size for token in text) for text in _TEXTS]
+    tokens = trial_tokens(vocab_size, 1 + max(max(text) for text in _TEXTS)).tolist()
+    texts = [tuple(tokens[number] for number in text) for text in _TEXTS]
     rows, start = [], 0
     for index, text in enumerate(sorted(texts)):
         rows.append(Row(step=index, prompt=text[:1], answer=text[1:], start=start))
