@@ -78,6 +78,9 @@ class PolicyStore(Versions[nn.Module]):
         """In the block, the base model with the attention that it came with."""
         model: Any = self.base
         ours = model.config._attn_implementation
+        if ours == self._attention:
+            yield model
+            return
         model.set_attn_implementation(self._attention)
         try:
             yield model
