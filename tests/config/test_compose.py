@@ -81,7 +81,7 @@ def test_texts_in_either_quotes_are_read_as_they_are(quote):
 
 
 def test_float16_is_refused_with_the_reason_and_the_mend():
-    with pytest.raises(ConfigError, match=r"dtype=float16.*gradients vanish.*take bfloat16"):
+    with pytest.raises(ConfigError, match=r"dtype=float16.*must be bfloat16.*gradients vanish"):
         rlforge.compose("tictactoe_mirror", "model.dtype=float16")
     with pytest.raises(ConfigError, match=r"dtype=float17.*no such choice"):
         rlforge.compose("tictactoe_mirror", "model.dtype=float17")

@@ -72,6 +72,9 @@ def test_what_cannot_be_is_refused_in_one_message(heading, monkeypatch):
     assert wrong == {}
 
 
+LERNING = "learner.lerning_rate (command line): no such key; did you mean learner.learning_rate?"
+
+
 @pytest.mark.parametrize(
     ("line", "keys"),
     [
@@ -79,6 +82,11 @@ def test_what_cannot_be_is_refused_in_one_message(heading, monkeypatch):
             (f"train algorithm={name}", ["algorithm.name", "rewards.final"])
             for name in ("grpo", "gspo", "cispo", "rloo", "dapo", "nash_pg")
         ),
+        (
+            "train learner.lerning_rate=1 engine.max_tokens=few seed=1",
+            [LERNING, "engine.max_tokens"],
+        ),
+        ("train env=nowhere algorithm=pp0 learner.epochs=many", ["algorithm", "env"]),
         ("train seed=-1 learner.epochs=0", ["seed", "learner.epochs"]),
         (
             "train simpletak_mirror pool.mode=nope model.prompt_template=nope",

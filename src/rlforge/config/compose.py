@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -29,7 +31,7 @@ from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import build, plain, plain_fields
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
-from rlforge.errors import ConfigError, refusals
+from rlforge.errors import ConfigError, raise_all, refusals
 
 C = TypeVar("C", bound=PolicyConfig)
 C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
@@ -141,13 +143,38 @@ def compose(
 ) -> Composed[Any]:
     """Compose and type-check a ``root``; ``config_dir`` holds a user's groups and experiments.
 
-    Raises ConfigError: one message that names key, value, file and mend.
+    Raises ConfigError: for each override that is wrong a line that names key, value, file and mend.
 
     Example:
         >>> composed = compose(["+experiment=simpletak_mirror", "seed=3"])
         >>> composed.config.seed, composed.origin("seed"), composed.origin("learner.batch_size")
         (3, 'command line, seed=3', 'conf/learner/tiny_ppo.yaml')
     """
+    try:
+        return _composed(overrides, config_dir, root)
+    except ConfigError as error:
+        raise_all([error, *_wrong_alone(overrides, config_dir, root)])
+        raise  # unreachable: there is a problem
+
+
+def _wrong_alone(
+    overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig]
+) -> Iterator[ConfigError]:
+    """What is wrong with each option alone, or else with each value beside the options."""
+    keys = [override.partition("=")[0].lstrip("+~").split("/")[0] for override in overrides]
+    of_groups = [
+        "=" not in override or (conf_dir() / key).is_dir()
+        for override, key in zip(overrides, keys, strict=True)
+    ]
+    options = list(itertools.compress(overrides, of_groups))
+    wrong = [*refusals(*(partial(_composed, [one], config_dir, root) for one in options))]
+    yield from wrong
+    for override, of_group in zip(overrides, of_groups, strict=True):
+        if not (wrong or of_group):
+            yield from refusals(partial(_composed, [*options, override], config_dir, root))
+
+
+def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     register_schemas(root)
     dirs = group_dirs(config_dir)
     check_overrides(overrides, root)

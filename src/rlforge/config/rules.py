@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import nearest, raise_all
 
 C = TypeVar("C", bound="Group")
 
@@ -351,9 +351,8 @@ def with_values(config: C, values: Mapping[str, Any]) -> C:
 
 
 def checked(config: C, where: object) -> C:
-    """``config``, read from ``where``; ConfigError for the first of its problems."""
-    for key, problem in config.problems():
-        raise ConfigError(f"{where}: {key}: {problem}")
+    """``config``, read from ``where``; ConfigError for its problems."""
+    raise_all(f"{where}: {key}: {problem}" for key, problem in config.problems())
     return config
 
 

@@ -196,8 +196,9 @@ def template_args_problem(given: Mapping[str, Any]) -> str | None:
 
 _NO_FLOAT16 = Pattern(
     r"(?!(float16|fp16|half)$).*",
-    "be bfloat16 or float32: in float16 gradients below 6e-8 are 0, and losses are not scaled "
-    "against that",
+    "be bfloat16, or float32 where the hardware has none (auto chooses): small gradients vanish in "
+    "float16 unless losses are scaled, which the learner does not do; an export can have it "
+    "(rlforge export --dtype float16)",
 )
 
 
@@ -227,15 +228,6 @@ class ModelConfig(Group):
     def label(self) -> str:
         """What messages and records call it."""
         return self.name or self.kind
-
-    def problems(self) -> Iterator[Problem]:
-        half = (
-            "small gradients vanish in float16 unless losses are scaled, which the learner does "
-            "not do; take bfloat16, or float32 where the hardware has none (auto chooses); an "
-            "export can have it (rlforge export --dtype float16)"
-        )
-        for key, reason in super().problems():
-            yield key, half if key == "dtype" and str(self.dtype) == "float16" else reason
 
     @property
     def place(self) -> str:
