@@ -19,7 +19,7 @@ from tests.harness.live_run import run
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
 from rlforge.config.market import MarketConfig
-from rlforge.config.rules import Length, Pattern, Range, hints, is_union, parts
+from rlforge.config.rules import Address, Length, Pattern, Range, hints, is_union, parts
 from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
 
@@ -76,7 +76,7 @@ def bad_values(hint: Any) -> Iterator[Any]:
     if kind is float:
         yield from (math.nan, math.inf, -math.inf)
     for rule in rules:
-        if isinstance(rule, Pattern):
+        if isinstance(rule, Address | Pattern):
             yield ""
         if isinstance(rule, Range):
             yield kind(rule.low if "(" in rule.open else rule.low - 1)

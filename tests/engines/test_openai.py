@@ -252,6 +252,21 @@ async def test_an_address_without_a_server_is_named(server):
         await _chat(config, retries=0)
 
 
+async def test_a_password_in_an_address_is_not_part_of_an_error(server):
+    config = _config(server, openai_base_url="http://me:secret@127.0.0.1:9/v1")
+    with pytest.raises(EngineError, match=r"at http://\*\*\*@127.0.0.1:9/v1 cannot be reached"):
+        await _chat(config, retries=0)
+
+
+@pytest.mark.parametrize("url", ["http://[::1/v1", "http://a:99999", "http://a:b/v1", "a/v1"])
+def test_an_address_that_is_none_is_refused(url, monkeypatch):
+    must = "must be an http:// or https:// address"
+    assert list(ApiConfig(openai_base_url=url).problems()) == [("openai_base_url", must)]
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    with pytest.raises(ConfigError, match=f"^OPENAI_BASE_URL=.* {must}$"):
+        check_api("openai:m", ApiConfig())
+
+
 async def test_a_model_that_takes_no_temperature_keeps_its_own(server):
     server.mood = "reasons"
     player = ApiPlayer(_config(server, temperature=0.3))

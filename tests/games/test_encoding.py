@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.factories import byte_tokenizer
-from tests.harness.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
-from transformers import AddedToken
+from tests.harness.control_tokens import (
+    CHATS,
+    TOKENIZERS,
+    attack,
+    control_tokens,
+    in_front,
+    with_chat,
+)
+from tokenizers import Tokenizer, models
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from rlforge.config.schema import ModelConfig
 from rlforge.games.base import View
@@ -132,6 +140,14 @@ def test_what_the_tokenizer_puts_in_front_stands_there_once(name):
         assert whole[-1] == bare[-1]  # nothing behind it
         part = Encoder(tokenizer).encode(Prompt(text="a", contents=()), begins=False)
         assert control_tokens(tokenizer, part) == []
+
+
+def test_a_tokenizer_that_knows_no_letters_gets_its_bos():
+    core = Tokenizer(models.BPE({text: i for i, text in enumerate("0123456789XO. ")}, []))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    in_front(tokenizer, "<s> $A </s>", "<s>", "</s>")
+    said = Prompt(text="X1", contents=((0, 0, 2),))
+    assert Encoder(tokenizer).encode(said) == tuple(tokenizer.encode("X1")[:-1])
 
 
 def test_a_bos_that_a_player_says_is_not_the_one_of_the_prompt():

@@ -59,6 +59,7 @@ def test_the_variable_of_an_address_is_named(variables, url, shown, monkeypatch)
         ("https_proxy", "http://", "https_proxy=http://: not the address of a proxy"),
         ("https_proxy", "http://[::1", r"https_proxy=http://\[::1: not the address of a proxy"),
         ("all_proxy", "socks://proxy:1", "all_proxy=socks://proxy:1: socks:// is none of http, "),
+        ("all_proxy", "http://me:p://@x:1", r"all_proxy=http://\*\*\*@x:1: not the address"),
         ("ALL_PROXY", "a:b:c@x:y", r"ALL_PROXY=\*\*\*@x:y: not the address"),
     ],
 )

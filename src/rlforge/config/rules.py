@@ -22,6 +22,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from rlforge.errors import nearest, raise_all
 
@@ -124,6 +125,24 @@ class Pattern:
         return None if re.fullmatch(self.regex, text) else f"must {self.must}"
 
 
+@dataclass(frozen=True)
+class Address:
+    """Addresses of HTTP servers."""
+
+    def problem(self, text: str) -> str | None:
+        try:
+            parts = urlsplit(text)
+            # The port is read here: one that is no number up to 65535 raises.
+            whole = parts.scheme in ("http", "https") and parts.port != 0 and bool(parts.hostname)
+        except ValueError:
+            whole = False
+        return (
+            None
+            if whole and not re.search(r"\s", text)
+            else "must be an http:// or https:// address"
+        )
+
+
 Count = Annotated[int, Range(1)]
 """An annotation of configuration classes: an int of 1 or more.
 
@@ -177,7 +196,7 @@ Example:
     [('setting', 'must lie in (0, 1)')]
 """
 Text = Annotated[str, Pattern(r"(?s).*\S.*", "not be empty")]
-Url = Annotated[str, Pattern(r"https?://\S+", "be an http:// or https:// address")]
+Url = Annotated[str, Address()]
 FolderName = Annotated[str, Pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
 
 

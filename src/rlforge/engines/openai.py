@@ -14,10 +14,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlforge.config.rules import Address
 from rlforge.config.schema import ApiConfig
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
-from rlforge.system.network import check_proxies, on_loopback, spare_loopback, through
+from rlforge.system.network import (
+    check_proxies,
+    on_loopback,
+    spare_loopback,
+    through,
+    without_credentials,
+)
 from rlforge.system.packages import need_packages
 from rlforge.types import Completion, FinishReason, PolicyRef, value
 
@@ -102,7 +109,8 @@ class Endpoint:
     key: str
 
     def __str__(self) -> str:
-        return f"{self.provider}:{self.model} at {self.base_url or 'its API'}"
+        where = without_credentials(self.base_url) if self.base_url else "its API"
+        return f"{self.provider}:{self.model} at {where}"
 
     def shown(self, content: object) -> str:
         """At most 200 characters of a text for a message, on one line and without keys."""
@@ -137,6 +145,8 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         base_url = base_url or config.openai_base_url or os.environ.get(_URL_VARIABLE, "").strip()
     else:
         base_url = base_url or OPENROUTER_URL
+    if base_url and (problem := Address().problem(base_url)):  # of the variable
+        raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} {problem}")
     variable = _KEY_VARIABLES[provider]
     key = os.environ.get(variable, "").strip()
     if not key:

@@ -197,7 +197,13 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
 
 def _put_in_front(tokenizer: Tokenizer) -> list[int]:
     """What the tokenizer puts in front of a text by itself, found by encoding one."""
-    plain, whole = (tokenizer.encode("a", add_special_tokens=own) for own in (False, True))
+    text = "a"
+    if not tokenizer.encode(text, add_special_tokens=False):  # it knows no such letter
+        added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}
+        words = (word for word in tokenizer.get_vocab() if word not in added)
+        known = (word for word in words if tokenizer.encode(word, add_special_tokens=False))
+        text = next(known, text)
+    plain, whole = (tokenizer.encode(text, add_special_tokens=own) for own in (False, True))
     places = range(len(whole) - len(plain) + 1)
     found = next((place for place in places if whole[place : place + len(plain)] == plain), 0)
     return list(whole[:found])

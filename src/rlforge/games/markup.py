@@ -33,6 +33,9 @@ class Tokenizer(Protocol):
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """Added tokens (``tokenizers.AddedToken``) by their ids."""
 
+    def get_vocab(self) -> Mapping[str, int]:
+        """All tokens, with their ids."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; text of added tokens in it becomes those tokens."""
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx
 
+from rlforge.config.rules import Address
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.serving.adapter import checkpoint_of
 from rlforge.serving.journal import Journal
 from rlforge.serving.records import Deployment
 from rlforge.serving.tokens import read_admin_token
 from rlforge.system.locks import RunLock
-from rlforge.system.network import check_proxies, on_loopback, through
+from rlforge.system.network import check_proxies, on_loopback, through, without_credentials
 
 STATE_DIR = "deployments"
 """Name of a service's state folder, in its run or else in the working directory."""
@@ -65,22 +66,28 @@ class AdminClient:
 
     def __init__(self, url: str, state_dir: Path) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
+        self._shown = without_credentials(self._url)
+        if problem := Address().problem(url):
+            raise ConfigError(f"the service's address {self._shown} {problem}")
         self._token = read_admin_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
         """Deploy, and return the deployment when it has ended."""
         body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
-        return self._call("POST", "/admin/deploy", body)
+        return self._call("POST", "/admin/deploy", body, "uid")
 
     def rollback(self) -> dict[str, Any]:
         """Roll back, and return the deployment that is served then."""
-        return self._call("POST", "/admin/rollback", {})
+        return self._call("POST", "/admin/rollback", {}, "uid")
 
     def deployments(self) -> dict[str, Any]:
         """``current``, ``trial`` and all ``deployments``."""
-        return self._call("GET", "/admin/deployments", None)
+        return self._call("GET", "/admin/deployments", None, "deployments")
 
-    def _call(self, method: str, path: str, body: dict[str, str] | None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: dict[str, str] | None, key: str
+    ) -> dict[str, Any]:
+        """The service's answer; key: one that it has unless it is an error."""
         trusted = not on_loopback(self._url)
         if trusted:
             check_proxies()
@@ -96,15 +103,20 @@ class AdminClient:
             content = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RunError(
-                f"no service answers at {self._url}{through(self._url)}: "
+                f"no service answers at {self._shown}{through(self._url)}: "
                 f"{error or type(error).__name__}"
             ) from error
-        if "error" not in content:
-            return dict(content)
-        message = content["error"]["message"]
-        if answer.status_code == 401:
-            raise ConfigError(f"{self._url} refuses the token: {message}")
-        raise DeploymentError(message)
+        if isinstance(content, dict):
+            if key in content:
+                return content
+            if isinstance(said := content.get("error"), dict) and "message" in said:
+                if answer.status_code == 401:
+                    raise ConfigError(f"{self._shown} refuses the token: {said['message']}")
+                raise DeploymentError(said["message"])
+        raise RunError(
+            f"what answers at {self._shown} is no service of rlforge (HTTP status "
+            f"{answer.status_code}); check the address"
+        )
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:

@@ -83,6 +83,18 @@ def through(url: str) -> str:
     return "" if proxy is None else f" through {proxy}"
 
 
+def without_credentials(url: str) -> str:
+    """``url`` as messages show it, without a user's name and password.
+
+    Example:
+        >>> without_credentials("https://me:secret@example.com/v1")
+        'https://***@example.com/v1'
+    """
+    credentials, at, place = url.rpartition("@")
+    scheme, mark, _ = credentials.partition("://")
+    return f"{scheme + mark if mark else ''}***@{place}" if at else url
+
+
 def check_proxies() -> None:
     """Raise ProxyError where a variable names no proxy: HTTP clients then refuse every request."""
     proxies = getproxies()
@@ -116,7 +128,4 @@ def _shown(kind: str, value: str) -> str:
     """The variable of ``kind``, without a user's name and password; the lower-case one counts."""
     names = (name for name in sorted(os.environ, reverse=True) if os.environ[name])
     name = next((each for each in names if each.lower() == f"{kind}_proxy"), None)
-    credentials, at, place = value.rpartition("@")
-    scheme, mark, _ = credentials.rpartition("://") if "://" in credentials else ("", "", "")
-    hidden = f"{scheme}{mark}***@" if at else ""
-    return f"{name or f'the {kind} proxy of the system'}={hidden}{place}"
+    return f"{name or f'the {kind} proxy of the system'}={without_credentials(value)}"
