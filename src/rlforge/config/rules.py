@@ -248,7 +248,8 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
         if fit:
             yield from _judged(fit[0], value)
         else:
-            yield "", f"must be one of {', '.join(_class_of(one).__name__ for one in choices)}"
+            words = (_WORDS.get(_class_of(one), _class_of(one).__name__) for one in choices)
+            yield "", f"must be {' or '.join(words)}"
     elif kind is str and not isinstance(value, str):
         found = True
         yield "", "must be a text"
@@ -272,6 +273,9 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
 
 def _broken(rules: tuple[Any, ...], value: Any) -> list[str]:
     return [reason for rule in rules if (reason := rule.problem(value)) is not None]
+
+
+_WORDS: dict[type, str] = {str: "a text", list: "a list"}
 
 
 def _class_of(hint: Any) -> type:

@@ -1,4 +1,4 @@
-"""Looks at configuration, machine, packages, model and memory; starts and loads nothing."""
+"""Looks at configuration, machine, packages, model, its weights and memory; starts nothing."""
 
 from __future__ import annotations
 
