@@ -3,11 +3,12 @@
     python benchmarks/families.py [FAMILY ...] [--again]
 
 Of each class of transformers' causal-LM mapping a tiny random model is made. It trains two updates
-at TicTacToe with default keys, an adapter and full weights, one and two epochs, with the actors in
-one process. A run is *exact* where in each update the learner's log-probs are those that the engine
-recorded, the mean importance weight is 1, and the recorded log-probs are those of plain
-transformers (and PEFT), all to 1e-5. A call goes on where the last stopped; families that are named
-run again, and with ``--again`` those that are neither exact nor refused.
+at TicTacToe, on-policy and otherwise with default keys, an adapter and full weights, one and two
+epochs, with the actors in one process. A run is *exact* where in each update the learner's
+log-probs are those that the engine recorded, the mean importance weight is 1 (with one epoch: later
+steps are off-policy), and the recorded log-probs are those of plain transformers and PEFT, all to
+1e-5. A call goes on where the last stopped; families that are named run again, and with ``--again``
+those that are neither exact nor refused.
 """
 
 from __future__ import annotations
@@ -111,6 +112,13 @@ _GEMMA_3N = {
     "intermediate_size": [64] * 4,
     "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
 }
+_INDEXER = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 #: What no rule of ``small`` knows.
 OWN: dict[str, dict[str, Any]] = {
@@ -135,7 +143,13 @@ OWN: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"n_groups": 1},
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp_text": _INDEXER,
     "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "num_hidden_layers": 5,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+    },
 }
 
 
@@ -262,7 +276,8 @@ def train(folder: Path, learner: str, epochs: int) -> tuple[str, float]:
             run = rlforge.train(*lines, f"model.name={folder}", run_dir=path)
         except ConfigError as error:
             where = "after" if path.exists() else "before"
-            return f"refused {where} the start: {error}".replace(str(folder), "MODEL"), 0.0
+            reason = str(error).replace(str(folder), "MODEL").removeprefix("model.name=MODEL: ")
+            return f"refused {where} the start: {reason}", 0.0
         metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         updates = [row for row in metrics if "loss" in row]
         gaps = [row.get("logprob_gap_mean", float("nan")) for row in updates]
