@@ -89,6 +89,16 @@ def test_a_trial_leaves_windows_and_random_numbers_as_they_were():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(("longest", "cached"), [(101, False), (100, True)])
+def test_attention_that_is_scaled_later_is_tried_where_sequences_get_so_long(longest, cached):
+    """Llama 4 scales by the place in the row, which is no position where rows have padding."""
+    few = {"floor_scale": 100, "attn_scale": 0.5, "no_rope_layers": [0, 1], "num_local_experts": 2}
+    model = causal_lm("llama4_text", head_dim=8, **few)
+    store = PolicyStore(model, 1)
+    assert (cache_problem(store, narrow=False, longest=longest) == "") == cached
+    assert model.model.layers[0].self_attn.floor_scale == 100
+
+
 def test_a_model_that_reads_ahead_is_refused():
     model = causal_lm("bert", head_dim=None, num_key_value_heads=None)
     with pytest.raises(ConfigError, match="depends on later tokens"):

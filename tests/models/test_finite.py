@@ -1,5 +1,7 @@
 """Weights that are not finite are found in every format."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -37,4 +39,14 @@ def test_a_damaged_file_is_named(tmp_path):
     file = tmp_path / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:900])
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin is damaged or truncated"):
+        check_finite(tmp_path)
+
+
+def test_only_files_that_a_model_is_loaded_from_are_read(tmp_path):
+    """Trainers leave their settings, and rlforge a head for values, beside the weights."""
+    tensors = {"a": torch.tensor([1.0, float("inf")])}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save(Path("arguments"), tmp_path / "training_args.bin")
+    write(tmp_path, "value_head.safetensors", {"bias": torch.ones(1)})
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin: a holds 1 numbers"):
         check_finite(tmp_path)

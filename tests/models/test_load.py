@@ -15,7 +15,14 @@ import pytest
 import torch
 from huggingface_hub import close_session
 from tests import factories
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import (
+    AutoTokenizer,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MptConfig,
+    RobertaConfig,
+)
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -27,7 +34,6 @@ from rlforge.models.load import (
     load_model_config,
     load_tokenizer,
     positions,
-    positions_in,
 )
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.system.network import ProxyError
@@ -251,7 +257,7 @@ def test_a_model_on_this_machine_needs_no_hub(local_model):
 
 
 @pytest.mark.parametrize(("kind", "most"), [("longrope", 16), ("llama3", 64)])
-def test_a_model_has_the_positions_that_it_counts_alike(kind, most, tmp_path):
+def test_a_model_has_the_positions_that_it_counts_alike(kind, most):
     """Beyond 16 tokens LongRoPE turns the positions of all tokens before otherwise."""
     factors = {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
     bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -265,5 +271,18 @@ def test_a_model_has_the_positions_that_it_counts_alike(kind, most, tmp_path):
     config = LlamaConfig(
         max_position_embeddings=64, rope_parameters=rope, hidden_size=64, num_attention_heads=4
     )
-    config.save_pretrained(tmp_path)
-    assert positions(config) == positions_in(tmp_path) == most
+    assert positions(config) == most
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (RobertaConfig(max_position_embeddings=514), 512),
+        (GPT2Config(n_positions=96), 96),
+        (MptConfig(max_seq_len=128), 128),
+        (BloomConfig(), sys.maxsize),
+    ],
+)
+def test_positions_are_found_by_the_names_of_each_architecture(config, most):
+    """RoBERTa counts them from behind its padding token, 1."""
+    assert positions(config) == most

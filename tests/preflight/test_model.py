@@ -1,6 +1,7 @@
 """What cannot work of a model is refused before anything starts, by doctor, config and train."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -82,7 +83,9 @@ def test_a_recurrent_model_is_refused(tmp_path, refused):
 @pytest.mark.parametrize("kind", ["vit", "t5", "distilbert"])
 def test_what_is_no_causal_language_model_is_refused(tmp_path, refused, kind):
     folder = causal_folder(tmp_path / kind, "llama")
-    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": kind, "max_position_embeddings": 2048})
+    )
     assert f"is no causal language model (its model_type is {kind})" in refused(folder)
 
 
@@ -98,6 +101,65 @@ def test_a_model_of_an_unknown_type_is_refused(tmp_path, refused, described):
     folder = causal_folder(tmp_path / "unknown", "llama")
     (folder / "config.json").write_text(json.dumps(described))
     assert "cannot be loaded" in refused(folder)
+
+
+def without(name):
+    def change(folder):
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[name]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def described(**settings):
+    def change(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+    return change
+
+
+def lose_a_part(folder):
+    tensors = load_file(folder / "model.safetensors")
+    parts = {name: f"model-0000{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": parts})
+    )
+    (folder / "model.safetensors").unlink()
+    first = {name: tensors[name] for name in parts if parts[name] == "model-00000.safetensors"}
+    save_file(first, folder / "model-00000.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without("lm_head.weight"), "its files lack lm_head.weight; take a complete"),
+        (described(num_hidden_layers=3), r"its files lack model.layers.2.* \(and 8 more\); take"),
+        (described(intermediate_size=8), r"in its files and .* by its config.json \(and"),
+        (lose_a_part, "model-00001.safetensors; check model.name"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
+        (described(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: "),
+    ],
+)
+def test_a_model_whose_weights_are_not_whole_is_refused(tmp_path, refused, change, reason):
+    """Transformers draws what the files lack, for the engine and the learner apart."""
+    folder = causal_folder(tmp_path / "model", "llama")
+    change(folder)
+    assert re.search(reason, refused(folder, by_config=False))
+
+
+def test_a_damaged_generation_config_is_refused(tmp_path, refused):
+    folder = causal_folder(tmp_path / "model", "llama")
+    (folder / "generation_config.json").write_text("{")
+    assert "generation_config.json cannot be read" in refused(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama", "num_attention_heads": 5}'])
+def test_a_damaged_configuration_of_a_model_is_refused(tmp_path, refused, text):
+    folder = causal_folder(tmp_path / "model", "llama")
+    (folder / "config.json").write_text(text)
+    assert "cannot be loaded: " in refused(folder)
 
 
 def test_tokens_without_a_row_are_counted(tmp_path, refused):

@@ -103,7 +103,7 @@ class BatchGenerator(StepGenerator[Generation]):
         kind: Callable[..., Group] = Group
         policies = self._policies
         narrow = predicts_the_same(policies.base)
-        if problem := cache_problem(policies, narrow=narrow):
+        if problem := cache_problem(policies, narrow=narrow, longest=self._max_model_len):
             log.warning(
                 "%s reads every sequence whole for each token, which takes longer: with cached "
                 "keys and values %s",

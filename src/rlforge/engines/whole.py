@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ _EXACT = 1e-5
 
 #: Fields of configurations that give the reach of a layer's attention, and the reach in a trial.
 _REACHES, _SHORT = ("sliding_window", "attention_chunk_size"), 4
+
+#: Fields of layers: from so many tokens on attention is scaled by position (Llama 4).
+_SCALED_FROM = ("floor_scale",)
 
 
 class WholeGroup(Group):
@@ -128,14 +132,14 @@ def _read(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor
 
 
 @torch.inference_mode()
-def cache_problem(policies: PolicyStore, *, narrow: bool) -> str:
+def cache_problem(policies: PolicyStore, *, narrow: bool, longest: int = sys.maxsize) -> str:
     """Why the base model cannot answer from cached keys and values; "" if it can.
 
     A few short requests, which join a batch one after the other and continue one another's rows,
     are compared with plain passes. Windows of attention are shorter than the requests meanwhile.
-    narrow: as of ``Group``.
+    narrow: as of ``Group``. longest: tokens of the longest sequence, which meets what begins later.
     """
-    with _short_windows(policies.base):
+    with _short_windows(policies.base, longest):
         try:
             answers = _answers(policies, narrow)
         except Exception as error:  # a model may raise anything
@@ -239,19 +243,20 @@ def _agree(said: Tensor, expected: Tensor, scale: float, dtype: torch.dtype) -> 
 
 
 @contextlib.contextmanager
-def _short_windows(model: Any) -> Iterator[None]:
-    """In the block, masks have windows that a few tokens exceed."""
+def _short_windows(model: Any, longest: int) -> Iterator[None]:
+    """In the block, a few tokens exceed windows of masks, and what ``longest`` tokens exceed."""
     configs = {id(each): each for each in (model.config, model.config.get_text_config())}
+    fields = [(config, name, sys.maxsize) for config in configs.values() for name in _REACHES]
+    fields += [(module, name, longest) for module in model.modules() for name in _SCALED_FROM]
     reaches = [
-        (config, name, reach)
-        for config in configs.values()
-        for name in _REACHES
-        if isinstance(reach := getattr(config, name, None), int) and reach > _SHORT
+        (holder, name, reach)
+        for holder, name, most in fields
+        if isinstance(reach := getattr(holder, name, None), int) and _SHORT < reach < most
     ]
     try:
-        for config, name, _ in reaches:
-            setattr(config, name, _SHORT)
+        for holder, name, _ in reaches:
+            setattr(holder, name, _SHORT)
         yield
     finally:
-        for config, name, reach in reaches:
-            setattr(config, name, reach)
+        for holder, name, reach in reaches:
+            setattr(holder, name, reach)

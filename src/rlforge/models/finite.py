@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from rlforge.errors import ConfigError
 
@@ -41,18 +42,22 @@ def _not_finite(tensor: Any) -> int:
 
 
 def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    """File, name and value of every tensor, one at a time; safetensors if there are some."""
+    """File, name and value of every tensor, one at a time.
+
+    Of files in PyTorch's own format those that transformers loads, where it finds no safetensors.
+    """
     import torch
     from safetensors import SafetensorError, safe_open
 
     files = sorted(path.glob("*.safetensors"))
+    old = () if any(path.glob("*model*.safetensors")) else sorted(path.glob("*_model*.bin"))
     try:
         for file in files:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # not a dictionary
                     yield file, name, opened.get_tensor(name)
-        for file in () if files else sorted(path.glob("*.bin")):
-            held = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        for file in old:
+            held = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
             yield from ((file, name, held[name]) for name in held if torch.is_tensor(held[name]))
     except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]

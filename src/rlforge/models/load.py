@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,12 @@ _HUB_TIMEOUT_S = 5.0
 
 #: The class of tokenizers that are complete in their tokenizer.json.
 _PLAIN_TOKENIZER = "TokenizersBackend"
+
+#: Model types that count positions from behind the number of the padding token.
+_AFTER_PADDING = {
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta"),
+    *("xlm-roberta-xl", "xmod"),
+}
 
 
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
@@ -157,16 +163,43 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
 
     Raises ConfigError when it cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     from rlforge.models.products import speed_up_linear_layers
 
-    model = _load(config, AutoModelForCausalLM.from_pretrained, dtype=dtype)
+    model, lacking = _load(config, _read_model, dtype=dtype)
+    if lacking:
+        raise ConfigError(f"{config.place}: {lacking}")
     # Adapters record the name of their base, not the path of a copy in some cache.
     model.name_or_path = model.config._name_or_path = resolve_model(config)
     model.to(device).eval()
     speed_up_linear_layers(model)
     return model
+
+
+def lacking_weights(config: ModelConfig) -> str:
+    """Which weights the model's files lack, or hold in other shapes; "" if they are complete.
+
+    The files are read, and nothing is kept. Raises ConfigError when they cannot be loaded.
+    """
+    return str(_load(config, _read_model, device_map="meta")[1])
+
+
+def _read_model(place: str, **options: Any) -> tuple[Any, str]:
+    """The model in ``place``, and what is wrong with its weights; transformers would draw them."""
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(
+        place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
+    model.config.return_dict = model.config.get_text_config().return_dict = True
+    wrong = [
+        f"{name} is {tuple(theirs)} in its files and {tuple(ours)} by its config.json"
+        for name, theirs, ours in sorted(found["mismatched_keys"])
+    ]
+    wrong += [f"its files lack {name}" for name in sorted(found["missing_keys"])]
+    if not wrong:
+        return model, ""
+    more = f" (and {len(wrong) - 1:,} more)" if wrong[1:] else ""
+    return model, f"{wrong[0]}{more}; take a complete version of it"
 
 
 def load_model_config(config: ModelConfig) -> Any:
@@ -184,24 +217,17 @@ def positions(described: Any) -> int:
     otherwise, and no pass over a whole sequence says what each token was drawn from.
     """
     text = described.get_text_config()
-    most = getattr(text, "max_position_embeddings", None)
-    return _counted_alike(vars(text), int(most or sys.maxsize))
-
-
-def _counted_alike(text: Mapping[str, Any], most: int) -> int:
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    given = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    most = next((int(each) for each in given if each), sys.maxsize)
+    if text.model_type in _AFTER_PADDING:
+        most -= (text.pad_token_id or 0) + 1
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if each.get("rope_type", each.get("type")) in ("longrope", "su"):
             first = each.get("original_max_position_embeddings")
-            most = min(most, first or text.get("original_max_position_embeddings") or most)
+            first = first or getattr(text, "original_max_position_embeddings", None)
+            most = min(most, first or most)
     return most
-
-
-def positions_in(folder: Path) -> int:
-    """As ``positions``, of the model in ``folder``, read from its file."""
-    known = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
-    text = known.get("text_config", known)
-    return _counted_alike(text, int(text.get("max_position_embeddings") or sys.maxsize))
 
 
 def prompt_room(config: PolicyConfig) -> int:
@@ -228,7 +254,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config, end of text, end of turn.
 
     A tiny model lists the tokens that close an action among its end-of-text ids, so that it stops
-    after the action as other models stop after their turn.
+    after the action as other models stop after their turn. Raises ConfigError for a damaged file.
     """
     from transformers.utils import cached_file
 
@@ -237,6 +263,10 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
         listed = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("eos_token_id")
     except OSError:  # base models often have none
         listed = None
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{config.place}: its generation_config.json cannot be read: {error}; mend or delete it"
+        ) from error
     ids = set(listed if isinstance(listed, list) else [listed])
     ids.add(tokenizer.eos_token_id)
     vocabulary = tokenizer.get_vocab()
@@ -262,10 +292,13 @@ def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> An
     try:
         with no_progress_bars():
             return loader(place, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         # Hugging Face raises OSError for missing files, ValueError for files that it cannot read
-        # (an unknown architecture, a tokenizer without its files).
+        # (an unknown architecture, a tokenizer without its files), ImportError for formats that
+        # need a package, and each configuration its own for sizes that cannot be.
         reason = str(error).strip().splitlines() or [type(error).__name__]
+        if reason[0].endswith(":") and reason[1:]:
+            reason[0] = f"{reason[0]} {reason[1].strip()}"
         mend = "check model.name" if config.kind == "hf" else "delete it, and it is made again"
         raise ConfigError(f"model {source!r} cannot be loaded: {reason[0]}; {mend}") from error
 

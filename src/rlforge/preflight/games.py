@@ -31,7 +31,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game, tried
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
-from rlforge.models.load import load_tokenizer, local_copy, positions_in
+from rlforge.models.load import load_model_config, load_tokenizer, local_copy, positions
 from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
     Problems,
@@ -333,7 +333,11 @@ def _room_problems(config: GamesConfig) -> Problems:
     folder = local_copy(config.model)
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
-    prompter, positions = Prompter(tokenizer, config.prompts), positions_in(folder)
+    prompter = Prompter(tokenizer, config.prompts)
+    try:
+        known = positions(load_model_config(config.model))
+    except ConfigError:  # which the checks of the model raise, too
+        return
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
     for env in [asked for game in games for asked in _as_asked(game)]:
         view, found = make_game(env, seed=0).view(), list[str]()
@@ -360,9 +364,9 @@ def _room_problems(config: GamesConfig) -> Problems:
                 f"engine.max_model_len={engine.max_model_len}: {asked}; raise it to {needed}, and "
                 "to more for answers that reason"
             )
-        if needed > positions:
+        if needed > known:
             found.append(
-                f"model {config.model.label} has positions for {positions} tokens: "
+                f"model {config.model.label} has positions for {known} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
         if found:

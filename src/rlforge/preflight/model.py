@@ -19,7 +19,13 @@ from rlforge.errors import CheckpointError, ConfigError, refusals
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
-from rlforge.models.load import load_tokenizer, local_copy, resolve_model
+from rlforge.models.load import (
+    lacking_weights,
+    load_tokenizer,
+    local_copy,
+    resolve_model,
+    stop_token_ids,
+)
 from rlforge.models.made import made_model
 from rlforge.models.shape import unknown_targets
 from rlforge.rollout.lineup import eval_pairings, fixed_opponents
@@ -84,6 +90,7 @@ def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
     try:
         model = empty_model(config.model)
         tokenizer = load_tokenizer(config.model)
+        stop_token_ids(config.model, tokenizer)
     except ConfigError as error:
         yield str(error)
         return
@@ -145,17 +152,30 @@ def saved_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def weight_problems(config: PolicyConfig) -> Iterator[str]:
-    """Weights that are not finite, in the files of the model and of saved policies."""
+    """Weights that are not finite, or not there, in files of the model and of saved policies."""
     folders: dict[Path, str] = {}
     if (own := local_copy(config.model)) is not None:
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}
+    from rlforge.models.empty import empty_model
     from rlforge.models.finite import check_finite
 
-    for folder, named_by in folders.items():
-        for error in refusals(partial(check_finite, folder)):
-            yield f"{named_by}: {error}; take another version of it"
+    found = [
+        f"{named_by}: {error}; take another version of it"
+        for folder, named_by in folders.items()
+        for error in refusals(partial(check_finite, folder))
+    ]
+    yield from found
+    if own is None or [*refusals(lambda: empty_model(config.model))]:  # as model_problems says
+        return
+    try:
+        lacking = lacking_weights(config.model)
+    except ConfigError as error:
+        if not found:  # else what is damaged is named
+            yield str(error)
+    else:
+        yield from [f"{config.model.place}: {lacking}"] if lacking else []
 
 
 def model_notes(config: PolicyConfig) -> Iterator[str]:
