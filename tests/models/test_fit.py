@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tests import factories
 
@@ -312,3 +312,26 @@ def test_training_refuses_a_missing_or_damaged_initial_adapter(model, adapter, t
     (path / "adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
         check_initial_adapter(path, _training(model), "small")
+
+
+def test_an_adapter_is_copied_by_its_names_also_where_peft_takes_them_for_experts():
+    """PEFT's own loader leaves those of a shared expert at their first values."""
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2}
+
+    def adapted(seed: int) -> Any:
+        model = factories.causal_lm("laguna", **sizes)
+        targets = r".*\.shared_experts\.(gate|up|down)_proj"
+        torch.manual_seed(seed)
+        return get_peft_model(
+            model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+        )
+
+    first, other = adapted(1), adapted(2)
+    saved = {name: tensor.clone() for name, tensor in get_peft_model_state_dict(first).items()}
+    assert fit.copy_adapter(other, saved) is None
+    for name, tensor in get_peft_model_state_dict(other).items():
+        assert torch.equal(tensor, saved[name]), name
+    gone = sorted(saved)[0]
+    del saved[gone]
+    assert fit.copy_adapter(other, saved) == f"it lacks {gone}"
