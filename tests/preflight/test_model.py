@@ -217,6 +217,13 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, refused, key, place):
     assert "layers.1" in said
 
 
+def test_full_weights_of_an_opponent_that_are_not_whole_are_refused(tmp_path, refused):
+    folder, other = (causal_folder(tmp_path / name, "llama") for name in ("own", "other"))
+    without("lm_head.weight")(other)
+    said = refused(folder, f"pool.fixed_opponents=[checkpoint:{other}]", by_config=False)
+    assert said.startswith("pool.fixed_opponents: its files lack lm_head.weight")
+
+
 def test_an_initial_adapter_of_other_layers_names_the_key(tmp_path, refused):
     folder = causal_folder(tmp_path / "llama", "llama")
     other = adapter(tmp_path / "bad", target_modules=["q_proj"])

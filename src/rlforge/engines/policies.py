@@ -23,6 +23,7 @@ from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.devices import give_back, is_lost, move
 from rlforge.models.files import ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import copy_adapter, kind_of_weights
+from rlforge.models.load import read_model
 
 
 class PolicyStore(Versions[nn.Module]):
@@ -150,14 +151,10 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
 
 
 def _full_model(base: Any, path: str, uid: str) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
     parameter = next(base.parameters())
     try:
         with no_progress_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=parameter.dtype, local_files_only=True
-            )
+            model, lacking = read_model(path, dtype=parameter.dtype, local_files_only=True)
     except Exception as error:  # transformers and safetensors each raise their own
         if is_lost(error):
             raise
@@ -168,6 +165,8 @@ def _full_model(base: Any, path: str, uid: str) -> nn.Module:
             f"policy {uid!r} cannot be loaded from {path}: its vocabulary has {found} tokens, the "
             f"base model's {ours}"
         )
+    if lacking:
+        raise _does_not_load(uid, path, lacking)
     full: nn.Module = model.to(parameter.device)
     return full.requires_grad_(False).eval()
 

@@ -165,7 +165,7 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
     """
     from rlforge.models.products import speed_up_linear_layers
 
-    model, lacking = _load(config, _read_model, dtype=dtype)
+    model, lacking = _load(config, read_model, dtype=dtype)
     if lacking:
         raise ConfigError(f"{config.place}: {lacking}")
     # Adapters record the name of their base, not the path of a copy in some cache.
@@ -180,11 +180,14 @@ def lacking_weights(config: ModelConfig) -> str:
 
     The files are read, and nothing is kept. Raises ConfigError when they cannot be loaded.
     """
-    return str(_load(config, _read_model, device_map="meta")[1])
+    return str(_load(config, read_model, device_map="meta")[1])
 
 
-def _read_model(place: str, **options: Any) -> tuple[Any, str]:
-    """The model in ``place``, and what is wrong with its weights; transformers would draw them."""
+def read_model(place: str, **options: Any) -> tuple[Any, str]:
+    """The model in ``place``, and what its files lack or hold in other shapes; "" if nothing.
+
+    Transformers draws these weights at random. options: of ``from_pretrained``.
+    """
     from transformers import AutoModelForCausalLM
 
     model, found = AutoModelForCausalLM.from_pretrained(

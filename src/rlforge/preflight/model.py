@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import ModelConfig, PolicyConfig, RunConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
 from rlforge.errors import CheckpointError, ConfigError, refusals
 from rlforge.models.catalog import locate
-from rlforge.models.files import ADAPTER_CONFIG
+from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
 from rlforge.models.load import (
     lacking_weights,
@@ -161,21 +161,19 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
     from rlforge.models.empty import empty_model
     from rlforge.models.finite import check_finite
 
-    found = [
-        f"{named_by}: {error}; take another version of it"
-        for folder, named_by in folders.items()
-        for error in refusals(partial(check_finite, folder))
-    ]
-    yield from found
-    if own is None or [*refusals(lambda: empty_model(config.model))]:  # as model_problems says
-        return
-    try:
-        lacking = lacking_weights(config.model)
-    except ConfigError as error:
-        if not found:  # else what is damaged is named
-            yield str(error)
-    else:
-        yield from [f"{config.model.place}: {lacking}"] if lacking else []
+    for folder, named_by in folders.items():
+        found = [*refusals(partial(check_finite, folder))]
+        yield from (f"{named_by}: {error}; take another version of it" for error in found)
+        whole = ModelConfig(kind="hf", name=str(folder))
+        if not (folder / MODEL_CONFIG).is_file() or [*refusals(partial(empty_model, whole))]:
+            continue  # an adapter, or what other checks refuse
+        try:
+            lacking = lacking_weights(whole)
+        except ConfigError as error:
+            if not found:  # else what is damaged is named
+                yield str(error)
+        else:
+            yield from [f"{named_by}: {lacking}"] if lacking else []
 
 
 def model_notes(config: PolicyConfig) -> Iterator[str]:
