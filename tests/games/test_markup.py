@@ -137,6 +137,22 @@ def test_a_template_without_a_system_role_gets_its_text_in_front_of_the_users(te
     assert alone.text == "<user>You play.</user><assistant>"
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "{{ m.content[0].text }}",
+        "{% if m.content[0] is string %}?"
+        "{% endif %}{% for part in m.content %}{{ part.text }}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_only_parts_of_contents_gets_parts(first):
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = CHATS["chatml"].replace("{{ m.content }}", first)
+    prompt = by_chat_template(SAID, "", tokenizer)
+    assert prompt == by_chat_template(SAID, "", speaking("chatml"))
+    assert contents(prompt) == [(n, one["content"]) for n, one in enumerate(SAID)]
+
+
 def test_a_template_whose_roles_alternate_gets_messages_of_one_role_as_one():
     tokenizer = speaking("chatml")
     tokenizer.chat_template = ALTERNATING

@@ -165,6 +165,7 @@ def test_listed_actions_are_accepted_in_random_play(name):
         (EnvSpec(id="kuhn_poker", source="openspiel", num_players=3), "is for 2 players, not 3"),
         (EnvSpec(id="2048", source="openspiel"), "is for 1 player, not 2"),
         (EnvSpec(id="misere", source="openspiel"), "does not load: Missing parameter game"),
+        (EnvSpec(id="kuhn_poker(players=1)", source="openspiel"), r"players_ = 1, .* = 2; give"),
         (EnvSpec(id="mfg_garnet", source="openspiel"), "mean-field"),
         (EnvSpec(id="negotiation", source="openspiel"), "cannot follow a seed"),
         (EnvSpec(id="crossword", source="openspiel", num_players=1), "cannot be played"),

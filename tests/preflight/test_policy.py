@@ -73,5 +73,6 @@ def test_a_chat_template_that_the_user_chose_is_refused_where_there_is_none(mode
     chosen = composed(models["plain"], *([more] if more else []), config_dir=tmp_path)
     if by == "run":
         chosen = Composed(config=chosen.config, rest="config.yaml")
-    with pytest.raises(ConfigError, match="needs a chat template, which the tokenizer does not"):
+    named = r"^model\.prompt_template=chat .*needs a chat template, which the tokenizer does not"
+    with pytest.raises(ConfigError, match=named):
         checked(chosen, launch.check, print)

@@ -410,6 +410,15 @@ async def test_a_wrong_parameter_is_named_with_what_it_must_be(served, change, p
     error = answer.json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(message)
+    assert (error["code"] == "unknown_parameter") is ("unknown parameter" in message)
+
+
+async def test_a_part_of_a_message_that_is_no_text_is_named(served):
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await served.chat(messages=[{"role": "user", "content": [image]}])
+    assert caught.value.param == "messages.0.content.0.type"
+    assert "must be 'text'" in caught.value.message
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])

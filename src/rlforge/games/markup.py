@@ -247,8 +247,6 @@ def chat_text(
     the template's; None: ``model.chat_template_args``. Raises ConfigError where there is no
     template, or where it refuses the messages.
     """
-    from jinja2 import TemplateError
-
     if not tokenizer.chat_template:
         raise ConfigError(
             "this prompt template needs a chat template, which the tokenizer does not have; use "
@@ -256,6 +254,38 @@ def chat_text(
         )
     options = dict(template_args(tokenizer) if arguments is None else arguments)
     options |= {"tools": list(tools)} if tools else {}
+    if _takes_parts(tokenizer, str(tokenizer.chat_template)):
+        messages = [
+            {**one, "content": _in_parts(one["content"])}
+            if isinstance(one.get("content"), str)
+            else one
+            for one in messages
+        ]
+    return _applied(messages, tokenizer, options)
+
+
+@lru_cache(maxsize=8)
+def _takes_parts(tokenizer: Tokenizer, chat_template: str) -> bool:
+    """Whether the template shows texts only as parts of a content, as those of models that see."""
+    word, shown = "Qz7word", []
+    for content in (word, _in_parts(word)):
+        try:
+            text = _applied([{"role": "user", "content": content}], tokenizer, {})
+        except ConfigError:
+            text = ""
+        shown.append(word in text)
+    return shown == [False, True]
+
+
+def _in_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _applied(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: Mapping[str, Any]
+) -> str:
+    from jinja2 import TemplateError
+
     try:
         return str(
             tokenizer.apply_chat_template(

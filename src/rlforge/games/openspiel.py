@@ -143,8 +143,9 @@ def load_game(name: str) -> pyspiel.Game:
     try:
         game = pyspiel.load_game(name)
     except (pyspiel.SpielError, IndexError) as error:
+        reason = " ".join(str(error).split())  # on one line
         raise ConfigError(
-            f"env {name!r} does not load: {error}; give its parameters as in "
+            f"env {name!r} does not load: {reason}; give its parameters as in "
             f"'kuhn_poker(players=3)'"
         ) from error
     kind = game.get_type()

@@ -341,7 +341,13 @@ def _room_problems(config: GamesConfig) -> Problems:
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
     for env in [asked for game in games for asked in _as_asked(game)]:
         view, found = make_game(env, seed=0).view(), list[str]()
-        _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
+        try:
+            _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
+        except ConfigError as error:
+            of_model = env.prompt_template == config.model.prompt_template
+            key = "model.prompt_template" if of_model else "prompt_template"
+            yield f"{key}={env.prompt_template} (env {env.id!r}): {error}"
+            return
         write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
         # Models made for boards have words of their own for actions, a token each.
         actions = () if _reads_boards(config) else view.legal_actions or ()

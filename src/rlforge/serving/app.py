@@ -378,7 +378,7 @@ async def _explain(request: Request, error: Exception) -> Response:
     match error:
         case RequestValidationError():
             status = 400
-            param, message = _invalid(error)
+            param, message, code = _invalid(error)
         case BadRequestError():
             status, param, code = error.status, error.param, error.code
         case DeploymentError():
@@ -402,16 +402,21 @@ async def _explain(request: Request, error: Exception) -> Response:
     )
 
 
-def _invalid(error: RequestValidationError) -> tuple[str | None, str]:
-    """The parameter that is wrong, and why, in our words; None: the body as a whole."""
+def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
+    """The parameter that is wrong, and why, in our words, and a code; None: the body as a whole."""
     first, *others = error.errors()
     if first["type"] == "json_invalid":  # its place is a position in the body
-        return None, f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
+        said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
+        return None, said, None
     place = _place(first, error.body)
-    # A value that may be of several types has an error for each.
+    # A value that may be of several types has an error for each; one inside of it says more.
+    inside = (each for each in others if place and _place(each, error.body).startswith(f"{place}."))
+    first = next(inside, first)
+    place = _place(first, error.body)
     alike = [first, *(each for each in others if _place(each, error.body) == place)]
     reasons = dict.fromkeys(_reason(each) for each in alike)
-    return place or None, f"{place or 'body'}: {', or '.join(reasons)}"
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
+    return place or None, f"{place or 'body'}: {', or '.join(reasons)}", code
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> str:
