@@ -149,9 +149,12 @@ def test_a_model_whose_weights_are_not_whole_is_refused(tmp_path, refused, chang
     assert re.search(reason, refused(folder, by_config=False))
 
 
-def test_a_damaged_generation_config_is_refused(tmp_path, refused):
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2, [3]]}']
+)
+def test_a_damaged_generation_config_is_refused(tmp_path, refused, text):
     folder = causal_folder(tmp_path / "model", "llama")
-    (folder / "generation_config.json").write_text("{")
+    (folder / "generation_config.json").write_text(text)
     assert "generation_config.json cannot be read" in refused(folder)
 
 

@@ -264,13 +264,15 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     try:
         file = cached_file(_where(resolve_model(config)), "generation_config.json")
         listed = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("eos_token_id")
+        ids = set(listed if isinstance(listed, list) else [listed])
+        if wrong := [each for each in ids if type(each) not in (int, type(None))]:
+            raise ValueError(f"eos_token_id holds {wrong[0]!r}, which is no id of a token")
     except OSError:  # base models often have none
-        listed = None
-    except (ValueError, AttributeError) as error:
+        ids = set()
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{config.place}: its generation_config.json cannot be read: {error}; mend or delete it"
         ) from error
-    ids = set(listed if isinstance(listed, list) else [listed])
     ids.add(tokenizer.eos_token_id)
     vocabulary = tokenizer.get_vocab()
     ids.update(vocabulary[token] for token in _END_OF_TURN if token in vocabulary)
