@@ -34,7 +34,9 @@ def found(on_path):
 
 @pytest.mark.parametrize("source", SAMPLE)
 def test_every_id_is_in_the_list_and_none_fails(found, source):
-    assert sorted(found[source]) == env_ids(source)
+    # OpenSpiel's games in Python are registered by imports, such as those of other tests.
+    ids = [each for each in env_ids(source) if not each.startswith(("python_", "chat_game"))]
+    assert sorted(found[source]) == ids
     results = {does["result"] for does in found[source].values()}
     assert results <= {"plays", "plays, with a note", "refused"}
     assert all(does["why"] for does in found[source].values() if does["result"] != "plays")
