@@ -34,7 +34,7 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
-from rlforge.errors import ConfigError, RlforgeError, raise_all
+from rlforge.errors import ConfigError, RlforgeError, collected, raise_all
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
@@ -48,7 +48,7 @@ from rlforge.preflight.model import (
     shape_problems,
     with_start,
 )
-from rlforge.preflight.policy import checked, with_template
+from rlforge.preflight.policy import checked, value_problems, with_template
 from rlforge.preflight.serving import check_service
 from rlforge.preflight.sft import check_sft
 from rlforge.rollout.datasets import count_samples, has_samples
@@ -81,7 +81,7 @@ def composed(
 ) -> tuple[Composed[Any], RunGraph]:
     """The validated configuration and its graph; ConfigError says what is wrong."""
     result, _ = with_template(compose_any(overrides, config_dir))
-    check(result, keys=keys)
+    _check_with_model(result, keys=keys)
     if local_copy(result.config.model) is not None:
         config = with_start(result)
         if isinstance(config, RunConfig):
@@ -95,7 +95,7 @@ def _composed(
 ) -> tuple[C, RunGraph]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     notes: list[str] = []
-    result = checked(compose_run(overrides, config_dir, root), check, notes.append)
+    result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     config = with_start(result)
     graph = _graph(config)
     for note in notes:
@@ -141,6 +141,17 @@ _CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
 def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
     _CHECKS[type(result.config)](result, keys=keys)
+
+
+def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
+    """As ``check``; what is wrong with a model of this machine is said at once, too."""
+    try:
+        check(result, keys=keys)
+    except ConfigError as error:
+        judged = not collected(value_problems(result))
+        if judged and local_copy(result.config.model) is not None:
+            raise_all([error, *model_problems(result.config)])
+        raise
 
 
 def train(

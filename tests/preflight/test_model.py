@@ -170,6 +170,21 @@ def test_tokens_without_a_row_are_counted(tmp_path, refused):
     )
 
 
+def test_what_is_wrong_with_configuration_and_model_is_said_at_once(tmp_path):
+    folder = causal_folder(tmp_path / "small", "llama", vocab_size=242)
+    given = overrides(folder, "algorithm=grpo", "model.lora.target_modules=[query]")
+    expected = [
+        *("use buffer=episode", "rewards.final=", "17 tokens of the tokenizer"),
+        "no linear layers named query",
+    ]
+    for command in (launch.train, launch.composed):
+        with pytest.raises(ConfigError) as caught:
+            command(given, None)
+        said = str(caught.value).splitlines()
+        assert len(said) == 4
+        assert all(text in line for text, line in zip(expected, said, strict=True)), said
+
+
 def test_special_tokens_that_nothing_writes_need_no_row():
     """Gemma 3 of 1B shares its tokenizer, with a token for images, with larger models."""
     tokenizer = byte_tokenizer(chat_template="{{ messages }}<turn>", special=["<pad>"])
