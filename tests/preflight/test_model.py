@@ -185,6 +185,21 @@ def test_what_is_wrong_with_configuration_and_model_is_said_at_once(tmp_path):
         assert all(text in line for text, line in zip(expected, said, strict=True)), said
 
 
+def test_arguments_that_the_chat_template_does_not_read_are_refused(tmp_path, refused):
+    folder = causal_folder(tmp_path / "llama", "llama")
+    file = folder / "chat_template.jinja"
+    file.write_text(file.read_text() + "{% if enable_thinking %}<think>{% endif %}")
+    assert refused(folder, "model.chat_template_args={enable_thinkng: false}") == (
+        f"model.chat_template_args.enable_thinkng: the chat template of {folder} does not read it; "
+        "did you mean enable_thinking?"
+    )
+    assert not found(folder, "model.chat_template_args={enable_thinking: false}")
+    file.unlink()
+    assert refused(folder, "model.chat_template_args={enable_thinking: false}").endswith(
+        "is missing; leave it out"
+    )
+
+
 def test_special_tokens_that_nothing_writes_need_no_row():
     """Gemma 3 of 1B shares its tokenizer, with a token for images, with larger models."""
     tokenizer = byte_tokenizer(chat_template="{{ messages }}<turn>", special=["<pad>"])

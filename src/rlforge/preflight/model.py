@@ -6,6 +6,7 @@ Only ``weight_problems`` reads weights.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import ModelConfig, PolicyConfig, RunConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
-from rlforge.errors import CheckpointError, ConfigError, refusals
+from rlforge.errors import CheckpointError, ConfigError, nearest, refusals
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
@@ -80,6 +81,22 @@ def model_problems(config: PolicyConfig) -> Iterator[str]:
         yield from shape_problems(config)
     else:
         yield from _of_empty_model(config)
+    if config.model.chat_template_args and local_copy(config.model) is not None:
+        yield from _of_template(config.model)
+
+
+def _of_template(model: ModelConfig) -> Iterator[str]:
+    try:
+        template = str(load_tokenizer(model).chat_template or "")
+    except ConfigError:  # said by the checks of the model
+        return
+    words = set(re.findall(r"\w+", template))
+    for name in sorted(set(model.chat_template_args) - words):
+        reason = "does not read it" if template else "is missing"
+        yield (
+            f"model.chat_template_args.{name}: the chat template of {model.label} {reason}"
+            f"{nearest(name, words) or '; leave it out'}"
+        )
 
 
 def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
