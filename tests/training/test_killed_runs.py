@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -242,20 +241,24 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_model_without_its_weights_is_one_message(
-    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_model_that_does_not_load_is_one_message(
+    small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = shutil.copytree(small_model, tmp_path / "broken")
-    (broken / "model.safetensors").unlink()
-    done = run(*train_arguments(broken))
+    Path("lost.py").write_text(
+        "from rlforge.errors import ConfigError\n\n"
+        "def make(config, device, threads, gpus):\n"
+        "    raise ConfigError(f'model {config.model.name!r} cannot be loaded: its disk is gone')\n"
+    )
+    problem = f"model '{small_model}' cannot be loaded: its disk is gone"
+    done = run(*train_arguments(small_model, "engine.name=lost:make"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
+    assert problem in done.stderr.splitlines()[-1]
     for name in ("summary.json", "progress.json"):
         assert json.loads((Path("run") / name).read_text())["status"] == "failed"
     capsys.readouterr()
     assert rlforge_here("monitor", "run") == 0
-    assert f"failed: model '{broken}' cannot be loaded" in capsys.readouterr().out
+    assert f"failed: {problem}" in capsys.readouterr().out
     assert not any(map(alive, all_pids()))
 
 
