@@ -160,6 +160,16 @@ def refusals(*calls: Callable[[], object]) -> Iterator[ConfigError]:
             yield error
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception of a library says, or the name of its class.
+
+    Example:
+        >>> first_line(OSError("no such file\\nat line 3")), first_line(KeyboardInterrupt())
+        ('no such file', 'KeyboardInterrupt')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def check_type(given: object, *taken: type, what: str) -> None:
     """Raise TypeError where an argument is none of the types ``taken``; what: a sentence on these.
 

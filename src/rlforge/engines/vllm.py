@@ -21,7 +21,7 @@ from rlforge.engines.core import EngineRequest, StepGenerator
 from rlforge.engines.threaded import STUCK_AFTER_S, ThreadedEngine
 from rlforge.engines.versions import Adapter, AdapterTable, PolicyKey
 from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
-from rlforge.errors import ConfigError, EngineError, PolicyLoadError
+from rlforge.errors import ConfigError, EngineError, PolicyLoadError, first_line
 from rlforge.models.files import VALUE_HEAD
 from rlforge.types import FinishReason
 
@@ -238,10 +238,9 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         try:
             self._llm.add_lora(LoRARequest(adapter.name, adapter.number, adapter.path))
         except Exception as error:  # vLLM, safetensors and torch each raise their own
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             uid = adapter.name.rpartition("#")[0]
             raise PolicyLoadError(
-                f"policy {uid!r} cannot be loaded from {adapter.path}: {reason[0]}; is it "
+                f"policy {uid!r} cannot be loaded from {adapter.path}: {first_line(error)}; is it "
                 "complete, and an adapter of this base model within model.lora.rank?"
             ) from error
 

@@ -243,7 +243,7 @@ class _NotedRejections:
         out = getattr(state, "elimination_order", [])
         asked_again = player in out
         thrown_out = type(state).set_invalid_move(state, reason)
-        # Environments ask who was thrown out again, for ever, and with nobody left look for ever
+        # Environments ask who was thrown out again, for ever, and with no player left look for ever
         # for the next player.
         if thrown_out and (asked_again or len(set(out)) == state.num_players):
             state.done = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlforge.config.schema import ModelConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, first_line
 from rlforge.models.load import load_model_config
 
 
@@ -27,10 +27,9 @@ def empty_model(config: ModelConfig) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(described)
     except Exception as error:  # each architecture raises its own for sizes that cannot be
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{config.place} cannot be built from its configuration: {reason[0]}; check its "
-            "config.json"
+            f"{config.place} cannot be built from its configuration: {first_line(error)}; check "
+            "its config.json"
         ) from error
 
 

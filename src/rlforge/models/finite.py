@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, first_line
 
 #: Numbers that are looked at at a time.
 _PART = 2**24
@@ -60,5 +60,4 @@ def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
             held = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
             yield from ((file, name, held[name]) for name in held if torch.is_tensor(held[name]))
     except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{file} is damaged or truncated: {reason[0]}") from error
+        raise ConfigError(f"{file} is damaged or truncated: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.schema import LoraConfig, ModelConfig, PolicyConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, first_line
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 from rlforge.system.checkpoint import step_name
 
@@ -269,11 +269,12 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     base: as ``resolve_model(config)`` returns it. Raises ConfigError when there is no adapter in
     ``path``, its rank, scale, target modules or base model differ, or it is no plain LoRA.
     """
+    from rlforge.models.empty import empty_model
     from rlforge.models.targets import adapted_layers
 
     if not (path / ADAPTER_CONFIG).is_file():
         raise ConfigError(f"learner.initial_adapter={path}: {NO_ADAPTER}")
-    described, model = read_adapter(path), _without_weights(config)
+    described, model = read_adapter(path), empty_model(config)
     lora = dataclasses.replace(config.lora, target_modules=adapted_layers(model, config.lora))
     theirs = dataclasses.replace(lora, target_modules=described.get("target_modules") or [])
     with contextlib.suppress(ConfigError):  # else shown as they are
@@ -288,6 +289,7 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
     same_shapes: refuse weights of other shapes than the configured model's as well. Raises
     ConfigError with the first difference.
     """
+    from rlforge.models.empty import empty_model
     from rlforge.models.load import load_model_config
 
     _read_json(path / MODEL_CONFIG)
@@ -300,7 +302,7 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
             f"the vocabulary of the model in {path} has {theirs} tokens, that of the configured "
             f"model {ours}"
         )
-    expected = shapes_of(_without_weights(config).state_dict()) if same_shapes else {}
+    expected = shapes_of(empty_model(config).state_dict()) if same_shapes else {}
     for file in _weight_files(path):
         found = {name: shape for name, shape in read_shapes(file).items() if name in expected}
         if (problem := misfit(found, {name: expected[name] for name in found})) is not None:
@@ -332,23 +334,14 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _without_weights(config: ModelConfig) -> Any:
-    """The configured model on the meta device: shapes without storage."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from rlforge.models.load import load_model_config
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(load_model_config(config))
-
-
 def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
     """The tensors that PEFT wants for the adapter in ``path`` over the configured model."""
     import torch
     from peft import PeftConfig, get_peft_model
 
-    model = _without_weights(config)
+    from rlforge.models.empty import empty_model
+
+    model = empty_model(config)
     try:
         wanted: Any = PeftConfig.from_pretrained(str(path))
         if wanted.is_prompt_learning:
@@ -358,8 +351,9 @@ def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
         with torch.device("meta"):
             return adapter_shapes(get_peft_model(model, wanted))
     except (KeyError, TypeError, ValueError) as error:  # PEFT raises these for odd settings
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"the adapter in {path} does not fit the model: {reason[0]}") from error
+        raise ConfigError(
+            f"the adapter in {path} does not fit the model: {first_line(error)}"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
     found = [*_env_problems(composed)]
     yield from found
     yield from _mode_problems(composed)
-    if found:  # nobody can play there
+    if found:  # no player can be asked there
         return
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
     yield from opponent_problems(composed, "pool.fixed_opponents", opponents, envs, keys=keys)

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, first_line
 from rlforge.system.network import check_proxies, spare_loopback, through
 
 #: Files of a model that are loaded where they are; those of an earlier push must not stay.
@@ -140,5 +140,4 @@ def hub_silence(error: Exception) -> str:
     """Why the hub did not answer, behind the proxy that was asked; one line for messages."""
     from huggingface_hub import constants
 
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{through(constants.ENDPOINT)}: {reason[0]}"
+    return f"{through(constants.ENDPOINT)}: {first_line(error)}"
