@@ -230,7 +230,7 @@ def opened(max_games=None, envs=(TWO,), opponents=(RANDOM, BASE)):
     return OpenEvaluation(tables, POLICY, step=4, seed=0, max_games=max_games)
 
 
-@given(st.integers(1, 40), st.integers(0, 12))
+@given(st.integers(1, 32), st.integers(0, 12))
 def test_an_open_evaluation_deals_whole_rounds_until_it_is_closed(dealt_first, under_way):
     evaluation = opened()
     specs = [evaluation.next_game() for _ in range(dealt_first)]
@@ -250,6 +250,14 @@ def test_an_open_evaluation_deals_whole_rounds_until_it_is_closed(dealt_first, u
     results = evaluation.results()
     assert sum(result.games for result in results) == len(specs) - under_way
     assert {(result.step, result.policy_uid) for result in results} == {(4, "step-4")}
+
+
+@pytest.mark.parametrize(("rivals", "expected"), [(2, 32), (20, 40)])
+def test_an_open_evaluation_without_a_cap_has_32_games_or_one_from_every_seat(rivals, expected):
+    evaluation = opened(opponents=[scripted(f"rival-{n}") for n in range(rivals)])
+    specs = list(iter(evaluation.next_game, None))
+    assert len(specs) == expected
+    assert len(set(map(rival, specs))) == rivals
 
 
 def test_an_open_evaluation_ends_at_its_cap_in_each_environment():

@@ -161,6 +161,28 @@ def test_an_evaluation_is_a_line_a_namespace_and_a_row(tmp_path, tracker, sink, 
     assert (row.history, row.loss_rate) == ((0.33, 0.7), 0.15)
 
 
+def test_recent_rates_are_over_the_newest_games_of_all_versions_also_of_a_resumed_run(
+    tmp_path, clock
+):
+    def tracked() -> tuple[Tracker, Memory]:
+        sink = Memory()
+        config = TrackerConfig(window=250)
+        return Tracker(tmp_path, config, "r", 10, [sink], clock=clock), sink
+
+    prefix = "evaluation-SimpleTak-v0-train/random_legal"
+    tracker, sink = tracked()
+    for step, wins in ((0, 40), (1, 60), (2, 70), (3, 50)):  # of 100 games each
+        tracker.add_eval(evaluation(step, wins))
+    assert sink.curve(f"{prefix}/recent_games") == [(0, 100), (1, 200), (2, 250), (3, 250)]
+    found = [rate for _, rate in sink.curve(f"{prefix}/recent_win_rate")]
+    # Half of version 0's games are in the window of version 2, half of version 1's in that of 3.
+    assert found == pytest.approx([0.4, 0.5, (20 + 60 + 70) / 250, (30 + 70 + 50) / 250])
+    again, sink = tracked()
+    again.resume(2)
+    again.add_eval(evaluation(3, 50))
+    assert sink.curve(f"{prefix}/recent_win_rate") == [(3, pytest.approx(0.6))]
+
+
 def test_an_exact_measure_is_a_line_a_namespace_and_a_row(tmp_path, tracker, sink):
     for step, gains in ((0, (0.25, 0.5)), (4, (0.125, 0.125)), (8, (0.0, 0.125))):
         tracker.add_exact(

@@ -466,8 +466,8 @@ class EvalConfig(Group):
     #: end.
     every: Whole = 20
     #: Instead of every ``eval.every`` updates, evaluate all the time:
-    #: ``collector.num_eval_workers`` games of the newest version are always under way, against the
-    #: opponents in turn.
+    #: ``collector.num_eval_workers`` games of the newest version are under way, against the
+    #: opponents in turn, up to ``eval.max_games_per_checkpoint``.
     continuous: bool = False
     #: Opponents; the untrained model (``base``) is always among them. null takes
     #: ``env.opponents``, which belong to the games. An entry of ``env.eval`` may have its own.
@@ -477,7 +477,8 @@ class EvalConfig(Group):
     games: Count = 128
     #: Games at the start and the end of training; null takes ``games``.
     final_games: Count | None = None
-    #: Cap of evaluation games per version and environment; null: none.
+    #: Cap of evaluation games per version and environment; null: none, with ``eval.continuous`` 32,
+    #: or more where one game per seat against each opponent needs them.
     max_games_per_checkpoint: Count | None = None
     #: Sampling temperature; null takes ``engine.temperature``.
     temperature: NotNegative | None = None

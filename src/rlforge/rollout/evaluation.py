@@ -15,6 +15,10 @@ from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef, 
 #: Stands for the opponent in single-player environments.
 NO_OPPONENT = "none"
 
+CONTINUOUS_GAMES = 32
+"""Games of a version in an environment with ``eval.continuous``, as UnstableBaselines has it; where
+one against each opponent from every seat are more, those."""
+
 
 @value
 class Pairing:
@@ -74,8 +78,8 @@ def plan_evaluation(
 class OpenEvaluation:
     """The games of one version, dealt one at a time as long as there is room for them.
 
-    They are those of ``plan_evaluation``, without an end or up to ``max_games`` per environment. A
-    round that has begun is completed, so that every seat counts equally.
+    They are those of ``plan_evaluation``, up to ``max_games`` per environment, None:
+    ``CONTINUOUS_GAMES``. A round that has begun is completed, so that every seat counts equally.
 
     Example: of a version that is superseded after its first game:
         >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
@@ -149,7 +153,7 @@ def _deal(
     seats: Sequence[PolicyRef] | None,
     part: int,
 ) -> Iterator[GameSpec]:
-    """Round after round, until every opponent has met its ``games``; None: without end."""
+    """Round after round, until every opponent has met its ``games``; None: ``max_games``."""
     met = [
         (pairing.env, rival, rounds)
         for pairing in pairings
@@ -159,7 +163,7 @@ def _deal(
     # A resumed run may evaluate a version again that has other weights now.
     prefix = f"eval-{part}" if part else "eval"
     for index in count():
-        left = [(env, rival) for env, rival, rounds in met if rounds is None or index < rounds]
+        left = [(env, rival) for env, rival, rounds in met if index < rounds]
         if not left:
             return
         for env, rival in left:
@@ -178,12 +182,15 @@ def _deal(
                 )
 
 
-def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Sequence[int | None]:
-    """Rounds against each rival; None: without end."""
+def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Sequence[int]:
+    """Rounds against each rival."""
     players, rivals = pairing.env.num_players, len(pairing.rivals)
-    wanted = None if games is None else -(-games // players)
-    if max_games is None or (wanted is not None and wanted * players * rivals <= max_games):
-        return [wanted] * rivals
+    if games is not None:
+        wanted = -(-games // players)
+        if max_games is None or wanted * players * rivals <= max_games:
+            return [wanted] * rivals
+    if max_games is None:
+        max_games = max(CONTINUOUS_GAMES, pairing.fewest_games)
     if max_games < pairing.fewest_games:
         raise ConfigError(
             f"eval.max_games_per_checkpoint is {max_games}: {pairing.env.id} needs at least "

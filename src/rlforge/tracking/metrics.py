@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from rlforge.tracking.progress import CollectionRow
-from rlforge.types import GameRecord
+from rlforge.types import EvalResult, GameRecord
 
 #: A metric's name starts with one of these, which say where it comes from.
 NAMESPACES = (
@@ -70,6 +70,39 @@ class Metrics:
             drained[key] = sum(shown) / len(shown)
         self._fresh.clear()
         return drained
+
+
+class RecentGames:
+    """The newest ``window`` evaluation games against an opponent, whatever version played them."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._results: deque[EvalResult] = deque()
+
+    def add(self, result: EvalResult) -> None:
+        """A further result; those that it pushes out of the window are forgotten."""
+        self._results.append(result)
+        held = sum(one.games for one in self._results)
+        while held - self._results[0].games >= self._window:
+            held -= self._results.popleft().games
+
+    def means(self) -> dict[str, float]:
+        """``recent_win_rate``, ``recent_reward`` and ``recent_games``; the rates 0 without games.
+
+        Of the oldest result only so many games count as the window has room for, by its means: a
+        result does not say which of its games came first.
+        """
+        games, won, reward = 0, 0.0, 0.0
+        for result in reversed(self._results):
+            counted = min(result.games, self._window - games)
+            games += counted
+            won += counted * result.win_rate
+            reward += counted * result.mean_reward
+        return {
+            "recent_win_rate": won / max(games, 1),
+            "recent_reward": reward / max(games, 1),
+            "recent_games": float(games),
+        }
 
 
 def _check(key: str) -> None:

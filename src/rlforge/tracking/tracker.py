@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
-from rlforge.tracking.metrics import Metrics, collection_rows, put_game
+from rlforge.tracking.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.tracking.progress import (
     ALARMS,
     LADDER_ROWS,
@@ -137,6 +137,9 @@ class Tracker:
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
+        self._recent_evals: defaultdict[tuple[str, str], RecentGames] = defaultdict(
+            lambda: RecentGames(self._cfg.window)
+        )
         self._exact: dict[str, ExactRow] = {}
         self._alarms: list[Alarm] = []
         earlier_s = self._read_files()
@@ -195,6 +198,7 @@ class Tracker:
         """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``.
 
         Its step in the sinks is that of the version that played, which may be below the newest.
+        ``recent_…`` are over the last ``cfg.window`` games, of earlier versions too.
         """
         prefix = f"evaluation-{result.env_id}/{result.opponent}"
         played = max(result.games, 1)
@@ -208,6 +212,7 @@ class Tracker:
         }
         self._eval_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
         self._remember_eval(result)
+        scalars |= self._recent_evals[result.env_id, result.opponent].means()
         self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
@@ -241,6 +246,7 @@ class Tracker:
     def _remember_eval(self, result: EvalResult) -> None:
         key = (result.env_id, result.opponent)
         self._win_rates[key] = WinRateRow.after(result, self._win_rates.get(key))
+        self._recent_evals[key].add(result)
 
     def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
         """The load of an engine: ``inference/ENGINE/…``.
