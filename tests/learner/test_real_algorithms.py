@@ -5,11 +5,19 @@ import math
 import random
 
 import pytest
+import torch
 from tests.harness.composed import composed
 from tests.learner import parts
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
+from rlforge.config.schema import (
+    A2cConfig,
+    AlgorithmConfig,
+    GrpoConfig,
+    KlConfig,
+    PpoConfig,
+    ReinforceConfig,
+)
 
 SHARED = {"kl": KlConfig(coef=0.05), "entropy_coef": 0.01}
 CONFIGS = {
@@ -52,3 +60,31 @@ def test_updates_stay_finite_over_epochs_and_optimizer_steps(config):
     assert result.version == 3
     assert all(math.isfinite(number) for number in result.metrics.values())
     assert result.metrics["nonfinite_steps"] == 0.0
+
+
+@pytest.mark.parametrize("how", ["constant", "sequence_mean"])
+def test_a_prompt_beyond_max_train_len_counts_in_the_mean_with_a_loss_of_zero(how):
+    limit, answer, rewards = 10, 4, (1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 1.5, -0.5)
+    steps = [
+        parts.step(
+            prompt_token_ids=tuple(range(1, length + 1)),
+            token_ids=(5, 6, 7, 8),
+            logprobs=(-1.0,) * answer,
+            reward=reward,
+        )
+        for length, reward in zip((3, 12, 4, 9, 10, 5, 11, 8), rewards, strict=True)
+    ]
+    model = parts.model()
+    losses = []
+    for step in steps:
+        seen = parts.plain_logprobs(model, step).gather(1, torch.tensor(step.token_ids)[:, None])
+        seen = seen[: max(0, limit - len(step.prompt_token_ids))]
+        divisor = answer if how == "constant" else max(1, len(seen))
+        losses.append(-step.reward * float(seen.sum()) / divisor)
+    algorithm = make_algorithm(ReinforceConfig(loss_aggregation=how, importance_cap=None), answer)
+
+    learner = parts.learner(model, algorithm, max_train_len=limit)
+    metrics = learner.update(parts.batch(steps)).metrics
+
+    assert metrics["samples_too_long"] == 3.0
+    assert metrics["loss"] == pytest.approx(sum(losses) / len(steps), abs=1e-6)

@@ -51,7 +51,8 @@ class LossInputs:
     progress: share of the run's updates that are done, in [0, 1).
     values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
         gradient; the same at the start of the update; its target.
-    total_tokens, total_sequences: of the whole optimizer step.
+    total_tokens, total_sequences: of the whole optimizer step, with its part of the steps of which
+        ``learner.max_train_len`` leaves only the prompt.
 
     Example: one answer of two tokens.
         >>> from torch import tensor
@@ -81,7 +82,7 @@ class LossInputs:
     reference_legal: Tensor | None = None
     progress: float = 0.0
     total_tokens: int
-    total_sequences: int
+    total_sequences: float
 
 
 @value

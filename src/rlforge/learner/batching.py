@@ -81,6 +81,15 @@ class Selection:
     too_long: int
     truncated: int
 
+    @property
+    def share(self) -> float:
+        """Share of ``turns`` in what a mean over sequences is taken of.
+
+        A step whose prompt leaves no room counts there with a loss of 0, as an answer does that is
+        cut: otherwise the others would weigh more, the more of such steps a batch has.
+        """
+        return len(self.turns) / max(1, len(self.turns) + self.too_long)
+
 
 @value
 class MicroBatch:

@@ -38,7 +38,7 @@ def loss_inputs(
     scores: Scores,
     inputs: UpdateInputs,
     total_tokens: int,
-    total_sequences: int,
+    total_sequences: float,
     present: Tensor | None = None,
 ) -> LossInputs:
     """The part of ``inputs`` that belongs to ``micro``, and its ``scores``.

@@ -172,7 +172,7 @@ class Learner:
             inputs = self._inputs(batch.steps, selection, watch)
             steps = steps_per_pass(config, len(selection.rows))
             done = [
-                self._optimizer_step(rows, inputs, watch)
+                self._optimizer_step(rows, inputs, watch, selection.share)
                 for _ in range(config.epochs)
                 for rows in split_rows(selection.rows, steps, generator)
             ]
@@ -416,9 +416,12 @@ class Learner:
         )
 
     def _optimizer_step(
-        self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch
+        self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch, share: float
     ) -> OptimizerStep:
-        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
+        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite.
+
+        share: ``Selection.share`` of the batch.
+        """
         turns = [turn for row in rows for turn in row.turns]
         total_tokens = sum(len(turn.answer) for turn in turns)
         counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0, "scored": 0}
@@ -433,7 +436,7 @@ class Learner:
                 if self._single_step and part.counts:
                     inputs.proximal.fill(micro, scores)
                 output = self._algorithm.loss(
-                    loss_inputs(micro, scores, inputs, total_tokens, len(turns), present)
+                    loss_inputs(micro, scores, inputs, total_tokens, len(turns) / share, present)
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:
