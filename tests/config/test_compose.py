@@ -85,3 +85,25 @@ def test_float16_is_refused_with_the_reason_and_the_mend():
         rlforge.compose("tictactoe_mirror", "model.dtype=float16")
     with pytest.raises(ConfigError, match=r"dtype=float17.*no such choice"):
         rlforge.compose("tictactoe_mirror", "model.dtype=float17")
+
+
+@pytest.mark.parametrize("name", ["qwen3_1p7b_simpletak", "blotto_league"])
+def test_another_pool_can_be_chosen_over_an_experiment_that_sets_the_size_of_its_own(name):
+    """The sizes of the experiment stay: 3 versions, or 28 that are spaced."""
+    for pool in ("lagged", "fictitious", "random"):
+        config = compose([f"+experiment={name}", f"pool={pool}"]).config
+        assert config.pool.mode == pool
+        assert list(config.problems()) == []
+    lagged = compose([f"+experiment={name}", "pool=lagged"]).config.pool
+    assert lagged.lags == (1, lagged.max_active_lora - 1)
+
+
+def test_lags_that_cannot_be_counted_are_refused():
+    lagged = ["pool=lagged", "pool.lag_range=[1,2]"]
+    for line, key in {
+        "pool.max_active_lora=2": "lag_range",
+        "pool.history=spaced": "lag_range",
+        "pool.max_active_lora=1": "max_active_lora",
+    }.items():
+        problems = dict(compose([*lagged, line]).config.problems())
+        assert next(iter(problems)) == f"pool.{key}"

@@ -63,7 +63,8 @@ class PoolConfig(Group):
     #: active only while they are current.
     keep_every: Count = 1
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
-    lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
+    #: null: all former ones that are active.
+    lag_range: Annotated[list[Whole], Length(2)] | None = None
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M``, ``openrouter:M``
     #: or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
@@ -82,24 +83,32 @@ class PoolConfig(Group):
     #: Endpoints of API opponents, in pool and evaluation.
     api: ApiConfig = field(default_factory=ApiConfig)
 
+    @property
+    def lags(self) -> tuple[int, int]:
+        """``lag_range``, or what takes in every former version that is active."""
+        low, high = self.lag_range or (1, self.max_active_lora - 1)
+        return low, high
+
     def clashes(self) -> Iterator[Problem]:
-        low, high = self.lag_range
-        if low > high:
+        low, high = self.lags
+        if self.lag_range is not None and low > high:
             yield "lag_range", "must be [low, high] with 0 <= low <= high"
         if self.mode == "fixed" and not self.fixed_opponents:
             yield "mode", "needs opponents; add pool.fixed_opponents=[random_legal], for example"
-        if self.mode == "lagged" and high >= self.max_active_lora:
+        if self.mode == "lagged" and self.max_active_lora < 2:
+            yield "max_active_lora", "leaves pool.mode=lagged no former version; raise it to 2"
+        elif self.mode == "lagged" and high >= self.max_active_lora:
             yield (
                 "lag_range",
                 f"reaches {high} versions back, outside the active window of "
                 f"pool.max_active_lora={self.max_active_lora} (current one included); "
                 "lower the one or raise the other",
             )
-        if self.mode == "lagged" and self.history != "newest":
+        if self.mode == "lagged" and self.history != "newest" and self.lag_range is not None:
             yield (
-                "history",
-                "leaves out versions, so that pool.mode=lagged cannot count how many an opponent "
-                "is behind; set pool.history=newest or another mode",
+                "lag_range",
+                f"cannot be counted where pool.history={self.history} leaves out versions; set it "
+                "to null, which draws any of those that stay, or pool.history=newest",
             )
         least = {"newest": 1, "spaced": 3}.get(self.history, 2)
         if self.max_active_lora < least:

@@ -229,7 +229,7 @@ class ModelPool:
             past=tuple(checkpoint.uid for checkpoint in past),
             newest=newest,
             fixed=tuple(policy.uid for policy in self.fixed(name)),
-            lag_range=(config.lag_range[0], config.lag_range[1]),
+            lag_range=config.lags,
             temperature=line.temperature,
             include_current=config.include_current,
             weighting=config.weighting,
