@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import close_session
 from tests import factories
+from tests.harness.hub import hub as local_hub
 from transformers import (
     AutoTokenizer,
     BloomConfig,
@@ -183,19 +182,8 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub on this machine, as ``HF_ENDPOINT`` names one."""
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-        close_session()  # its proxies are those of its first request
+    with local_hub(monkeypatch, Hub) as url:
         yield url
-        server.shutdown()
-    close_session()
 
 
 @pytest.mark.parametrize(

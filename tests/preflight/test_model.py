@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.factories import byte_tokenizer, causal_folder, causal_lm
 from tests.harness.composed import composed
+from tests.harness.hub import ModelFiles, hub
 
 from rlforge import launch
 from rlforge.config.schema import LoraConfig
@@ -295,6 +296,30 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, refused, where, numbe
     launch.composed(overrides(folder, *more), None, keys=False)
     assert said.startswith(where)
     assert f"{file}: {name} holds 1 numbers that are not finite" in said
+
+
+def test_weights_on_the_hub_are_fetched_and_read_before_a_run_starts(tmp_path, monkeypatch, capsys):
+    """Doctor fetches configuration and tokenizer only, and says so."""
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    folder = causal_folder(tmp_path / "llama", "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with hub(monkeypatch, ModelFiles, folder):
+        for _ in range(2):
+            report = examine(composed(*overrides("org/m")), check=launch.check)
+            assert report.healthy
+            assert report.memory is not None
+            assert any("its weights are on the hub only" in one.detail for one in report.findings)
+            assert not [*cache.rglob("model.safetensors")]
+        with pytest.raises(ConfigError, match=r"^model\.name=org/m: .*norm\.weight holds 1"):
+            launch.train(overrides("org/m"), None)
+        assert "fetching the weights of org/m" in capsys.readouterr().err
+        assert not (tmp_path / "runs").exists()
+        (said,) = found("org/m")
+        assert "norm.weight holds 1 numbers that are not finite" in said
 
 
 def test_experts_are_refused_where_rows_must_not_depend_on_their_batch(tmp_path, refused):

@@ -72,6 +72,20 @@ def local_copy(config: ModelConfig) -> Path | None:
     return None if made is not None else _cached(config.name or "")
 
 
+def unfetched(config: ModelConfig) -> bool:
+    """Whether the weights of a model of the hub are not, or not all, on this machine."""
+    name = config.name or ""
+    if made_model(config.kind) is not None or Path(name).expanduser().is_dir():
+        return False
+    folder, shards = _cached(name), set()
+    if folder is None:
+        return True
+    for index in folder.glob("*.index.json"):
+        shards |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    found = [*folder.glob("*.safetensors"), *folder.glob("*_model*.bin")]
+    return not found or not shards <= {file.name for file in found}
+
+
 def _cached(name: str) -> Path | None:
     """The hub's copy of a model on this machine."""
     from huggingface_hub import try_to_load_from_cache

@@ -14,7 +14,7 @@ from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
-from rlforge.models.load import check_source, local_copy
+from rlforge.models.load import check_source, local_copy, unfetched
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
@@ -103,8 +103,8 @@ def examine(
     ]
     assumed = gpu_memory_gb is not None
     hardware, finding = _hardware(config, assumed=assumed)
-    located = locate(config.model)
-    findings += [finding, *_packages(config, hardware), *_model(composed, located, assumed=assumed)]
+    findings += [finding, *_packages(config, hardware), *_model(composed, assumed=assumed)]
+    located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
     if plain is not None:
         findings.append(Finding(what="prompts", state="note", detail=plain))
@@ -318,14 +318,13 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
     return findings
 
 
-def _model(composed: Composed[Any], located: Located, *, assumed: bool) -> list[Finding]:
+def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
     """assumed: the run is for another machine, on which the model may be."""
     config = composed.config
     try:
         check_source(config.model)
-        here = local_copy(config.model) is not None
         problems = [*model_problems(config)]
-        if here:
+        if local_copy(config.model) is not None:
             config = with_start(composed)
             problems += [*saved_problems(config), *weight_problems(config)]
     except ConfigError as error:
@@ -336,10 +335,12 @@ def _model(composed: Composed[Any], located: Located, *, assumed: bool) -> list[
         return [*unknown, Finding(what="model", state=state, detail=str(error))]
     if problems:
         return [_problem("model", text) for text in problems]
-    name = config.model.label
-    findings = [Finding(what="model", state="ok", detail=f"{name}: {located.place}")]
-    notes = [Finding(what="model", state="note", detail=note) for note in model_notes(config)]
-    return [*findings, *notes]
+    detail = f"{config.model.label}: {locate(config.model).place}"
+    findings = [Finding(what="model", state="ok", detail=detail)]
+    notes = [*model_notes(config)]
+    if unfetched(config.model):
+        notes.append("its weights are on the hub only: training fetches them, and reads them then")
+    return [*findings, *(Finding(what="model", state="note", detail=note) for note in notes)]
 
 
 def _problem(what: str, detail: str) -> Finding:

@@ -26,6 +26,7 @@ from rlforge.models.load import (
     local_copy,
     resolve_model,
     stop_token_ids,
+    unfetched,
 )
 from rlforge.models.made import made_model
 from rlforge.models.shape import unknown_targets
@@ -169,9 +170,12 @@ def saved_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def weight_problems(config: PolicyConfig) -> Iterator[str]:
-    """Weights that are not finite, or not there, in files of the model and of saved policies."""
+    """Weights that are not finite, or not there, in files of the model and of saved policies.
+
+    Those of a model whose weights are still on the hub are not fetched, and so not read.
+    """
     folders: dict[Path, str] = {}
-    if (own := local_copy(config.model)) is not None:
+    if (own := local_copy(config.model)) is not None and not unfetched(config.model):
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}

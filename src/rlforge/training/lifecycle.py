@@ -338,11 +338,14 @@ def prepared(
     A KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
     """
     # Torch is imported late: importing this module does not cost seconds.
-    from rlforge.models.load import prompt_room, resolve_model
+    from rlforge.models.load import lacking_weights, prompt_room, resolve_model, unfetched
 
     if config.engine.name == "vllm":
         check_installed(hardware.device)
     resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    if unfetched(config.model):
+        print(f"fetching the weights of {config.model.label}", file=sys.stderr, flush=True)
+        lacking_weights(config.model)
     run_dir = run_dir.absolute()
     here = with_own_start(config, run_dir)
     raise_all(saved_problems(here))
