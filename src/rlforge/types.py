@@ -29,7 +29,7 @@ _WINNERS: Mapping[str, Mapping[str, Winners]] = {
     "openspiel": {
         **dict.fromkeys(
             (
-                *("bridge", "dou_dizhu", "euchre", "skat", "social_deduction", "spades", "tarok"),
+                *("bridge", "dou_dizhu", "euchre", "skat", "social_deduction", "spades"),
                 "tiny_bridge_4p",
             ),
             "team",

@@ -2,10 +2,11 @@ import random
 import re
 from collections import Counter
 
+import pyspiel
 import pytest
 
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.openspiel import OpenSpielGame
+from rlforge.games.openspiel import OpenSpielGame, load_game
 from rlforge.games.registry import check_env
 from rlforge.types import EnvSpec
 
@@ -101,6 +102,59 @@ def test_invalid_answers_beyond_the_allowance_lose_the_most_there_is(allowance):
     result = game.result()
     assert (result.end_reason, result.invalid_by) == ("invalid_move", 1)
     assert result.rewards == {0: 13.0, 1: -13.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "moves", "lost"),
+    [
+        ("bridge", 0, {0, 2}),
+        ("bridge", 2, {0, 2}),
+        ("tiny_bridge_4p", 1, {1, 3}),
+        ("euchre", 0, {0, 2}),
+        ("spades", 5, {1, 3}),
+        ("coop_box_pushing", 1, {0, 1}),
+        ("tiny_hanabi", 1, {0, 1}),
+        ("leduc_poker(players=3)", 1, {1}),
+    ],
+)
+def test_a_player_who_forfeits_loses_with_its_team(name, moves, lost):
+    env = EnvSpec(
+        id=name,
+        source="openspiel",
+        num_players=load_game(name).num_players(),
+        error_allowance=0,
+        actions="numbers",
+    )
+    game, draw = OpenSpielGame(env, 7), random.Random(3)
+    while moves or game.view().player_id not in lost:
+        game.step(draw.choice(game.view().legal_actions))
+        moves -= bool(moves)
+    game.step("no brackets")
+    rewards = game.result().rewards
+    assert {one for one in rewards if env.outcome(rewards, one) == "loss"} == lost
+    assert {rewards[one] for one in lost} == {load_game(name).min_utility()}
+    assert len({rewards[one] for one in rewards if one not in lost}) <= 1
+    if load_game(name).get_type().utility == pyspiel.GameType.Utility.ZERO_SUM:
+        assert sum(rewards.values()) == 0
+
+
+@pytest.mark.parametrize(("moves", "teams"), [(0, {1}), (9, {1, 2})])
+def test_defenders_are_a_team_once_the_landlord_is_known(moves, teams):
+    env = EnvSpec(id="dou_dizhu", source="openspiel", num_players=3, error_allowance=0)
+    lost = set()
+    for seed in range(12):
+        game, draw = OpenSpielGame(env, seed), random.Random(seed)
+        for _ in range(moves):
+            if not game.done:
+                game.step(draw.choice(game.view().legal_actions))
+        if game.done:  # without a landlord
+            continue
+        game.step("no brackets")
+        result = game.result()
+        team = [one for one in range(3) if env.outcome(result.rewards, one) == "loss"]
+        assert result.invalid_by in team
+        lost.add(len(team))
+    assert lost == teams
 
 
 def test_the_turn_limit_is_a_draw_and_an_accepted_action_restores_the_allowance():

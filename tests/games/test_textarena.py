@@ -40,7 +40,8 @@ class Scripted(textarena.Env):
         self.misbehave, self.rewards = misbehave, rewards
 
     def reset(self, num_players, seed=None):
-        self.state = textarena.TwoPlayerState(num_players=num_players, seed=seed)
+        kind = textarena.TwoPlayerState if num_players == 2 else textarena.TeamMultiPlayerState
+        self.state = kind(num_players=num_players, seed=seed)
         self.state.reset(game_state={}, player_prompt_function=lambda **_: "Say something.")
 
     def step(self, action):
@@ -345,6 +346,25 @@ def test_an_invalid_move_that_ends_a_game_pays_minus_one_whatever_is_handed_over
     assert game.result() == GameResult(
         rewards={0: -1.0, 1: other}, end_reason="invalid_move", invalid_by=0
     )
+
+
+@pytest.mark.parametrize(
+    ("winners", "handed", "paid"),
+    [
+        ("team", {0: -0.5, 1: -0.5, 2: 1, 3: 1}, {0: -1, 1: -1, 2: 1, 3: 1}),
+        ("team", {0: 0, 1: 0, 2: 0, 3: 0}, {0: -1, 1: 0, 2: 0, 3: 0}),
+        ("one", {0: -0.5, 1: -0.5, 2: 1, 3: 1}, {0: -1, 1: -0.5, 2: 1, 3: 1}),
+        ("all", {0: 4, 1: 4, 2: 4, 3: 4}, {0: -1, 1: -1, 2: -1, 3: -1}),
+    ],
+)
+def test_an_invalid_move_is_lost_by_the_team(scripted_env, winners, handed, paid):
+    def forfeit(env):
+        env.state.done = env.state.set_invalid_move("Not like this.")
+
+    changes = {"error_allowance": 0, "num_players": 4, "winners": winners}
+    game = TextArenaGame(dataclasses.replace(scripted_env(forfeit, handed), **changes), 0)
+    game.step("x")
+    assert game.result().rewards == paid
 
 
 @pytest.mark.parametrize("name", ["Countdown", "Cryptarithm", "Slitherlink", "ThreeCardMonte"])

@@ -22,12 +22,16 @@ from rlforge.games.grids import LINE_LENGTHS, Grid
 from rlforge.games.openspiel_rules import introduction
 from rlforge.types import Actions, EndReason, EnvSpec
 
+#: Random ends of a game by which its teams are known.
+_ENDINGS = 16
+
 
 class OpenSpielGame(TurnGame):
     """One play of an OpenSpiel game.
 
-    An invalid answer beyond the allowance forfeits: the player gets the game's minimum utility, so
-    that forfeiting never pays; in zero-sum games the other players share the opposite amount.
+    An invalid answer beyond the allowance forfeits: the player, and each member of its team, gets
+    the game's minimum utility, so that forfeiting never pays; in zero-sum games the other players
+    share the opposite amount.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
@@ -38,7 +42,7 @@ class OpenSpielGame(TurnGame):
         self._feedback = ""
         with self._foreign("new_initial_state"):
             self._state = self._game.new_initial_state()
-            self._settle_chance()
+            self._settle_chance(self._state)
 
     @property
     def accepted(self) -> bool:
@@ -57,17 +61,13 @@ class OpenSpielGame(TurnGame):
             self._feedback = ""
             with self._foreign("step"):
                 self._state.apply_action(known[token])
-                self._settle_chance()
+                self._settle_chance(self._state)
         else:
             self._errors += 1
             given = token or "no action in brackets"
             self._feedback = f"Your last action was not accepted: {given}. Try another action."
             if self._errors > self._spec.error_allowance:
-                worst, players = self._game.min_utility(), range(self._game.num_players())
-                zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
-                others = -worst / (len(players) - 1) if zero_sum else 0.0
-                rewards = {one: worst if one == player else others for one in players}
-                self._finish(rewards, "invalid_move", player)
+                self._finish(self._forfeited(player), "invalid_move", player)
                 return
         if self._state.is_terminal():
             self._finish(dict(enumerate(self._state.returns())), "finished", None)
@@ -96,10 +96,41 @@ class OpenSpielGame(TurnGame):
             raise GameError(f"{self._spec.id}: rewards {rewards} are not finite")
         super()._finish(rewards, reason, invalid_by)
 
-    def _settle_chance(self) -> None:
-        while self._state.is_chance_node():
-            outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
-            self._state.apply_action(self._random.choices(outcomes, chances)[0])
+    def _forfeited(self, player: int) -> dict[int, float]:
+        """The reward of each player where ``player`` forfeits."""
+        worst, players = self._game.min_utility(), range(self._game.num_players())
+        with self._foreign("forfeit"):
+            team = self._team(player)
+        zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+        rest = len(players) - len(team)
+        others = -worst * len(team) / rest if zero_sum and rest else 0.0
+        return {one: worst if one in team else others for one in players}
+
+    def _team(self, player: int) -> set[int]:
+        """Those who win and lose with ``player``, itself included.
+
+        OpenSpiel does not name the teams, and roles make some of them during a game: a team is who
+        has the same returns however the game goes on.
+        """
+        team = set(range(self._game.num_players()))
+        if self._spec.won_by == "all":
+            return team
+        returns: list[list[float]] = []
+        for _ in range(_ENDINGS if self._spec.won_by == "team" else 0):
+            state = self._state.clone()
+            while not state.is_terminal():
+                state.apply_action(self._random.choice(state.legal_actions()))
+                self._settle_chance(state)
+            returns.append(state.returns())
+        telling = [each for each in returns if len(set(each)) > 1]
+        if not telling:
+            return {player}
+        return {one for one in team if all(each[one] == each[player] for each in telling)}
+
+    def _settle_chance(self, state: pyspiel.State) -> None:
+        while state.is_chance_node():
+            outcomes, chances = zip(*state.chance_outcomes(), strict=True)
+            state.apply_action(self._random.choices(outcomes, chances)[0])
 
 
 def make(env: EnvSpec, seed: int) -> OpenSpielGame:

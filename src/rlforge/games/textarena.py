@@ -180,8 +180,8 @@ class TextArenaGame(TurnGame):
     def _rewards(self, invalid_by: int | None) -> dict[int, float]:
         """The reward of each player; ``invalid_by``: whose invalid move ended the game, if one did.
 
-        That player gets -1, whatever the environment hands over, and the others what they have
-        from it, or 0 where it has no number for them.
+        That player gets -1, whatever the environment hands over, as do those of its team, which
+        gets one reward from it; others have what they get from it, or 0 where that is no number.
         """
         rewards, _ = self._call("close", self._env.close)
         players = range(self._spec.num_players)
@@ -191,7 +191,14 @@ class TextArenaGame(TurnGame):
                 player: float(found[player]) if _is_number(found.get(player)) else 0.0
                 for player in players
             }
-            return paid | {invalid_by: -1.0}
+            winners, teams = self._spec.won_by, len(set(paid.values())) > 1
+            team = {
+                player
+                for player in players
+                if winners == "all"
+                or (winners == "team" and teams and paid[player] == paid[invalid_by])
+            }
+            return paid | dict.fromkeys({invalid_by, *team}, -1.0)
         if not isinstance(rewards, dict) or set(rewards) != set(players):
             raise self._failure("close", f"rewards {rewards!r} are not one for each player")
         for player, reward in rewards.items():
