@@ -299,6 +299,11 @@ async def test_logprobs_of_a_chat_come_whole_also_in_a_stream_and_up_to_a_stop_s
     assert choice.message.content == "".join(texts[:place])
     assert choice.logprobs.content == whole.logprobs.content[: place + 1]
     assert (choice.finish_reason, cut.usage.completion_tokens) == ("stop", place + 1)
+    data = [bytes(entry.bytes) for entry in whole.logprobs.content]
+    assert b"".join(data).decode(errors="replace") == whole.message.content
+    text = (await served.ask(**asked | {"logprobs": 1})).choices[0]
+    starts = zip(text.logprobs.tokens, text.logprobs.text_offset, strict=True)
+    assert all(text.text.startswith(shown, start) for shown, start in starts if len(shown) == 1)
 
 
 async def test_an_answer_with_logprobs_is_still_learned_from_by_its_sampling_distribution(

@@ -9,8 +9,6 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from tokenizers.decoders import DecodeStream
-
 from rlforge.engines.base import check_request
 from rlforge.engines.grammars import check_grammar
 from rlforge.errors import ConfigError, EngineError
@@ -25,6 +23,7 @@ from rlforge.serving.protocol import (
 )
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.serving.text import TextStream, token_bytes
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 
@@ -106,67 +105,6 @@ class AnswerObserver(Protocol):
 
     async def rewarded(self, answer_id: str, reward: float) -> bool:
         """A client reports the reward of an answer; whether the observer made use of it."""
-
-
-class TextStream:
-    """Turns tokens into pieces of text; their concatenation is the text of all tokens.
-
-    tokenizer: a Hugging Face one of ``tokenizers``. stops: strings that end the text and are not
-    part of it; text that may be the beginning of one is held back, as are characters whose bytes
-    are incomplete.
-
-    Example:
-        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
-        >>> tokenizer = build_tokenizer([])  # a token a byte
-        >>> text = TextStream(tokenizer, stops=["END"])
-        >>> [text.add([token]) for token in tokenizer.encode("é EEND.")]
-        ['', 'é', ' ', '', 'E', '', '', '']
-        >>> text.stopped
-        True
-    """
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._text = ""
-        self._sent = 0
-        self.stopped = False
-
-    @property
-    def text(self) -> str:
-        """The text of all pieces so far."""
-        return self._text[: self._sent]
-
-    def add(self, ids: Sequence[int]) -> str:
-        """The next piece, which may be empty."""
-        self._text += self._stream.step(self._tokenizer.backend_tokenizer, list(ids)) or ""
-        unsent = self._text[self._sent :]
-        # Of the characters at the end that may begin a stop string.
-        lengths = (
-            length
-            for stop in self._stops
-            for length in range(min(len(stop) - 1, len(unsent)), 0, -1)
-            if unsent.endswith(stop[:length])
-        )
-        return self._release(max(lengths, default=0))
-
-    def finish(self, ids: Sequence[int]) -> str:
-        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
-        whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
-        self._text += whole[len(self._text) :]
-        return self._release(0)
-
-    def _release(self, held_back: int) -> str:
-        if self.stopped:
-            return ""
-        found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]
-        if found:
-            self.stopped = True
-            self._text = self._text[: min(found)]
-            held_back = 0
-        piece = self._text[self._sent : len(self._text) - held_back]
-        self._sent += len(piece)
-        return piece
 
 
 class TokenStream:
@@ -355,10 +293,15 @@ class Answering:
         return len(completion.token_ids)
 
     def _scored(self, completion: Completion, count: int) -> list[ScoredToken]:
-        pairs = zip(completion.token_ids, completion.model_logprobs, strict=True)
+        ids = completion.token_ids
+        each = zip(ids, token_bytes(self._tokenizer, ids), completion.model_logprobs, strict=True)
         return [
-            ScoredToken(text=self._tokenizer.decode([token]), logprob=logprob)
-            for token, logprob in [*pairs][:count]
+            ScoredToken(
+                text=data.decode(errors="replace") or self._tokenizer.decode([token]),
+                data=data,
+                logprob=logprob,
+            )
+            for token, data, logprob in [*each][:count]
         ]
 
     def _grammar(self, request: Sampling) -> str | None:

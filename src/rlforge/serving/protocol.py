@@ -6,6 +6,7 @@ or with a value that switches them off.
 
 from __future__ import annotations
 
+import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -388,9 +389,13 @@ class DeployRequest(_Strict):
 
 @value
 class ScoredToken:
-    """A token of an answer, and its log-probability by the model's own distribution."""
+    """A token of an answer, and its log-probability by the model's own distribution.
+
+    text: as shown, the name of a special token. data: its bytes of the answer's text.
+    """
 
     text: str
+    data: bytes
     logprob: float
 
 
@@ -503,18 +508,20 @@ class Envelope:
                 {
                     "token": each.text,
                     "logprob": each.logprob,
-                    "bytes": list(each.text.encode()),
+                    "bytes": list(each.data),
                     "top_logprobs": [],
                 }
                 for each in scored
             ]
             return {"content": content, "refusal": None}
-        texts = [each.text for each in scored]
+        whole, offsets = codecs.getincrementaldecoder("utf-8")(errors="replace"), [0]
+        for each in scored:
+            offsets.append(offsets[-1] + len(whole.decode(each.data)))
         return {
-            "tokens": texts,
+            "tokens": [each.text for each in scored],
             "token_logprobs": [each.logprob for each in scored],
             "top_logprobs": None,
-            "text_offset": [len("".join(texts[:index])) for index in range(len(texts))],
+            "text_offset": offsets[:-1],
         }
 
 

@@ -1,0 +1,128 @@
+"""The text of an answer while it is generated, and the bytes of it that each token is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+#: The byte of each character that byte-level tokenizers write tokens in: itself where it is
+#: printed, else one of the characters from 256 on, as GPT-2 has it.
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTED)
+_BYTES = {chr(byte): byte for byte in _PRINTED}
+_BYTES |= {chr(number): byte for number, byte in enumerate(_OTHERS, start=256)}
+
+
+class TextStream:
+    """Turns tokens into pieces of text; their concatenation is the text of all tokens.
+
+    tokenizer: a Hugging Face one of ``tokenizers``. stops: strings that end the text and are not
+    part of it; text that may be the beginning of one is held back, as are characters whose bytes
+    are incomplete.
+
+    Example:
+        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
+        >>> tokenizer = build_tokenizer([])  # a token a byte
+        >>> text = TextStream(tokenizer, stops=["END"])
+        >>> [text.add([token]) for token in tokenizer.encode("é EEND.")]
+        ['', 'é', ' ', '', 'E', '', '', '']
+        >>> text.stopped
+        True
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._text = ""
+        self._sent = 0
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces so far."""
+        return self._text[: self._sent]
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The next piece, which may be empty."""
+        self._text += self._stream.step(self._tokenizer.backend_tokenizer, list(ids)) or ""
+        unsent = self._text[self._sent :]
+        # Of the characters at the end that may begin a stop string.
+        lengths = (
+            length
+            for stop in self._stops
+            for length in range(min(len(stop) - 1, len(unsent)), 0, -1)
+            if unsent.endswith(stop[:length])
+        )
+        return self._release(max(lengths, default=0))
+
+    def finish(self, ids: Sequence[int]) -> str:
+        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
+        whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
+        self._text += whole[len(self._text) :]
+        return self._release(0)
+
+    def _release(self, held_back: int) -> str:
+        if self.stopped:
+            return ""
+        found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]
+        if found:
+            self.stopped = True
+            self._text = self._text[: min(found)]
+            held_back = 0
+        piece = self._text[self._sent : len(self._text) - held_back]
+        self._sent += len(piece)
+        return piece
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """The bytes of each token of an answer; joined, those of its text in UTF-8.
+
+    Special tokens have none, as they are no part of the text, and a token of a part of a character
+    has that part.
+
+    Example:
+        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
+        >>> tokenizer = build_tokenizer([])  # a token a byte
+        >>> token_bytes(tokenizer, tokenizer.encode("é!"))
+        [b'\\xc3', b'\\xa9', b'!']
+    """
+    core, special = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
+    names = [
+        "" if token in special and special[token].special else core.id_to_token(token) or ""
+        for token in ids
+    ]
+    whole = core.decode(list(ids), skip_special_tokens=True)
+    decoder = b"" if core.decoder is None else core.decoder.__getstate__()
+    steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
+    if b"ByteLevel" in steps:
+        found = [
+            bytes(map(_BYTES.__getitem__, name)) if _BYTES.keys() >= {*name} else name.encode()
+            for name in names
+        ]
+    elif b"ByteFallback" in steps:
+        found = [
+            bytes([int(name[3:5], 16)])
+            if re.fullmatch("<0x[0-9A-Fa-f]{2}>", name)
+            else name.replace("▁", " ").encode()
+            for name in names
+        ]
+    else:
+        stream = DecodeStream(skip_special_tokens=True)
+        pieces = [stream.step(core, token) or "" for token in ids]
+        if pieces:
+            pieces[-1] += whole[len("".join(pieces)) :]
+        found = [piece.encode() for piece in pieces]
+    # Decoders drop the space in front of the first word.
+    dropped = _spaces(b"".join(found).decode(errors="replace")) - _spaces(whole)
+    if dropped > 0:
+        first = next(number for number, each in enumerate(found) if each)
+        found[first] = found[first][dropped:]
+    return found
+
+
+def _spaces(text: str) -> int:
+    """Spaces in front of ``text``."""
+    return len(text) - len(text.lstrip(" "))
