@@ -13,6 +13,9 @@ from rlforge.models.load import load_base_model
 from rlforge.models.shape import KNOWN
 from rlforge.models.smollm2 import CACHE_NAME
 
+COMPLETE = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 10}
+COMPLETE |= {"num_attention_heads": 2, "intermediate_size": 16}
+
 
 def test_the_shape_of_a_local_model_counts_its_parameters(small_model):
     config = ModelConfig(name=str(small_model))
@@ -30,9 +33,7 @@ def test_the_hubs_local_copy_is_read(tmp_path, monkeypatch):
     snapshot.mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 10}
-    config |= {"num_attention_heads": 2, "intermediate_size": 16}
-    (snapshot / "config.json").write_text(json.dumps(config))
+    (snapshot / "config.json").write_text(json.dumps(COMPLETE))
     found = locate(ModelConfig(name="some/model"))
     assert found.place == str(snapshot)
     assert (found.shape.layers, found.shape.kv_heads, found.shape.head_dim) == (2, 2, 4)
@@ -44,7 +45,16 @@ def test_published_models_are_known_without_a_network():
     assert "not on this machine" in found.place
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "mamba"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"model_type": "llama"}', '{"model_type": "mamba"}'),
+        json.dumps(COMPLETE | {"vocab_size": "10"}),
+        json.dumps(COMPLETE | {"num_hidden_layers": "2"}),
+        json.dumps(COMPLETE | {"intermediate_size": 16.5}),
+        json.dumps(COMPLETE | {"hidden_size": -8}),
+    ],
+)
 def test_an_incomplete_config_gives_no_shape(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     assert locate(ModelConfig(name=str(tmp_path))).shape is None

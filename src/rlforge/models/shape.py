@@ -14,6 +14,8 @@ from rlforge.types import value
 #: Architectures described here, by ``model_type``.
 FAMILIES = ("llama", "qwen2", "qwen3")
 
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+
 
 @value
 class ModelShape:
@@ -119,13 +121,16 @@ def _adapted(shape: ModelShape, targets: str | tuple[str, ...], first: int) -> C
 
 
 def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a Hugging Face ``config.json`` describes; None for another architecture."""
+    """The shape that a Hugging Face ``config.json`` describes; None for another architecture.
+
+    Raises ValueError for a size that is none.
+    """
     kind = config.get("model_type")
     if kind not in FAMILIES or config.get("use_sliding_window"):
         return None
     heads = config["num_attention_heads"]
     biased = bool(config.get("attention_bias", False)) or kind == "qwen2"
-    return ModelShape(
+    shape = ModelShape(
         name=name,
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -140,6 +145,10 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None
         o_bias=biased and kind != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
     )
+    sizes = (getattr(shape, name) for name in _SIZES)
+    if wrong := [size for size in sizes if type(size) is not int or size < 1]:
+        raise ValueError(f"{wrong[0]!r} is no size")
+    return shape
 
 
 def _llama(
