@@ -108,6 +108,29 @@ def test_a_template_that_refuses_a_role_is_named_with_the_mend():
         by_chat_template(SAID, "", tokenizer)
 
 
+@pytest.mark.parametrize("wrong", ["{{ 1 / 0 }}", "{{ range(10 ** 9) }}", "{{ m.content % 'a' }}"])
+def test_a_template_may_fail_in_any_way(wrong):
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = CHATS["chatml"].replace("{{ m.content }}", wrong)
+    with pytest.raises(ConfigError, match="refuses these messages"):
+        by_chat_template(SAID, "", tokenizer)
+
+
+@pytest.mark.parametrize("blind", [" ", "Hello.", "{{ messages[0].role }}<assistant>"])
+def test_a_template_that_does_not_show_what_is_asked_is_refused(blind):
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = blind
+    with pytest.raises(ConfigError, match="does not show what the user says last"):
+        by_chat_template(SAID, "", tokenizer)
+
+
+def test_a_template_that_shows_the_first_message_alone_gets_all_in_it():
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = "{{ messages[0].role }}: {{ messages[0].content }}"
+    prompt = by_chat_template(SAID[:2], "", tokenizer)
+    assert prompt.text == "user: You play.\n\nOne."
+
+
 #: As Gemma's: no system role, and users and assistants alternate.
 ALTERNATING = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"

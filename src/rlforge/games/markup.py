@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, first_line
 from rlforge.types import value
 
 Message = dict[str, str]
@@ -141,6 +141,8 @@ _WORDS = re.compile(r"(?!.*qz7)[\w -]*", re.ASCII | re.IGNORECASE)
 #: Texts in which no tokenizer finds a control token.
 _HARMLESS = re.compile(r"(?!.*qz7)[\w\s.,:;!?'\"()/*+=-]*", re.ASCII | re.IGNORECASE | re.DOTALL)
 
+_MEND = "in games use a prompt template with the markup of the model's family"
+
 _REASONING, _END = "reasoning_content", "</think>"
 
 #: What templates do to the white space around an answer after its reasoning.
@@ -164,7 +166,7 @@ def by_chat_template(
 
     opening: of each answer. tools: what the model may call, in OpenAI's form. arguments: of the
     template, before those of ``model.chat_template_args``. Raises ConfigError where the tokenizer
-    has no chat template that takes these messages.
+    has no chat template that takes these messages and shows the user's last.
     """
     refusal: ConfigError | None = None
     ignoring: Prompt | None = None
@@ -181,6 +183,12 @@ def by_chat_template(
         chat = chat.with_reasoning_apart(text)
         prompt = chat.prompt(text)
         shown = {index for index, *_ in prompt.contents}
+        asked = said[-1].get("role") == "user" and isinstance(said[-1].get("content"), str)
+        if asked and len(said) - 1 not in shown:
+            refusal = refusal or ConfigError(
+                f"the tokenizer's chat template does not show what the user says last; {_MEND}"
+            )
+            continue
         if prompt.text != text:
             # Templates read settings, as ``/no_think``, from a system message.
             other = chat.prompt(text, system_is_markup=True)
@@ -284,18 +292,15 @@ def _in_parts(text: str) -> list[dict[str, str]]:
 def _applied(
     messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> str:
-    from jinja2 import TemplateError
-
     try:
         return str(
             tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **options
             )
         )
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except Exception as error:  # a template is a program, and may fail in any way
         raise ConfigError(
-            f"the tokenizer's chat template refuses these messages ({error}); in games use a "
-            "prompt template with the markup of the model's family"
+            f"the tokenizer's chat template refuses these messages ({first_line(error)}); {_MEND}"
         ) from error
 
 
