@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import close_session
+from peft import LoraConfig, get_peft_model
 from tests import factories
 from tests.harness.hub import hub as local_hub
 from transformers import (
@@ -131,6 +132,22 @@ def test_directories_without_a_model_are_named(local_model, tmp_path):
     (Path(local_model.name) / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model '.*model' cannot be loaded"):
         load_base_model(local_model, CPU, torch.float32)
+
+
+def test_a_model_with_an_adapter_beside_it_is_refused(local_model):
+    model = get_peft_model(factories.llama(), LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(local_model.name)
+    with pytest.raises(ConfigError, match=r"there is an adapter_config\.json beside config\.json"):
+        load_model_config(local_model)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_is_named(name, content, local_model):
+    file = Path(local_model.name) / name
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"cannot be loaded: {file} is (no JSON object|damaged)"):
+        load_tokenizer(local_model)
 
 
 def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, monkeypatch):

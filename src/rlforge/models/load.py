@@ -32,6 +32,9 @@ _HUB_TIMEOUT_S = 5.0
 #: The class of tokenizers that are complete in their tokenizer.json.
 _PLAIN_TOKENIZER = "TokenizersBackend"
 
+#: Files of a model beside its weights.
+_DESCRIPTIONS = ("*config.json", "tokenizer.json", "*.index.json", "*.jinja")
+
 #: Model types that count positions from behind the number of the padding token.
 _AFTER_PADDING = {
     *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta"),
@@ -220,9 +223,19 @@ def read_model(place: str, **options: Any) -> tuple[Any, str]:
 
 
 def load_model_config(config: ModelConfig) -> Any:
-    """The Hugging Face configuration of the model. Raises ConfigError when it cannot be loaded."""
-    from transformers import AutoConfig
+    """The Hugging Face configuration of the model.
 
+    Raises ConfigError when it cannot be loaded, and for a model with an adapter in its folder:
+    transformers would load both, and an adapter in training would be of the layers of that one.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import find_adapter_config_file
+
+    if _load(config, find_adapter_config_file) is not None:
+        raise ConfigError(
+            f"{config.place}: there is an {ADAPTER_CONFIG} beside {MODEL_CONFIG}; take the model "
+            "that the former names, or one into which the adapter is merged"
+        )
     # Else it asks on a terminal whether to run a model's own code, which rlforge never does.
     return _load(config, AutoConfig.from_pretrained, trust_remote_code=False)
 
@@ -315,11 +328,27 @@ def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> An
         # Hugging Face raises OSError for missing files, ValueError for files that it cannot read
         # (an unknown architecture, a tokenizer without its files), ImportError for formats that
         # need a package, and each configuration its own for sizes that cannot be.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        if reason[0].endswith(":") and reason[1:]:
-            reason[0] = f"{reason[0]} {reason[1].strip()}"
+        lines = [line.strip() for line in str(error).strip().splitlines()]
+        reason = _damaged(Path(place)) or next(iter(lines), type(error).__name__)
+        if reason.endswith(":") and lines[1:]:
+            reason = f"{reason} {lines[1]}"
         mend = "check model.name" if config.kind == "hf" else "delete it, and it is made again"
-        raise ConfigError(f"model {source!r} cannot be loaded: {reason[0]}; {mend}") from error
+        raise ConfigError(f"model {source!r} cannot be loaded: {reason}; {mend}") from error
+
+
+def _damaged(folder: Path) -> str:
+    """Which file that describes a model cannot be read, for the user; "" if all can.
+
+    Of a damaged one libraries say what is wrong in it, and not which it is.
+    """
+    for file in sorted(each for form in _DESCRIPTIONS for each in folder.glob(form)):
+        try:
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".json" and not isinstance(json.loads(text), dict):
+                return f"{file} is no JSON object"
+        except ValueError as error:
+            return f"{file} is damaged: {error}"
+    return ""
 
 
 def _where(source: str) -> str:
