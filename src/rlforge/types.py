@@ -319,6 +319,42 @@ class Completion:
     model_logprobs: tuple[float, ...] = ()
 
 
+@value
+class ApiUsage:
+    """What the model ``uid`` behind an API was asked for, and what it took.
+
+    games: that began with it. requests: answered or given up, with all their tries; failed: without
+    a usable answer. prompt_tokens, answer_tokens: as the server counts them. seconds: waited for
+    answers, all together. cost: dollars; unpriced: answers whose price is not known.
+
+    Example:
+        >>> one = ApiUsage(uid="openai:m", requests=1, seconds=0.5)
+        >>> one.plus(one).requests, one.plus(one).latency_s
+        (2, 0.5)
+    """
+
+    uid: str
+    games: int = 0
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    seconds: float = 0.0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        """Mean seconds of a request."""
+        return self.seconds / max(self.requests, 1)
+
+    def plus(self, other: ApiUsage, sign: int = 1) -> ApiUsage:
+        """Both together; sign -1: what came since ``other``."""
+        numbers = [field.name for field in dataclasses.fields(self) if field.name != "uid"]
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in numbers}
+        return ApiUsage(uid=self.uid, **sums)
+
+
 def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[int, ...]) -> bool:
     """Whether ``prompt`` begins with the prompt ``before`` and the answer to it.
 

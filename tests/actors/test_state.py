@@ -1,4 +1,4 @@
-"""The buffer's actor without Ray: what it makes of games, and who waits for room in it."""
+"""Buffer and pool as actors, without Ray: samples, who waits for room, who plays whom."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from unittest import mock
 from tests.factories import checkpoint, game_spec, seat
 
 from rlforge.actors import state
-from rlforge.actors.state import BufferActor
+from rlforge.actors.state import BufferActor, PoolActor
 from rlforge.buffer.batches import read_batch
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, RunConfig
 from rlforge.games.base import View
+from rlforge.league.budget import api_players
 from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
 from rlforge.rollout.episode import Answer
-from rlforge.types import Completion, EnvSpec, GameSpec, Seat
+from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, GameSpec, Seat
 
 GROUP = 4
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, action_extraction="raw")
@@ -119,3 +120,36 @@ async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None
     await buffer.stop()
     assert await waiting == {}
     assert await buffer.next_batch(0, 1) == (None, None)
+
+
+def make_pool(run_dir: Path, *overrides: str) -> PoolActor:
+    opponents = ["pool.mode=random", "pool.fixed_opponents=['openai:m', random_legal]"]
+    config = compose(["+experiment=tictactoe_mirror", *opponents, *overrides]).config
+    with mock.patch.multiple(state, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT):
+        pool = PoolActor(config, str(run_dir), 0)
+    pool.publish(Checkpoint(uid="step-0", version=0, path=None))
+    return pool
+
+
+def with_api(specs: list[GameSpec]) -> int:
+    return sum(bool(api_players(spec)) for spec in specs)
+
+
+def test_games_with_api_players_end_with_their_budget_and_the_others_go_on(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, "pool.api.max_games=5")
+    first = pool.next_games("collector-0", {"": 50})
+    assert (len(first), with_api(first)) == (50, 5)
+    assert with_api(pool.next_games("collector-0", {"": 50})) == 0
+    assert pool.admit(first[0], ()) is not bool(api_players(first[0]))
+
+
+def test_a_resumed_run_has_the_budget_that_is_left_whatever_its_state_was(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, "pool.api.max_cost=1")
+    early = pool.state_dict()
+    pool.spend([ApiUsage(uid="openai:m", requests=3, cost=1.5)])
+    resumed = make_pool(tmp_path, "pool.api.max_cost=1")
+    resumed.load_state_dict(early)
+    assert with_api(resumed.next_games("collector-0", {"": 50})) == 0
+    players, figures, closed = resumed.api_usage()
+    assert (players[0].requests, figures["cost"]) == (3, 1.5)
+    assert closed is not None

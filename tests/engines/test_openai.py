@@ -11,7 +11,8 @@ import pytest
 from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.schema import ApiConfig
-from rlforge.engines.openai import ApiPlayer, check_api
+from rlforge.engines.api_player import ApiPlayer
+from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.types import PolicyRef
 

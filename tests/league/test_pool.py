@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from tests.factories import game_record, game_spec, scripted, seat, turn
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import PoolConfig
+from rlforge.config.schema import ApiConfig, PoolConfig
 from rlforge.errors import RunError
+from rlforge.league.budget import ApiBudget
 from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
-from rlforge.types import Checkpoint, EnvSpec, GameRecord, PolicyRef
+from rlforge.types import ApiUsage, Checkpoint, EnvSpec, GameRecord, PolicyRef
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
 BASE = PolicyRef(uid="base", kind="checkpoint")
@@ -496,3 +497,37 @@ def test_games_under_way_keep_the_versions_of_their_policy():
         pool.add_checkpoint(checkpoint(version, "main", None))
     assert {"rival-2", "rival-4"} <= pool.needed([game])
     assert not {"main-1", "main-3", "main-5"} & pool.needed([game])
+
+
+API = PolicyRef(uid="openai:m", kind="api")
+
+
+def paid_pool(versions=3, fixed=(RANDOM, API), **config) -> tuple[ModelPool, ApiBudget]:
+    """A pool with an API player, and the budget of one dollar that closes it."""
+    budget = ApiBudget(ApiConfig(max_cost=1.0))
+    pool = ModelPool(PoolConfig(**config), fixed, seed=7, budget=budget)
+    for version in range(versions):
+        pool.add_checkpoint(checkpoint(version))
+    return pool, budget
+
+
+@pytest.mark.parametrize("mode", ["random", "fixed", "match_quality", "prioritized", "nash"])
+def test_once_their_budget_is_used_api_players_are_not_drawn(mode):
+    pool, budget = paid_pool(mode=mode)
+    before = pool.weights()
+    assert before["openai:m"] > 0
+    budget.spend([ApiUsage(uid="openai:m", cost=1.0)])
+    after = pool.weights()
+    assert "openai:m" not in after
+    kept = 1 - before["openai:m"]
+    assert after == pytest.approx(
+        {uid: weight / kept for uid, weight in before.items() if uid != "openai:m"}
+    )
+
+
+@pytest.mark.parametrize(("versions", "drawn"), [(1, {"step-0"}), (3, {"step-0", "step-1"})])
+def test_a_mode_that_draws_api_players_only_falls_back_to_all_others(versions, drawn):
+    pool, budget = paid_pool(versions, fixed=(API,), mode="fixed", fixed_opponents=["openai:m"])
+    assert pool.weights() == {"openai:m": 1.0}
+    budget.spend([ApiUsage(uid="openai:m", cost=1.0)])
+    assert pool.weights() == pytest.approx(dict.fromkeys(drawn, 1 / len(drawn)))

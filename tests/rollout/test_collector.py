@@ -459,3 +459,23 @@ async def test_a_game_that_only_the_clock_ends_ends_a_strict_run():
     timed = game(0, env=dataclasses.replace(ENV, timeout_s=0.05))
     with pytest.raises(RunError, match=r"g0 did not end by its rules: .*env.timeout_s"):
         await Collector(CollectorConfig(), None, slow).play([timed])
+
+
+async def test_evaluation_games_that_are_not_admitted_are_left_out() -> None:
+    asked: list[str] = []
+
+    async def every_other(spec: GameSpec) -> bool:
+        asked.append(spec.game_id)
+        return len(asked) % 2 == 1
+
+    config = CollectorConfig(num_eval_workers=1)
+    collector = Collector(
+        config,
+        None,
+        answering(lambda spec, view: Completion(text=view.legal_actions[0])),
+        admit=every_other,
+    )
+    specs = [game(number) for number in range(4)]
+    records = await collector.evaluate(specs)
+    assert [record.spec for record in records] == [specs[0], specs[2]]
+    assert asked == [spec.game_id for spec in specs]

@@ -119,6 +119,13 @@ def test_plain_lines_report_updates_evaluations_and_the_end(tracker, clock):
     assert written(out).isascii()
 
 
+def test_plain_lines_show_names_with_colons_as_they_are():
+    out = console()
+    with Display("demo", "plain", out) as shown:
+        shown.note("vs openai:m: 3 games")
+    assert written(out) == "demo: vs openai:m: 3 games\n"
+
+
 def test_plain_updates_are_spaced_out(tracker, now):
     out = console()
     with Display("demo", "plain", out, plain_every_s=2.0) as shown:

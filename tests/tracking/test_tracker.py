@@ -13,7 +13,7 @@ from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json, read_jsonl
 from rlforge.tracking.progress import CollectionRow, Progress
 from rlforge.tracking.tracker import Tracker
-from rlforge.types import Alarm, ExactResult
+from rlforge.types import Alarm, ApiUsage, ExactResult
 
 MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 
@@ -159,6 +159,34 @@ def test_an_evaluation_is_a_line_a_namespace_and_a_row(tmp_path, tracker, sink, 
     (row,) = tracker.progress().win_rates
     assert (row.step, row.win_rate, row.start_step, row.start_win_rate) == (4, 0.7, 0, 0.33)
     assert (row.history, row.loss_rate) == ((0.33, 0.7), 0.15)
+
+
+def test_what_api_players_took_is_recorded_with_the_next_update(tmp_path, tracker, sink):
+    used = ApiUsage(uid="openai:m", games=3, requests=10, failed=1, seconds=20.0, cost=0.5)
+    free = ApiUsage(uid="openai:free", requests=4, unpriced=4)
+    tracker.log_api([used, free], {"games": 3, "cost": 0.5, "declined_games": 2})
+    tracker.log_learner(update(1), SHARES)
+    tracker.log_api([used.plus(ApiUsage(uid="openai:m", requests=2, seconds=1.0)), free], {})
+    tracker.close({})
+    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
+    found = {key: number for key, number in row.items() if key.startswith("api/openai:m/")}
+    assert found == {
+        **{f"api/openai:m/{name}": 0 for name in ("prompt_tokens", "answer_tokens")},
+        "api/openai:m/games": 3,
+        "api/openai:m/requests": 10,
+        "api/openai:m/failed": 1,
+        "api/openai:m/cost": 0.5,
+        "api/openai:m/latency_s": 2.0,
+    }
+    assert (row["api/cost"], row["api/declined_games"]) == (0.5, 2)
+    assert "api/openai:free/cost" not in row
+    # Of the requests since the last report.
+    assert {number for _, number in sink.curve("api/openai:m/latency_s")} == {2.0, 0.5}
+    summary = read_json(tmp_path / "summary.json")
+    assert [(one["uid"], one["requests"]) for one in summary["api"]] == [
+        ("openai:m", 12),
+        ("openai:free", 4),
+    ]
 
 
 def test_recent_rates_are_over_the_newest_games_of_all_versions_also_of_a_resumed_run(

@@ -13,7 +13,7 @@ from tests.tracking.conftest import draw, one_line, progress_of
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.progress import ExactRow, Progress, RatingRow, WindowRow
 from rlforge.tracking.view import NARROW, ProgressView
-from rlforge.types import Alarm
+from rlforge.types import Alarm, ApiUsage
 
 
 @pytest.mark.parametrize("width", [30, NARROW - 1, NARROW, 120])
@@ -198,3 +198,13 @@ def test_exact_measures_and_alarms_have_sections_where_there_are_some(tracker, w
     assert "Distance from equilibrium" in text
     assert "kuhn_poker 0.2500 0.7500 4" in text
     assert f"3 {alarm.text}" in text
+
+
+@pytest.mark.parametrize("width", [50, 120])
+def test_api_players_are_shown_with_what_they_took(tracker, width):
+    used = {"games": 120, "requests": 2000, "prompt_tokens": 900_000, "answer_tokens": 334_000}
+    player = ApiUsage(uid="openrouter:org/m", seconds=1800.0, cost=1.234, **used)
+    tracker.log_api([player], {"games": 120})
+    text = one_line(draw(Progress.from_json(tracker.progress().to_json()), width))
+    for part in ("120 games", "2,000 requests (0.9 s)", "1.23M tokens, $1.23"):
+        assert part in text, part

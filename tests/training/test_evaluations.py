@@ -23,16 +23,23 @@ def version(number: int) -> Checkpoint:
     return Checkpoint(uid=f"step-{number}", version=number, path=f"checkpoints/step-{number}")
 
 
+def uids(spec: GameSpec) -> set[str]:
+    return {seat.policy.uid for seat in spec.seats}
+
+
 class Tables:
     """Two collectors whose games end when the test says so; the evaluated policy wins them."""
 
     def __init__(self) -> None:
         self.under_way: list[tuple[str, GameSpec, asyncio.Future[GameRecord]]] = []
         self.most = 0
+        #: Uid of an opponent whose games are not admitted.
+        self.declines = ""
 
     async def play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         loop = asyncio.get_running_loop()
-        games = [(collector, spec, loop.create_future()) for spec in specs]
+        admitted = [spec for spec in specs if self.declines not in uids(spec)]
+        games = [(collector, spec, loop.create_future()) for spec in admitted]
         self.under_way += games
         self.most = max(self.most, len(self.under_way))
         return [await ended for _, _, ended in games]
@@ -207,3 +214,29 @@ async def test_games_under_way_are_given_up_and_not_recorded_when_the_run_is_sto
         await settle()
         await run.tables.end(3)
     assert run.recorded == []
+
+
+async def test_an_opponent_whose_games_are_not_admitted_has_no_result() -> None:
+    run = Run()
+    run.tables.declines = "random_legal"
+    async with run.live() as evaluations:
+        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
+        await settle()
+        await run.tables.end(4)
+        await evaluations.finish()
+    assert [(one.opponent, one.games) for one in run.recorded] == [("base", 4)]
+    assert not run.made.needed
+
+
+async def test_continuous_evaluation_goes_on_without_an_opponent_that_is_not_admitted() -> None:
+    run = Run("eval.continuous=true", "eval.max_games_per_checkpoint=8")
+    run.tables.declines = "random_legal"
+    async with run.live() as evaluations:
+        evaluations.follow([version(1)] * 2)
+        await settle()
+        assert run.tables.versions() == [1] * SLOTS
+        await run.tables.end(SLOTS)
+        assert [(one.opponent, one.games) for one in run.recorded] == [("base", 4)]
+        evaluations.follow([version(2)] * 2)
+        await settle()
+        assert run.tables.versions() == [2] * SLOTS

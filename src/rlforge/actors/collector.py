@@ -18,6 +18,7 @@ from rlforge.actors.process import begin
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
+from rlforge.league.budget import api_players
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.legal import LegalTokens
@@ -65,6 +66,7 @@ class CollectorActor:
             self._answers.for_game,
             time_limit=clock.timeout,
             legal_tokens=LegalTokens(config.model, tokenizer) if over_legal else None,
+            admit=self._admit,
         )
         self._training: asyncio.Task[None] | None = None
         freeze_gc()
@@ -106,11 +108,22 @@ class CollectorActor:
         Their outcomes are for the caller to record.
         """
         records = await self._collector.evaluate(specs)
+        self._report_api_usage()
         if whole:
             return records
         if self._saves:
             await self._tracker.save_games.remote(Bundle(records))
         return [_outline(record) for record in records]
+
+    async def _admit(self, spec: GameSpec) -> bool:
+        """API players ask the pool for each game: it knows what all collectors have spent."""
+        if not api_players(spec):
+            return True
+        return bool(await self._pool.admit.remote(spec, self._answers.take_api_usage()))
+
+    def _report_api_usage(self) -> None:
+        if usage := self._answers.take_api_usage():
+            self._pool.spend.remote(usage)
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         granted: dict[str, int] = await self._buffer.reserve.remote(self._name, wanted)
@@ -120,6 +133,7 @@ class CollectorActor:
         games = Bundle(delivery.records)
         outlines = Bundle([_outline(record) for record in delivery.records])
         self._pool.push_outcomes.remote(outlines)
+        self._report_api_usage()
         # Games that the tracker has are on record whatever becomes of this process.
         await asyncio.gather(
             self._tracker.add_games.remote(games if self._saves else outlines),

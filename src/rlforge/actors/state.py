@@ -22,6 +22,7 @@ from rlforge.config.per_policy import (
     turns,
 )
 from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from rlforge.league.budget import ApiBudget, api_players
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
@@ -30,10 +31,11 @@ from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
 from rlforge.tracking.digests import digest_of_batch
+from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.window_tracker import WindowTracker
-from rlforge.types import Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
+from rlforge.types import ApiUsage, Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
 
 
 class TrackerActor(Tracker):
@@ -108,7 +110,8 @@ class PoolActor(ModelPool):
             )
             for name, entry in entries.items()
         }
-        super().__init__(config.pool, (), seed=config.seed, policies=matchmaking)
+        self._api = ApiBudget(config.pool.api, RunPaths(root=Path(run_dir)).api)
+        super().__init__(config.pool, (), seed=config.seed, policies=matchmaking, budget=self._api)
         self._schedules = {
             name: GameScheduler(
                 train_envs(config),
@@ -136,9 +139,36 @@ class PoolActor(ModelPool):
         games: list[GameSpec] = []
         for name, count in counts.items():
             again = self._under_way.take_lost(count, name)
-            games += [*again, *self._schedules[name].next_games(count - len(again))]
+            for number in range(count):
+                fresh = number >= len(again)
+                [spec] = self._schedules[name].next_games(1) if fresh else [again[number]]
+                self._api.begin(spec)  # which the next draw depends on
+                games.append(spec)
         self._under_way.begin(collector, games)
+        if any(map(api_players, games)):
+            self._api.save()
         return games
+
+    def admit(self, spec: GameSpec, usage: Sequence[ApiUsage]) -> bool:
+        """Whether an evaluation game with API players may begin. usage: see ``spend``."""
+        self._api.spend(usage)
+        admitted = self._api.admit(spec)
+        self._api.save()
+        return admitted
+
+    def spend(self, usage: Sequence[ApiUsage]) -> None:
+        """What API players took in the games of a collector since it said so last."""
+        self._api.spend(usage)
+        self._api.save()
+
+    def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
+        """What API players took so far, of each and of all, and why none may play any more."""
+        figures = {
+            "games": self._api.games,
+            "cost": sum(one.cost for one in self._api.players),
+            "declined_games": self._api.declined,
+        }
+        return self._api.players, figures, self._api.closed
 
     def push_outcomes(self, records: Sequence[GameRecord]) -> None:
         for record in records:

@@ -43,6 +43,15 @@ class ApiConfig(Group):
     prompt_template: str = "chat-actions"
     #: How their actions are read.
     action_extraction: str = "boxed"
+    #: Most games with API players that begin in a run, for training and for evaluations; null: any
+    #: number. After that the pool draws other opponents, evaluations go on without them, and so
+    #: does the run. Games under way, and a group of games that has begun, are played to their end.
+    max_games: Count | None = None
+    #: Dollars after which no further game with API players begins, as with ``max_games``.
+    max_cost: Positive | None = None
+    #: [prompt, answer]: dollars for a million tokens, where the provider does not say what an
+    #: answer cost; OpenRouter does, and LiteLLM for models that it knows. null: not known.
+    prices: Annotated[list[NotNegative], Length(2)] | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The client of language models behind HTTP APIs, and the players behind them.
+"""The client of language models behind HTTP APIs.
 
 ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games and
 judges of decisions. They are never trained, because their tokens are not seen. API keys come from
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from rlforge.system.network import (
     without_credentials,
 )
 from rlforge.system.packages import need_packages
-from rlforge.types import Completion, FinishReason, PolicyRef, value
+from rlforge.types import FinishReason, value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 #: Where ``openai:MODEL`` and ``openrouter:MODEL`` answer.
 OPENAI_URL = "https://api.openai.com/v1"
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
-#: Tries of an opponent's request after the first.
-RETRIES = 2
 _URL_VARIABLE = "OPENAI_BASE_URL"
 _KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
 #: Sent to servers on this machine, which need no key.
@@ -76,7 +75,7 @@ ChatFailure = Literal["again", "form", "rejected", "refused", "spent"]
 class ChatError(EngineError):
     """No usable answer. wait_s: the pause that the server asks for.
 
-    tokens, cost: of an answer without text, which is paid for as any other.
+    tokens, prompt_tokens, cost: of an answer without text, which is paid for as any other.
     """
 
     def __init__(
@@ -86,10 +85,12 @@ class ChatError(EngineError):
         *,
         wait_s: float = 0.0,
         tokens: int = 0,
+        prompt_tokens: int = 0,
         cost: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.kind, self.wait_s, self.tokens, self.cost = kind, wait_s, tokens, cost
+        self.kind, self.wait_s = kind, wait_s
+        self.tokens, self.prompt_tokens, self.cost = tokens, prompt_tokens, cost
 
 
 class ChatTooLongError(ChatError, PromptTooLongError):
@@ -194,12 +195,13 @@ def _litellm(name: str) -> Any:
 class ChatReply:
     """An answer that has text. tokens: of prompt and answer, None where the server does not say.
 
-    cost: in dollars, None where it is not known.
+    prompt_tokens: of the prompt. cost: in dollars, None where it is not known.
     """
 
     text: str
     finish_reason: FinishReason = "stop"
     tokens: int | None = None
+    prompt_tokens: int = 0
     cost: float | None = None
 
 
@@ -259,21 +261,24 @@ class ChatClient:
                 raise ChatTooLongError(message, "rejected") from error
             raise ChatError(message, "again") from error
         tokens, asked = _used(response, "total_tokens"), _used(response, "prompt_tokens")
-        cost = getattr(response, "_hidden_params", {}).get("response_cost")  # LiteLLM's
+        cost = _cost(response)
         reason: FinishReason = "length" if finish == "length" else "stop"
         # All but the prompt: not every server counts reasoning among ``completion_tokens``.
         if reason == "length" and tokens and asked and tokens - asked < max_tokens:
             reason = "context"
         if not isinstance(text, str) or not text.strip():
             message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
-            paid: dict[str, Any] = {"tokens": tokens or 0, "cost": cost}
+            paid: dict[str, Any] = {"tokens": tokens or 0, "prompt_tokens": asked or 0}
+            paid["cost"] = cost
             if reason == "context":
                 raise ChatTooLongError(f"{message}: its context is full", "rejected", **paid)
             if reason == "length":
                 message += f": it has used up {self._keys}.{self._limit}={max_tokens}; raise it"
                 raise ChatError(message, "spent", **paid)
             raise ChatError(message, "again", **paid)
-        return ChatReply(text=text, finish_reason=reason, tokens=tokens, cost=cost)
+        return ChatReply(
+            text=text, finish_reason=reason, tokens=tokens, prompt_tokens=asked or 0, cost=cost
+        )
 
     async def close(self) -> None:
         """Closes the connections; a later request opens new ones."""
@@ -358,6 +363,16 @@ def _used(response: Any, name: str) -> int | None:
     return used if isinstance(used, int) and used > 0 else None
 
 
+def _cost(response: Any) -> float | None:
+    """Dollars, as LiteLLM reckons them or OpenRouter states them; None where neither does."""
+    stated: Any = getattr(response, "_hidden_params", {}).get("response_cost")
+    if stated is None:
+        stated = getattr(getattr(response, "usage", None), "cost", None)
+    if not isinstance(stated, int | float) or not math.isfinite(stated) or stated < 0:
+        return None
+    return float(stated)
+
+
 def _retry_after(headers: Mapping[str, str]) -> float:
     """Seconds of a ``Retry-After`` header, 0 without one, at most ``_LONGEST_PAUSE_S``."""
     try:
@@ -365,38 +380,3 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     except ValueError:  # a date, which servers rarely send
         return 0.0
     return min(max(seconds, 0.0), _LONGEST_PAUSE_S)
-
-
-class ApiPlayer:
-    """Asks models behind HTTP APIs for their moves; at most ``max_concurrency`` at once.
-
-    One player serves all models and games of one event loop.
-    """
-
-    def __init__(self, config: ApiConfig, retries: int = RETRIES) -> None:
-        self._config = config
-        self._client = ChatClient("pool.api", timeout_s=config.timeout_s, retries=retries)
-        self._places = asyncio.Semaphore(config.max_concurrency)
-
-    async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:
-        """Continues a conversation of messages with ``role`` and ``content``.
-
-        The completion has text only: its token ids and log-probabilities are empty. Raises
-        ConfigError without a key, and ChatError (an EngineError) without a usable answer.
-        """
-        config = self._config
-        endpoint = check_api(policy.path_or_name or policy.uid, config)
-        async with self._places:
-            reply = await self._client.chat(
-                endpoint, conversation, max_tokens=config.max_tokens, temperature=config.temperature
-            )
-        return Completion(
-            text=reply.text,
-            finish_reason=reply.finish_reason,
-            policy_uid=policy.uid,
-            policy_version=policy.version,
-        )
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.close()

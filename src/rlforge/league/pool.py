@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
+from rlforge.league.budget import ApiBudget
 from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.history import History
 from rlforge.league.matchmaking import Line, Matchmaking
@@ -51,10 +52,13 @@ class ModelPool:
         fixed: Sequence[PolicyRef],
         seed: int,
         policies: Mapping[str, Matchmaking] | None = None,
+        budget: ApiBudget | None = None,
     ) -> None:
         """policies: of a run with several, by name; the first is the main one. None: one, without a
-        name, for which ``cfg`` and ``fixed`` count.
+        name, for which ``cfg`` and ``fixed`` count. budget: of API players, which are not drawn
+        once it is closed; None: they always may.
         """
+        self._budget = budget
         self._ratings = RatingTable()
         self._exploration = ExplorationTracker()
         self._policies: dict[str, PolicyRef] = {}
@@ -208,7 +212,8 @@ class ModelPool:
         """The probability of each opponent to be drawn next, by uid; they sum to 1.
 
         name: of the policy that meets them, None: the main one. seat: where the opponent sits; None
-        where it does not matter.
+        where it does not matter. Once the budget is used API players have none: the others keep
+        their shares of what is left, and where the mode draws none of them, all are drawn equally.
         """
         line = self._line(name)
         current, config = self.current(name).uid, line.config
@@ -240,7 +245,18 @@ class ModelPool:
             win_probability=lambda uid: self.learner_results(uid, name).win_probability,
             payoff=self._results.payoff,
         )
-        return probabilities(line.mode(view), view, line.mode_name)
+        weights = probabilities(line.mode(view), view, line.mode_name)
+        if self._budget is None or self._budget.closed is None:
+            return weights
+
+        def others(uids: Iterable[str]) -> list[str]:
+            return [uid for uid in uids if self._policies[uid].kind != "api"]
+
+        left = {uid: weights[uid] for uid in others(weights)}
+        if not any(left.values()):  # the mode draws API players only
+            left = dict.fromkeys(others(view.opponents) or others(view.everyone), 1.0)
+        total = sum(left.values())
+        return {uid: weight / total for uid, weight in left.items()}
 
     def use_mode(self, mode: str) -> None:
         """Draw the main policy's opponents by ``mode`` from here on, whatever ``pool.mode`` is."""

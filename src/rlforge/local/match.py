@@ -12,7 +12,8 @@ from rich.console import Console
 
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
-from rlforge.engines.openai import ApiPlayer, check_api
+from rlforge.engines.api_player import ApiPlayer
+from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View

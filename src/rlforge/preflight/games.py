@@ -13,6 +13,7 @@ from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained
 from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
 from rlforge.config.schema import (
     A2cConfig,
+    ApiConfig,
     GamesConfig,
     GrpoConfig,
     PolicyConfig,
@@ -207,6 +208,8 @@ def opponent_problems(
                     f"{name} may answer differently each time, which determinism=strict excludes; "
                     "leave it out, or set determinism=fast"
                 )
+            if policy.kind == "api":
+                _check_price(name, composed.config.pool.api)
             if keys and policy.kind == "api":
                 check_api(name, composed.config.pool.api)
             end = mend
@@ -214,6 +217,16 @@ def opponent_problems(
                 check_player(policy.path_or_name or name, env)
         except ConfigError as error:
             yield composed.error(key, f"{error}{end}")
+
+
+def _check_price(name: str, config: ApiConfig) -> None:
+    """Raise ConfigError where ``pool.api.max_cost`` cannot be kept: no one says what is spent."""
+    if config.max_cost is not None and config.prices is None and name.startswith("openai:"):
+        raise ConfigError(
+            f"{name} does not say what its answers cost, which pool.api.max_cost="
+            f"{config.max_cost:g} counts; set pool.api.prices=[PROMPT,ANSWER], dollars for a "
+            "million tokens"
+        )
 
 
 def _env_problems(composed: Composed[GamesConfig]) -> Problems:

@@ -10,7 +10,7 @@ A failed game is recorded, counted and played again, then replaced (``rlforge.ro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
@@ -44,6 +44,11 @@ class Ports(Protocol):
         """Receive finished games."""
 
 
+async def always(spec: GameSpec) -> bool:
+    """Admits every game."""
+    return True
+
+
 #: Failed games in a row that end the run.
 MAX_FAILURES = 32
 
@@ -73,11 +78,14 @@ class Collector:
         time_limit: TimeLimit = asyncio.timeout,
         legal_tokens: Legal | None = None,
         max_failures: int = MAX_FAILURES,
+        admit: Callable[[GameSpec], Awaitable[bool]] = always,
     ) -> None:
         """ports: None for a collector that only evaluates. time_limit: clock of ``env.timeout_s``,
         after which a game fails. legal_tokens: of the turns of training games; None leaves them
-        out. max_failures: games that fail in a row, or tries of one, that end the run.
+        out. max_failures: games that fail in a row, or tries of one, that end the run. admit: asked
+        before an evaluation game begins.
         """
+        self._admit = admit
         self._config, self._max_failures = config, max_failures
         self._time_limit = time_limit
         self._legal_tokens = legal_tokens
@@ -149,20 +157,24 @@ class Collector:
         specs: Sequence[GameSpec],
         on_record: Callable[[GameRecord], None] = lambda record: None,
     ) -> list[GameRecord]:
-        """Play ``specs``; a failed game is replayed once, then reported as failed.
+        """Play those of ``specs`` that are admitted; the records are in their order.
 
-        on_record: called with each game when it ends.
+        A failed game is replayed once, then reported as failed. on_record: called with each game
+        when it ends.
         """
 
-        async def one(spec: GameSpec) -> GameRecord:
+        async def one(spec: GameSpec) -> GameRecord | None:
             async with self._eval_slots:
+                if not await self._admit(spec):
+                    return None
                 record = await self._play_once(spec, None)
                 if record.error is not None:
                     record = await self._play_once(spec, None)
             on_record(record)
             return record
 
-        return await asyncio.gather(*(one(spec) for spec in specs))
+        played = await asyncio.gather(*(one(spec) for spec in specs))
+        return [record for record in played if record is not None]
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""

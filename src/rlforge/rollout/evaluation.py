@@ -123,10 +123,11 @@ class OpenEvaluation:
         """No further round begins."""
         self._closed = True
 
-    def add(self, record: GameRecord) -> None:
-        """A game that was dealt has ended."""
+    def add(self, record: GameRecord | None) -> None:
+        """A game that was dealt has ended; None: it was not admitted."""
         self._under_way -= 1
-        self._played.append(dataclasses.replace(record, turns=()))
+        if record is not None:
+            self._played.append(dataclasses.replace(record, turns=()))
 
     @property
     def over(self) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from rlforge.config.schema import GamesConfig, PolicyConfig
+from rlforge.engines.api_player import ApiPlayer
 from rlforge.engines.base import Generator
-from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import SEARCHING, Player, make_player
@@ -18,7 +18,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.models.load import prompt_room
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import Answer
-from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import ApiUsage, Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
 
 class ModelPlayers:
@@ -147,6 +147,10 @@ class SeatPolicies:
         ``policy``, it keeps that version: the maximum of both is used.
         """
         self._newest[policy.name] = policy
+
+    def take_api_usage(self) -> tuple[ApiUsage, ...]:
+        """What each API model took since the last call."""
+        return self._api.take_usage()
 
     def for_game(self, spec: GameSpec) -> Answer:
         """The ``Answer`` function of one game; it owns what that game's players remember."""

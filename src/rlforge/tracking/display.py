@@ -120,7 +120,7 @@ class Display:
 
     def _print(self, line: str) -> None:
         # Lines are for logs: no markup, no wrapping.
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _new_lines(self, progress: Progress) -> list[str]:
         """Lines for what has changed since the last call."""
@@ -198,7 +198,7 @@ class NotebookFrame:
             file=io.StringIO(), record=True, width=self._width, force_jupyter=False, height=1000
         )
         for line in self._notes:
-            console.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, emoji=False, highlight=False)
         console.print(self._frame)
         html = console.export_html(code_format=_HTML, inline_styles=True, clear=False)
         lines = [line.rstrip() for line in console.export_text().rstrip().splitlines()]

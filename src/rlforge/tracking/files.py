@@ -84,6 +84,8 @@ class RunPaths:
     deployed = RunFile("deployments/versions")
     #: The newest snapshot of the pool: entries, ratings and match counts.
     pool = RunFile("pool.json")
+    #: What API players took over the whole run, which ``--resume`` does not take back.
+    api = RunFile("api.json")
     #: Results, versions, seeds, wall time; ``status``: how the run ended (see ``tracking.status``).
     summary = RunFile("summary.json")
     #: The live view that ``rlforge monitor`` reads.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rlforge.types import GameRecord
+from rlforge.types import ApiUsage, GameRecord
 
 #: Labels of learner metrics, in the order in which they are shown.
 LEARNER_LABELS = {
@@ -46,6 +46,14 @@ def count(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.2f}{letter}"
     return f"{round(number):,}"
+
+
+def dollars(used: ApiUsage) -> str:
+    """``$0.42``; with the answers whose price is not known."""
+    unknown = f"{count(used.unpriced)} answers of unknown price" if used.unpriced else ""
+    if used.unpriced and not used.cost:
+        return unknown
+    return f"${used.cost:.2f}{' and ' if unknown else ''}{unknown}"
 
 
 def per_second(rate: float) -> str:

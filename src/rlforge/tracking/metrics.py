@@ -13,7 +13,7 @@ from rlforge.types import EvalResult, GameRecord
 #: A metric's name starts with one of these, which say where it comes from.
 NAMESPACES = (
     *("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/"),
-    *("custom/", "system/"),
+    *("api/", "custom/", "system/"),
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
-from rlforge.types import Alarm, EvalResult, ExactResult, value
+from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, value
 
 #: Evaluations per opponent in the small curve of the display.
 HISTORY = 24
@@ -264,7 +264,7 @@ class Progress:
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; exact by env; alarms of the sentinel, oldest first;
     ladder, ratings and matches: highest first. gpus: those of the machine that started the run;
-    none without the driver's tool.
+    none without the driver's tool. api: of each API player since the run began.
     activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
     continuous training: window, the last window in one line; windows, the last ones; traders, those
     of the last window.
@@ -295,6 +295,7 @@ class Progress:
     matches: tuple[MatchRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()
+    api: tuple[ApiUsage, ...] = ()
     unit: Literal["update", "window"] = "update"
     window: str = ""
     windows: tuple[WindowRow, ...] = ()

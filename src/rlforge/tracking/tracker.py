@@ -36,7 +36,7 @@ from rlforge.tracking.progress import (
     match_rows,
 )
 from rlforge.tracking.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
-from rlforge.types import Alarm, EvalResult, ExactResult, GameRecord, UpdateResult
+from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Tracker:
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
         self._gpus: tuple[GpuLoad, ...] = ()
+        self._api: tuple[ApiUsage, ...] = ()
         self._activity = ""
         self._since_update = Metrics(cfg.window)
         self._ratings_changed = False
@@ -266,6 +267,26 @@ class Tracker:
             note(f"inference/{engine_name}/{name}", stats[name])
         self.tick()
 
+    def log_api(self, players: Sequence[ApiUsage], figures: Mapping[str, float]) -> None:
+        """What API players took since the run began: ``api/PLAYER/…``, and of all ``api/…``.
+
+        ``latency_s`` is of the requests since the last call. Also in the next update's line.
+        """
+        before = {one.uid: one for one in self._api}
+        self._api = tuple(players)
+        for metrics in (self._metrics, self._since_update):
+            for name, number in figures.items():
+                metrics.set(f"api/{name}", number)
+            for one in players:
+                for name in ("games", "requests", "failed", "prompt_tokens", "answer_tokens"):
+                    metrics.set(f"api/{one.uid}/{name}", getattr(one, name))
+                if one.requests > one.failed + one.unpriced:
+                    metrics.set(f"api/{one.uid}/cost", one.cost)
+                new = one.plus(before.get(one.uid, ApiUsage(uid=one.uid)), sign=-1)
+                if new.requests:
+                    metrics.put(f"api/{one.uid}/latency_s", new.latency_s)
+        self.tick()
+
     def log_activity(self, doing: str) -> None:
         """What a run that plays no games does from now on."""
         self._activity = doing
@@ -394,6 +415,7 @@ class Tracker:
             matches=self._matches,
             engines=tuple(self._engines[name] for name in sorted(self._engines)),
             gpus=self._gpus,
+            api=self._api,
         )
 
     def tick(self) -> None:
@@ -491,6 +513,7 @@ class Tracker:
             "samples_seen": self._samples,
             "evaluations": [dataclasses.asdict(row) for row in self._win_rates.values()],
             "exact": [dataclasses.asdict(row) for row in self._exact.values()],
+            "api": [dataclasses.asdict(one) for one in self._api],
         }
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 

@@ -13,6 +13,7 @@ from rlforge.tracking.formatting import (
     LEARNER_LABELS,
     NOTHING,
     count,
+    dollars,
     duration,
     number,
     per_second,
@@ -250,6 +251,10 @@ def _machine(p: Progress) -> RenderableType:
             f"{engine.running} running, {engine.queued} queued\n"
             f"{count(engine.tokens)} tokens ({per_second(engine.tok_s)})",
         )
+    for one in p.api:
+        taken = f"{count(one.prompt_tokens + one.answer_tokens)} tokens, {dollars(one)}"
+        asked = f"{count(one.games)} games, {count(one.requests)} requests ({one.latency_s:.1f} s)"
+        table.add_row(Text(one.uid, overflow="fold"), f"{asked}\n{taken}")
     for gpu in p.gpus:
         table.add_row(f"GPU {gpu.index}", _load(gpu))
     if (staleness := p.learner.get("lag_mean")) is not None:

@@ -29,6 +29,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import ray
@@ -36,12 +37,12 @@ import ray
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
 from rlforge.actors.process import restarted
-from rlforge.config.per_policy import entry_of, evaluated_at, policy_names, turns
+from rlforge.config.per_policy import entry_of, evaluated_at, of_policy, policy_names, turns
 from rlforge.config.policies import START
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
 from rlforge.league.pool import RECENT_GAMES
-from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.lineup import eval_envs, eval_pairings, fixed_opponents, train_envs
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
@@ -141,6 +142,11 @@ class GameController:
         #: Process ids of the collectors.
         self._processes: dict[str, int] = {}
         self._given_up: set[str] = set()
+        met = [pairing.opponents for pairing in eval_pairings(config)]
+        met += [fixed_opponents(of_policy(config, name)) for name in policy_names(config)]
+        self._api_plays = any(policy.kind == "api" for policy in chain(*met))
+        #: Whether the user was told that no game with API players may begin any more.
+        self._api_closed = False
 
     def stop(self) -> None:
         self._interrupted = True
@@ -171,6 +177,7 @@ class GameController:
                 for kind, loop in self._loops().items()
                 for name in self._actors.replicas(kind)
             ]
+            others.append(group.create_task(self._watch_api()))
             self._utilisation = Utilisation(time.time())
             if self._version == 0:
                 self._evaluate(edge=True)
@@ -408,6 +415,7 @@ class GameController:
             await self._evaluations.finish()
         self._guard.report()
         await asyncio.gather(*(self._look_at(name) for name in self._actors.present("engine")))
+        await self._look_at_api()
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
 
     # ---------------------------------------------------------------- evaluations, engine reports
@@ -484,6 +492,21 @@ class GameController:
         if report.restarted_since(before):
             self._count_restart(engine)
         self._actors.tracker.log_inference.remote(engine, report.throughput(before, now - then))
+
+    async def _watch_api(self) -> None:
+        while self._api_plays:
+            await self._look_at_api()
+            await asyncio.sleep(ENGINE_POLL_S)
+
+    async def _look_at_api(self) -> None:
+        """Report what API players took, and say once that their budget is used."""
+        if not self._api_plays:
+            return
+        players, figures, closed = await self._actors.pool.api_usage.remote()
+        self._actors.tracker.log_api.remote(players, figures)
+        if closed is not None and not self._api_closed:
+            self._api_closed = True
+            self._note(f"{closed}; no further game with API players begins, and the run goes on")
 
     # ---------------------------------------------------------------- absent actors
 

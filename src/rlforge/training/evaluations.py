@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _RESULTS = Codec(EvalResult, form="json")
 
 Play = Callable[[str, Sequence[GameSpec]], Awaitable[list[GameRecord]]]
-"""Lets a collector, by name, play evaluation games."""
+"""Lets a collector, by name, play evaluation games; the records of those that were admitted."""
 
 
 class Evaluations:
@@ -155,7 +156,8 @@ class Evaluations:
                     for index, name in enumerate(self._collectors)
                 )
             )
-            records = [shares[place % number][place // number] for place in range(len(specs))]
+            order = {spec.game_id: place for place, spec in enumerate(specs)}
+            records = sorted(chain(*shares), key=lambda record: order[record.spec.game_id])
             await self._played(records)
             self._record(checkpoint.uid, summarise(records, checkpoint.version, checkpoint.uid))
 
@@ -218,9 +220,9 @@ class Evaluations:
             dealt = ((one, spec) for one in self._open if (spec := one.next_game()) is not None)
             if (game := next(dealt, None)) is not None:
                 evaluation, spec = game
-                [record] = await self._play(collector, [spec])
-                await self._played([record])
-                evaluation.add(record)
+                played = await self._play(collector, [spec])
+                await self._played(played)
+                evaluation.add(next(iter(played), None))
                 self._record_what_is_over()
             elif self._closed:
                 return

@@ -1,5 +1,6 @@
 """The report: numbers, games, at any moment of a run, with answers of models escaped."""
 
+import dataclasses
 import html
 import re
 from html.parser import HTMLParser
@@ -16,9 +17,12 @@ from tests.factories import (
 )
 from tests.tracking.conftest import write_games
 
+from rlforge.config.schema import ApiConfig
 from rlforge.errors import RlforgeError
+from rlforge.league.budget import ApiBudget
 from rlforge.tracking.files import create_run
 from rlforge.tracking.report import write_report
+from rlforge.types import ApiUsage
 
 
 class Checked(HTMLParser):
@@ -291,3 +295,15 @@ def test_the_report_goes_to_the_run_or_to_a_file_that_is_given(own_run, tmp_path
             write_report(own_run, wrong)
     with pytest.raises(RlforgeError, match="no run directory"):
         write_report(tmp_path / "none")
+
+
+def test_the_report_says_what_api_players_took_and_that_their_budget_is_used(tmp_path):
+    paths = create_run(tmp_path)
+    budget = ApiBudget(ApiConfig(max_cost=0.5), paths.api)
+    assert "Players behind APIs" not in page_of(tmp_path)
+    spent = ApiUsage(uid="openai:m", requests=12, failed=1, seconds=6.0, prompt_tokens=1500)
+    budget.spend([dataclasses.replace(spent, cost=0.75)])
+    budget.save()
+    text, _ = check(page_of(tmp_path))
+    assert "No game with them began once pool.api.max_cost=0.5 is used: $0.75" in text
+    assert "openai:m 0 12 1 0.5 s 1,500 0 $0.75" in text

@@ -51,6 +51,7 @@ def _of_games(run: RunData) -> list[Html | None]:
         tables.ladder(run),
         curves.ratings(run),
         tables.pool(run),
+        tables.api_players(run),
         analysed(run),
         sample_games(run),
         tables.failures(run),

@@ -37,6 +37,7 @@ class RunData:
     alarms: tuple[Alarm, ...]
     ratings: tuple[Row, ...]
     pool: Row
+    api: Row
     summary: Row
     config: str
     policies: tuple[str, ...]
@@ -87,6 +88,7 @@ def load_run(run_dir: Path | str) -> RunData:
         alarms=tuple(ALARMS.decode(row) for row in alarms),
         ratings=tuple(ratings),
         pool=read_json(paths.pool),
+        api=read_json(paths.api),
         summary=summary,
         config=(config := _text(paths.config)),
         policies=_policies(config),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from rlforge.system.values import Codec
 from rlforge.tracking.formatting import (
     count,
+    dollars,
     duration,
     number,
     per_second,
@@ -21,7 +23,9 @@ from rlforge.tracking.report.curves import section, subject
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join, table
 from rlforge.tracking.report.ladder import plot_of_strengths
+from rlforge.types import ApiUsage
 
+_USAGE = Codec(ApiUsage, form="json")
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
 #: Most policies in the folded rest of the table of ratings.
@@ -245,6 +249,29 @@ def _matches(matches: dict[str, dict[str, int]], uids: list[str]) -> Html | None
         cls="heat",
     )
     return join([el("p", note, cls="note"), el("div", heat, cls="scroll")])
+
+
+def api_players(run: RunData) -> Html | None:
+    """What models behind APIs took, and whether their budget is used."""
+    used = list(map(_USAGE.decode, run.api.get("players", ())))
+    if not used:
+        return None
+    note = f"What {subject(run)}'s opponents behind APIs took, training and evaluations together."
+    if run.api["closed"]:
+        left_out = f"{count(run.api['declined'])} evaluation games were left out"
+        note += f" No game with them began once {run.api['closed']}; {left_out}."
+    heads = ["player", "games", "requests", "failed", "latency", "prompt tokens", "answer tokens"]
+    rows = [
+        [
+            one.uid,
+            *map(count, (one.games, one.requests, one.failed)),
+            f"{one.latency_s:.1f} s",
+            *map(count, (one.prompt_tokens, one.answer_tokens)),
+            dollars(one),
+        ]
+        for one in used
+    ]
+    return section("Players behind APIs", note, table([*heads, "cost"], rows, "Usage of APIs"))
 
 
 def failures(run: RunData) -> Html | None:

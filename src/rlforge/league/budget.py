@@ -1,0 +1,93 @@
+"""What games with API players take in a run, and when none may begin any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlforge.config.schema import ApiConfig
+from rlforge.system.values import Codec
+from rlforge.tracking.files import read_json, write_json
+from rlforge.types import ApiUsage, GameSpec
+
+_USAGE = Codec(ApiUsage, form="json")
+
+
+class ApiBudget:
+    """Counts games, requests and money of API players, and closes at ``pool.api``'s limits.
+
+    file: that ``save`` writes, and from which the counts go on. Money that was spent stays spent:
+    a run that is resumed from an earlier state does not take it back.
+
+    Example:
+        >>> budget = ApiBudget(ApiConfig(max_cost=0.5))
+        >>> budget.spend([ApiUsage(uid="openai:m", requests=9, cost=0.52)])
+        >>> budget.closed
+        'pool.api.max_cost=0.5 is used: $0.52 in 0 games'
+    """
+
+    def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
+        self._config, self._file = config, file
+        saved = {} if file is None else read_json(file)
+        self._players = {row["uid"]: _USAGE.decode(row) for row in saved.get("players", ())}
+        #: Games with API players that have begun, and evaluation games that were left out.
+        self.games: int = saved.get("games", 0)
+        self.declined: int = saved.get("declined", 0)
+
+    @property
+    def players(self) -> tuple[ApiUsage, ...]:
+        """What each has taken since the run began."""
+        return tuple(self._players.values())
+
+    @property
+    def closed(self) -> str | None:
+        """Why no game with API players may begin; None: one may."""
+        config, cost = self._config, sum(one.cost for one in self.players)
+        spent = f"${cost:.2f} in {self.games} games"
+        if config.max_games is not None and self.games >= config.max_games:
+            return f"pool.api.max_games={config.max_games} is used: {spent}"
+        if config.max_cost is None:
+            return None
+        if cost >= config.max_cost:
+            return f"pool.api.max_cost={config.max_cost:g} is used: {spent}"
+        unknown = next((one.uid for one in self.players if one.unpriced), None)
+        return (
+            None
+            if unknown is None
+            else (
+                f"pool.api.max_cost={config.max_cost:g} cannot be kept: the price of an answer of "
+                f"{unknown} is not known; set pool.api.prices"
+            )
+        )
+
+    def admit(self, spec: GameSpec) -> bool:
+        """Whether an evaluation game may begin, which it then does; those that may not count."""
+        if api_players(spec) and self.closed is not None:
+            self.declined += 1
+            return False
+        self.begin(spec)
+        return True
+
+    def begin(self, spec: GameSpec) -> None:
+        """A game begins."""
+        players = api_players(spec)
+        self.games += bool(players)
+        self.spend([ApiUsage(uid=uid, games=1) for uid in players])
+
+    def spend(self, usage: Iterable[ApiUsage]) -> None:
+        """Add what was used."""
+        for one in usage:
+            self._players[one.uid] = self._players.get(one.uid, ApiUsage(uid=one.uid)).plus(one)
+
+    def save(self) -> None:
+        """Write the counts."""
+        assert self._file is not None
+        counts = {"games": self.games, "declined": self.declined, "closed": self.closed}
+        players = [_USAGE.encode(one) for one in self.players]
+        write_json(self._file, {"players": players, **counts})
+
+
+def api_players(spec: GameSpec) -> tuple[str, ...]:
+    """Uids of the API players of a game, each once."""
+    uids = (seat.policy.uid for seat in spec.seats if seat.policy.kind == "api")
+    return tuple(dict.fromkeys(uids))
