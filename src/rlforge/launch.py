@@ -40,6 +40,7 @@ from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import check_room, game_notes, validate
+from rlforge.preflight.machine import planned, started
 from rlforge.preflight.memory.plan import place
 from rlforge.preflight.model import (
     model_notes,
@@ -77,17 +78,29 @@ SWEEP = (
 
 
 def composed(
-    overrides: Sequence[str], config_dir: Path | None, *, keys: bool = True
-) -> tuple[Composed[Any], RunGraph]:
-    """The validated configuration and its graph; ConfigError says what is wrong."""
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    gpus: int | None = None,
+    gpu_memory_gb: float | None = None,
+) -> tuple[PolicyConfig, RunGraph]:
+    """The validated configuration and its graph; ConfigError says what is wrong.
+
+    It needs no key of an API, and no GPU: gpus, gpu_memory_gb: those of the machine that it is for,
+    as ``planned`` has it.
+    """
     result, _ = with_template(compose_any(overrides, config_dir))
-    _check_with_model(result, keys=keys)
+    _check_with_model(result, keys=False)
+    config, guess = planned(result.config, gpus, gpu_memory_gb)
+    if guess is not None:
+        _say(f"note: {guess}")
+    if gpu_memory_gb is not None:
+        check_fit(started(config), here=False)
     if local_copy(result.config.model) is not None:
-        config = with_start(result)
-        if isinstance(config, RunConfig):
-            check_room(config)
-        raise_all([*model_problems(config), *saved_problems(config)])
-    return result, build_graph(result.config, detect())
+        own = with_start(dataclasses.replace(result, config=config))
+        if isinstance(own, RunConfig):
+            check_room(own)
+        raise_all([*model_problems(own), *saved_problems(own)])
+    return result.config if guess else config, build_graph(started(config), detect())
 
 
 def _composed(
@@ -109,7 +122,7 @@ def _say(text: str) -> None:
 
 def _graph(config: PolicyConfig) -> RunGraph:
     """The actors of a run; ConfigError where they, or their model, are not for this machine."""
-    live = _without_engines(config)
+    live = started(config)
     raise_all(shape_problems(live))
     check_fit(live)
     check_source(config.model)
@@ -117,17 +130,6 @@ def _graph(config: PolicyConfig) -> RunGraph:
     for note in (*game_notes(live), *model_notes(live)):
         _say(f"note: {note}")
     return build_graph(live, detect())
-
-
-def _without_engines(config: C) -> C:
-    """The configuration that the actors start from: supervised fine-tuning has no engine."""
-    if not isinstance(config, SftConfig):
-        return config
-    return dataclasses.replace(
-        config,
-        engine=dataclasses.replace(config.engine, name="transformers", num_engines=0),
-        hardware=dataclasses.replace(config.hardware, alternate=False),
-    )
 
 
 _CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
@@ -348,7 +350,7 @@ def _run(
     resume: bool = False,
 ) -> Any:
     """Start or continue the run in ``run_dir``; returns its ``Outcome``."""
-    live = _without_engines(config)
+    live = started(config)
     learners, engines = live.learner.num_learners, live.engine.num_engines
     hardware = resolve_hardware(live.hardware, detect(), engines, learners)
     prepare_ray(hardware)  # before Ray is imported

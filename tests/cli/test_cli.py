@@ -194,6 +194,23 @@ def test_graph_in_three_forms(rlforge):
     assert "buffer -->|TrainBatch| learner" in mermaid
 
 
+def test_a_cluster_s_run_is_prepared_without_a_gpu(rlforge, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    quick_start = ("+experiment=qwen3_1p7b_simpletak", "hardware=multi_gpu")
+    graph = rlforge("graph", *quick_start, "--format", "json")
+    gpus = {node["name"]: node["num_gpus"] for node in json.loads(graph.out)["nodes"]}
+    assert (graph.code, gpus["learner"], gpus["engine"]) == (0, 1, 1)
+    assert "note: hardware=multi_gpu wants a GPU and this machine shows none" in graph.err
+    plain = yaml.safe_load(rlforge("config", *quick_start).out)["hardware"]
+    assert (plain["num_gpus"], plain["memory_gb"]) == (None, None)
+    given = rlforge("config", *quick_start, "--gpus", "3", "--gpu-memory", "48")
+    hardware = yaml.safe_load(given.out)["hardware"]
+    assert (hardware["num_gpus"], hardware["memory_gb"], given.err) == (3, 48.0, "")
+    refused = rlforge("train", *quick_start, "eval.opponents=[random_legal]")
+    assert refused.code == 2
+    assert "wants a GPU and this machine shows none" in refused.err
+
+
 def test_doctor_shows_what_a_run_takes_on_disk_and_the_keys_that_limit_it(rlforge, tmp_path):
     folder = Path("measured")
     (folder / "checkpoints" / "step-1").mkdir(parents=True)

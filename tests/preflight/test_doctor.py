@@ -3,14 +3,17 @@
 import dataclasses
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
 from tests.harness.composed import composed
 
+from rlforge import launch
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.preflight import doctor as examined
+from rlforge.preflight import machine as planned_machine
 from rlforge.preflight.doctor import check_fit, divided, examine
 from rlforge.preflight.doctor_view import render, to_values
 from rlforge.preflight.memory.plan import GIB
@@ -33,7 +36,8 @@ def machine(monkeypatch):
 
     def has(*cards: Gpu) -> None:
         monkeypatch.setattr(examined, "gpus", lambda: cards)
-        monkeypatch.setattr(examined, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
+        for module in (examined, planned_machine):
+            monkeypatch.setattr(module, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
 
     return has
 
@@ -77,16 +81,32 @@ def test_a_card_that_is_not_here_can_be_planned_for():
         examine(composed(QUICK_START, "hardware=cpu"), gpu_memory_gb=24)
 
 
-def test_a_profile_names_its_card_and_the_card_is_missed():
+def test_a_profile_names_its_card_and_the_card_is_missed(machine):
     report = examine(composed(QUICK_START, "hardware=gpu_24gb", "pool.mode=fixed"))
     assert not report.healthy
-    assert "shows none" in finding(report, "hardware", "problem").detail
+    assert "shows none, so that train refuses here" in finding(report, "hardware", "note").detail
     assert "pool.mode=fixed" in finding(report, "configuration", "problem").detail
     assert report.memory.plan.verdict == "fits"
+    assert examine(composed(QUICK_START, "hardware=gpu_24gb")).healthy
+    machine(ADA)
+    few = examine(composed(QUICK_START, "hardware=multi_gpu"))
+    assert "wants 3 GPUs" in finding(few, "hardware", "problem").detail
+
+
+def test_supervised_training_is_examined_without_engines(small_model):
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
+    sizes = ["engine.max_tokens=16", "hardware=cpu"]
+    report = examine(
+        composed("data=random_legal", "env=tictactoe", *model, *sizes), check=launch.check
+    )
+    printed = shown(report)
+    assert (report.healthy, report.memory.plan.verdict) == (True, "fits")
+    assert "1 learner: at least" in printed
+    assert not re.search(r"engine, |[0-9] engine|max_parallel_seq", printed)
 
 
 def test_many_cards_that_are_not_here_are_planned_for(machine):
-    report = examine(composed(QUICK_START, "hardware=multi_gpu"), gpu_memory_gb=48)
+    report = examine(composed(QUICK_START, "hardware=multi_gpu"), 3, gpu_memory_gb=48)
     assert [card.count for card in report.memory.plan.cards] == [1, 2]
     machine(ADA, ADA, ADA)
     here = examine(composed(QUICK_START, "hardware=multi_gpu"))

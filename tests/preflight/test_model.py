@@ -47,7 +47,7 @@ def refused(tmp_path, monkeypatch, capsys):
         assert "\n" not in said
         commands = [lambda given: launch.train(given, None)]
         if by_config:
-            commands.append(lambda given: launch.composed(given, None, keys=False))
+            commands.append(lambda given: launch.composed(given, None))
         for command in commands:
             with pytest.raises(ConfigError) as caught:
                 command(overrides(folder, *more))
@@ -65,7 +65,7 @@ def test_other_decoders_than_llama_fit_and_train_with_default_keys(
     monkeypatch.chdir(tmp_path)
     folder = causal_folder(tmp_path / kind, kind)
     assert found(folder) == []
-    launch.composed(overrides(folder), None, keys=False)
+    launch.composed(overrides(folder), None)
     assert in_process.rlforge_here("train", *overrides(folder), "run_dir=run") == 0
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in metrics.splitlines()]

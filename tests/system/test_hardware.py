@@ -174,7 +174,7 @@ def test_numbers_of_gpus_that_an_actor_cannot_use_are_refused(
     few = HardwareConfig(device="cuda", num_gpus=4, learner_gpus=1, engine_gpus=1)
     hardware.check_gpus(few, num_engines=3, num_learners=1)
     with pytest.raises(
-        ConfigError, match=r"wants 5 GPUs \(1 learners x 1, 4 engines x 1\).*shows 4"
+        ConfigError, match=r"wants 5 GPUs \(1 learners x 1, 4 engines x 1\) and 4 are there"
     ):
         hardware.check_gpus(few, num_engines=4, num_learners=1)
     for share in (0.25, 1, 2):

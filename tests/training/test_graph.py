@@ -148,7 +148,7 @@ def test_missing_gpus_are_reported_before_the_start(overrides: list[str], messag
 
 
 def test_too_few_gpus_are_reported_with_the_sum() -> None:
-    with pytest.raises(ConfigError, match=r"wants 6 GPUs .*shows 4"):
+    with pytest.raises(ConfigError, match=r"wants 6 GPUs .*and 4 are there"):
         build_graph(config("hardware=multi_gpu", "engine.num_engines=5"), SERVER)
 
 

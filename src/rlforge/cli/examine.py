@@ -26,6 +26,16 @@ _LIMITS = {
 }
 
 
+GpusThere = Annotated[
+    int | None,
+    typer.Option("--gpus", metavar="N", help="Plan for a machine with this many GPUs.", min=0),
+]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option("--gpu-memory", metavar="GB", help="Plan for GPUs of this many GiB.", min=0.1),
+]
+
+
 class GraphFormat(enum.StrEnum):
     """Output of ``rlforge graph``."""
 
@@ -39,6 +49,8 @@ def graph(
     output: Annotated[GraphFormat, typer.Option("--format", help="How to print it.")] = (
         GraphFormat.table
     ),
+    gpus: GpusThere = None,
+    gpu_memory: GpuMemory = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Show the validated run graph without starting anything.
@@ -48,12 +60,13 @@ def graph(
     ```bash
     rlforge graph +experiment=simpletak_mirror
     rlforge graph +experiment=kuhn_grpo --format mermaid
+    rlforge graph +experiment=qwen3_1p7b_simpletak hardware=multi_gpu --gpus 3
     ```
     """
     from rlforge import launch
     from rlforge.training.graph import to_json, to_mermaid
 
-    _, nodes = launch.composed(overrides or [], config_dir, keys=False)
+    _, nodes = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
     if output is GraphFormat.json:
         typer.echo(to_json(nodes))
         return
@@ -76,7 +89,12 @@ def graph(
     Console().print(table)
 
 
-def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+def config(
+    overrides: Overrides = None,
+    gpus: GpusThere = None,
+    gpu_memory: GpuMemory = None,
+    config_dir: ConfigDir = None,
+) -> None:
     """Show the resolved, validated configuration as YAML.
 
     **Examples**
@@ -84,21 +102,20 @@ def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     ```bash
     rlforge config +experiment=simpletak_mirror
     rlforge config +experiment=kuhn_grpo learner.batch_size=512
+    rlforge config +experiment=qwen3_1p7b_simpletak --gpus 3 --gpu-memory 48
     ```
     """
     from rlforge import launch
     from rlforge.config.compose import to_yaml
 
-    result, _ = launch.composed(overrides or [], config_dir, keys=False)
-    typer.echo(to_yaml(result.config), nl=False)
+    resolved, _ = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
+    typer.echo(to_yaml(resolved), nl=False)
 
 
 def doctor(
     overrides: Overrides = None,
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option("--gpu-memory", metavar="GB", help="Plan for GPUs of this many GiB.", min=0.1),
-    ] = None,
+    gpus: GpusThere = None,
+    gpu_memory: GpuMemory = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -122,7 +139,7 @@ def doctor(
     ```bash
     rlforge doctor +experiment=simpletak_mirror
     rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
-    rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
+    rlforge doctor +experiment=qwen3_1p7b_simpletak --gpus 3 --gpu-memory 48
     rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
     ```
     """
@@ -134,7 +151,8 @@ def doctor(
     from rlforge.preflight.doctor import examine
     from rlforge.preflight.doctor_view import render, to_values
 
-    report = examine(compose_any(overrides or [], config_dir), gpu_memory, launch.check)
+    run = compose_any(overrides or [], config_dir)
+    report = examine(run, gpus, gpu_memory, launch.check)
     write_result(json_file, to_values(report))
     Console().print(render(report), crop=False)
     if not report.healthy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
@@ -16,6 +15,7 @@ from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
 from rlforge.preflight.games import game_notes, validate
+from rlforge.preflight.machine import planned, started
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.preflight.model import (
@@ -27,7 +27,7 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
-from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
+from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
 
@@ -81,27 +81,25 @@ class Report:
 
 def examine(
     composed: Composed[Any],
+    gpus_there: int | None = None,
     gpu_memory_gb: float | None = None,
     check: Callable[[Composed[Any]], None] = validate,
 ) -> Report:
     """Everything about a run that can be known here.
 
-    gpu_memory_gb: plan for GPUs of so many GiB instead of this machine's. check: raises
-    ConfigError for a configuration that cannot run. Raises ConfigError for GPU memory on a CPU run.
+    gpus_there, gpu_memory_gb: plan for a machine of so many GPUs, of so many GiB each, as
+    ``planned`` does and raises. check: raises ConfigError for a configuration that cannot run.
     """
     composed, plain = with_template(composed)
-    config, found = composed.config, gpus()
-    if gpu_memory_gb is not None:
-        if config.hardware.device == "cpu":
-            raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
-        own = dataclasses.replace(config.hardware, memory_gb=gpu_memory_gb)
-        config = dataclasses.replace(config, hardware=own)
+    config, guess = planned(started(composed.config), gpus_there, gpu_memory_gb)
+    found, assumed = gpus(), guess is not None or (gpus_there, gpu_memory_gb) != (None, None)
     findings = [
         *_configuration(composed, check),
         *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
         *_machine(found),
     ]
-    assumed = gpu_memory_gb is not None
+    if guess is not None:
+        findings.append(Finding(what="hardware", state="note", detail=guess))
     hardware, finding = _hardware(config, assumed=assumed)
     findings += [finding, *_packages(config, hardware), *_model(composed, assumed=assumed)]
     located = locate(config.model)  # with its shape, now that its configuration is here
@@ -112,13 +110,14 @@ def examine(
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
     if hardware is not None:
-        capacity = _capacity(hardware, () if assumed else found)
+        cards = () if assumed else found
+        capacity = _capacity(hardware, cards)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
         elif capacity is None:
             findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
         else:
-            memory = _memory(config, located, hardware, capacity, found)
+            memory = _memory(config, located, hardware, capacity, cards)
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
             if size is not None and wanted > size:
@@ -128,12 +127,13 @@ def examine(
     return Report(findings=tuple(findings), memory=memory)
 
 
-def check_fit(config: PolicyConfig) -> None:
-    """Raise ConfigError where a run does not fit this machine's memory.
+def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
+    """Raise ConfigError where a run does not fit the memory of this machine, or that it names.
 
-    Says nothing where the shape of the model or the memory of the card cannot be known.
+    here: by the cards of this machine, too. Says nothing where the shape of the model or the memory
+    of the card cannot be known.
     """
-    memory = _memory_here(config, locate(config.model))
+    memory = _memory_on(gpus() if here else (), config, locate(config.model))
     if memory is None or memory.plan.excess == 0:
         return
     plan = memory.plan
@@ -162,7 +162,7 @@ def divided(config: C) -> C:
     vllm = config.engine.vllm
     if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
         return config
-    memory = _memory_here(config, locate(config.model))
+    memory = _memory_on(gpus(), config, locate(config.model))
     if memory is None or memory.plan.share is None:
         return config
     # vLLM counts by the card itself, of which the profile may use a part.
@@ -174,9 +174,8 @@ def divided(config: C) -> C:
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
 
 
-def _memory_here(config: PolicyConfig, located: Located) -> Memory | None:
-    """The plan for this machine; None where it cannot be made."""
-    found = gpus()
+def _memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
+    """The plan for a machine with the cards ``found``; None where it cannot be made."""
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
@@ -260,26 +259,18 @@ def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
 
 
 def _hardware(config: PolicyConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
-    """The resolved profile, on this machine or on one with the GPUs that are assumed.
-
-    A profile that names its GPUs' memory is planned even where they are not.
-    """
-    wanted, here = config.hardware, detect()
+    """The resolved profile; assumed: not for this machine."""
     engines, learners = config.engine.num_engines, config.learner.num_learners
-    asked = math.ceil(learners * wanted.learner_gpus + engines * wanted.engine_gpus)
-    there = Machine(cpus=here.cpus, gpus=max(here.gpus, asked, 1))
+    wanted = config.hardware
     try:
-        hardware = resolve_hardware(wanted, there if assumed else here, engines, learners)
+        hardware = resolve_hardware(wanted, detect(), engines, learners)
     except ConfigError as error:
-        finding = Finding(what="hardware", state="problem", detail=str(error))
-        if wanted.memory_gb is None or assumed or here.gpus:
-            return None, finding
-        return resolve_hardware(wanted, there, engines, learners), finding
+        return None, Finding(what="hardware", state="problem", detail=str(error))
     if hardware.device != "cuda":
         return hardware, Finding(what="hardware", state="ok", detail=f"{wanted.name}: on the CPU")
     detail = (
-        f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}, "
-        f"{_gpus_of(engines, 'engine', hardware.engine_gpus)}"
+        f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}"
+        f"{', ' + _gpus_of(engines, 'engine', hardware.engine_gpus) if engines else ''}"
         f"{', in turns' if hardware.alternate else ''}"
     )
     state: State = "note" if assumed else "ok"

@@ -100,6 +100,8 @@ def _needs(memory: Memory) -> Table:
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
     if plan.least == plan.engine:  # it reserves its memory at the start
         needs, titles = needs[:2], ("learner", "engine")
+    if not plan.engine.parts:
+        needs, titles = needs[:1], titles[:1]
     for title in titles:
         table.add_column(title, justify="right")
     names = dict.fromkeys(part.name for need in needs for part in need.parts)
@@ -132,7 +134,7 @@ def _cards(memory: Memory) -> list[RenderableType]:
     lines.append(f"[bold {color}]{plan.verdict}[/]{more}")
     if plan.excess and memory.mend:
         lines.append(f"fits with: {escape(' '.join(memory.mend))}")
-    elif not plan.excess:
+    elif not plan.excess and plan.engine.parts:
         lines.append(
             f"each engine has room for {plan.sequences} sequences of full length "
             f"({plan.sequence_bytes / 2**20:.1f} MiB each)"
@@ -187,7 +189,7 @@ def _whole(line: Text) -> Text:
 
 def _unit(plan: Plan) -> tuple[str, int]:
     """Of all tables of a report, and its bytes."""
-    return ("GiB", GIB) if plan.engine.total > 2 * GIB else ("MiB", 2**20)
+    return ("GiB", GIB) if max(plan.engine.total, plan.learner.total) > 2 * GIB else ("MiB", 2**20)
 
 
 def _gib(size: int) -> str:

@@ -136,7 +136,9 @@ def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
 
 def _of_heads(config: PolicyConfig, sizes: list[int], *, latent: bool) -> Iterator[str]:
     device = config.hardware.device
-    on_cpu = device == "cpu" or (device == "auto" and not detect().gpus)
+    on_cpu = device == "cpu" or (
+        device == "auto" and not (config.hardware.num_gpus or detect().gpus)
+    )
     if config.engine.name == "vllm" and on_cpu:
         yield from map(str, refusals(lambda: check_heads(config.model.label, sizes, latent=latent)))
 

@@ -194,6 +194,6 @@ def machine_problems(config: PolicyConfig) -> Problems:
     if config.learner.compile and config.hardware.ray_address is None:
         from rlforge.learner.layers import check_compiling  # torch: seconds
 
-        device = config.hardware.device
-        device = ("cuda" if detect().gpus else "cpu") if device == "auto" else device
+        device, gpus = config.hardware.device, config.hardware.num_gpus or detect().gpus
+        device = ("cuda" if gpus else "cpu") if device == "auto" else device
         yield from refusals(lambda: check_compiling(device))

@@ -242,7 +242,8 @@ def resolve_hardware(
 ) -> HardwareConfig:
     """The profile with every ``auto`` and null decided for ``machine``.
 
-    A remote cluster (``ray_address``) is left as it is described. Raises ConfigError as
+    A remote cluster (``ray_address``) is left as it is described, and has the GPUs that it asks for
+    unless ``num_gpus`` says how many. Raises ConfigError as
     ``resolve_device`` and ``check_gpus`` do, and where engines and learner cannot take turns.
 
     Example:
@@ -254,7 +255,10 @@ def resolve_hardware(
         _check_one_place(config, num_learners)
     if config.ray_address is not None:
         config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
-        check_whole_gpus(config, num_learners)
+        if config.num_gpus is None:
+            check_whole_gpus(config, num_learners)
+        else:
+            check_gpus(config, num_engines, num_learners)
         return config
     gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
     config = dataclasses.replace(
@@ -281,16 +285,17 @@ def resolve_device(config: HardwareConfig, gpus: int) -> Literal["cpu", "cuda"]:
     """
     if gpus or config.device == "cpu":
         return "cpu" if config.device == "cpu" else "cuda"
+    none = "this machine shows none" if config.num_gpus is None else "hardware.num_gpus is 0"
     if config.device == "cuda":
         wants = "hardware.device=cuda" if config.name == "auto" else f"hardware={config.name}"
         raise ConfigError(
-            f"{wants} wants a GPU and this machine shows none; "
+            f"{wants} wants a GPU and {none}; "
             "use hardware=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         )
     if config.learner_gpus > 0 or config.engine_gpus > 0:
         raise ConfigError(
             f"hardware.learner_gpus={config.learner_gpus:g} and hardware.engine_gpus="
-            f"{config.engine_gpus:g} ask for GPUs and this machine shows none; leave both at 0, or "
+            f"{config.engine_gpus:g} ask for GPUs and {none}; leave both at 0, or "
             "check the driver and CUDA_VISIBLE_DEVICES"
         )
     return "cpu"
@@ -339,7 +344,7 @@ def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> N
     wanted = num_learners * config.learner_gpus + num_engines * config.engine_gpus
     gpus = config.num_gpus or 0
     if wanted > gpus + 1e-9:
-        there, mend = f"this machine shows {gpus}", ""
+        there, mend = f"{gpus} are there", ""
         if config.alternate:
             there, mend = "hardware.alternate is for one", ", or switch hardware.alternate off"
         raise ConfigError(

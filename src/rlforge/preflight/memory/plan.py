@@ -87,7 +87,8 @@ class Card:
 
 @value
 class Plan:
-    """A run's memory. least: an engine with one running sequence of full length.
+    """A run's memory. least: an engine with one running sequence of full length; no parts without
+    engines.
 
     learner_idle, engine_idle: held by the one while the other works, where they take turns
     (``alternate``). sequences: full-length sequences that each engine has room for, on the fullest
@@ -197,6 +198,9 @@ def make_plan(
         least, engine, shortage = engine_need(one, process), engine_need(job, process), 0
         rows = 12 * shape.vocab  # of logits, one more with each sequence
         sequences = max(0, 1 + (room - least.total) // (per_sequence + rows))
+    if not config.engine.num_engines:
+        least = engine = Need(parts=())
+        sequences = 0
     return Plan(
         shape=shape,
         learner=learner,
@@ -207,7 +211,7 @@ def make_plan(
         alternate=alternate,
         cards=cards,
         sequences=sequences,
-        wanted=1 if job.paged else job.sequences,
+        wanted=0 if not engine.parts else 1 if job.paged else job.sequences,
         sequence_bytes=per_sequence,
         shortage=shortage,
         left=left,
