@@ -3,7 +3,7 @@
 # directory; engines, collectors and learner use all nodes. The arguments are those of rlforge:
 #
 #   sbatch --nodes 4 --gpus-per-node 8 --time 24:00:00 deploy/slurm.sh \
-#       train +experiment=qwen3_1p7b_simpletak hardware=cluster engine.num_engines=31
+#       train +experiment=qwen3_1p7b_simpletak_tuned hardware=cluster engine.num_engines=31
 #
 # Two minutes before the time limit the command gets SIGTERM: it saves and ends; go on with
 # deploy/slurm.sh train --resume RUN. Activate the environment that has rlforge before sbatch.

@@ -35,6 +35,7 @@ from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
 from rlforge.errors import ConfigError, RlforgeError, collected, raise_all
+from rlforge.games.originals import absent_noted
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
@@ -85,21 +86,23 @@ def composed(
 ) -> tuple[PolicyConfig, RunGraph]:
     """The validated configuration and its graph; ConfigError says what is wrong.
 
-    It needs no key of an API, and no GPU: gpus, gpu_memory_gb: those of the machine that it is for,
-    as ``planned`` has it.
+    It needs no key of an API, no package that only has templates, and no GPU: gpus, gpu_memory_gb:
+    those of the machine that it is for, as ``planned`` has it.
     """
     result, _ = with_template(compose_any(overrides, config_dir))
-    _check_with_model(result, keys=False)
-    config, guess = planned(result.config, gpus, gpu_memory_gb)
-    if guess is not None:
-        _say(f"note: {guess}")
-    if gpu_memory_gb is not None:
-        check_fit(started(config), here=False)
-    if local_copy(result.config.model) is not None:
-        own = with_start(dataclasses.replace(result, config=config))
-        if isinstance(own, RunConfig):
-            check_room(own)
-        raise_all([*model_problems(own), *saved_problems(own)])
+    with absent_noted() as absent:
+        _check_with_model(result, keys=False)
+        config, guess = planned(result.config, gpus, gpu_memory_gb)
+        if gpu_memory_gb is not None:
+            check_fit(started(config), here=False)
+        if local_copy(result.config.model) is not None:
+            own = with_start(dataclasses.replace(result, config=config))
+            if isinstance(own, RunConfig):
+                check_room(own)
+            raise_all([*model_problems(own), *saved_problems(own)])
+    notes = [f"a template or an extraction is not there: {mend}" for mend in absent.values()]
+    for note in [*notes, *([guess] if guess is not None else [])]:
+        _say(f"note: {note}")
     return result.config if guess else config, build_graph(started(config), detect())
 
 

@@ -116,7 +116,8 @@ class Form:
 class EnvSpec:
     """One environment: its id, when a game of it ends or is won, and how its players are asked.
 
-    win_score: the least reward that is a win in a game of one player, or of one team. winners:
+    max_turns, timeout_s: turns and seconds after which a game is cut; None: it is not. win_score:
+    the least reward that is a win in a game of one player, or of one team. winners:
     which of several players win, see ``outcome``; None takes what is known of the game. actions:
     how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
     prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
@@ -130,8 +131,8 @@ class EnvSpec:
     id: str
     source: str = "textarena"
     num_players: int = 2
-    max_turns: int = 200
-    timeout_s: float = 600.0
+    max_turns: int | None = 200
+    timeout_s: float | None = 600.0
     error_allowance: int = 1
     weight: float = 1.0
     win_score: float = 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import defaultdict
 from pathlib import Path
 from unittest import mock
 
@@ -34,10 +36,10 @@ class BufferPorts:
     """Four games of a group, whose records go into the buffer."""
 
     def __init__(self, buffer: BufferActor, trained: tuple[bool, bool]) -> None:
-        self._buffer, self._games = buffer, [game(n, trained=trained) for n in range(GROUP)]
+        self._buffer, self.games = buffer, [game(n, trained=trained) for n in range(GROUP)]
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        games, self._games = self._games, []
+        games, self.games = self.games, []
         return games or None
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -153,3 +155,29 @@ def test_a_resumed_run_has_the_budget_that_is_left_whatever_its_state_was(tmp_pa
     players, figures, closed = resumed.api_usage()
     assert (players[0].requests, figures["cost"]) == (3, 1.5)
     assert closed is not None
+
+
+async def test_of_one_seat_that_is_drawn_a_game_is_learned_and_both_move_the_baselines(
+    tmp_path: Path,
+) -> None:
+    given = ["env=tictactoe", "rewards=unstable_baselines"]
+    both, one = (
+        make_buffer(compose([*given, f"collector.learned_seats={seats}"]).config, tmp_path)
+        for seats in ("all", "one")
+    )
+    specs = [
+        dataclasses.replace(game(n, trained=(True, True)), group_id=None, group_size=1, seed=n)
+        for n in range(64)
+    ]
+    for buffer in (both, one):
+        ports = BufferPorts(buffer, (True, True))
+        ports.games = list(specs)
+        await Collector(CollectorConfig(), ports, forfeiting({})).train()
+    everything, drawn = [(await buffer.state_dict())["policies"][""] for buffer in (both, one)]
+    assert drawn["rewards"] == everything["rewards"]
+    seats = defaultdict[str, set[int]](set)
+    for step in drawn["buffer"]["steps"]:
+        seats[step["game_id"]].add(step["player_id"])
+    assert len(seats) == len(specs)
+    assert all(len(each) == 1 for each in seats.values())
+    assert 16 < sum(0 in each for each in seats.values()) < 48

@@ -196,7 +196,7 @@ def test_graph_in_three_forms(rlforge):
 
 def test_a_cluster_s_run_is_prepared_without_a_gpu(rlforge, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    quick_start = ("+experiment=qwen3_1p7b_simpletak", "hardware=multi_gpu")
+    quick_start = ("+experiment=qwen3_1p7b_simpletak_tuned", "hardware=multi_gpu")
     graph = rlforge("graph", *quick_start, "--format", "json")
     gpus = {node["name"]: node["num_gpus"] for node in json.loads(graph.out)["nodes"]}
     assert (graph.code, gpus["learner"], gpus["engine"]) == (0, 1, 1)
@@ -235,7 +235,7 @@ def test_doctor_shows_what_a_run_takes_on_disk_and_the_keys_that_limit_it(rlforg
 def test_doctor_says_what_fits_and_what_buys_memory(rlforge, monkeypatch, tmp_path, columns):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("COLUMNS", str(columns))
-    quick_start = "+experiment=qwen3_1p7b_simpletak"
+    quick_start = "+experiment=qwen3_1p7b_simpletak_tuned"
     fits = rlforge("doctor", quick_start, "hardware=gpu_1", "--gpu-memory", "80", "--json", "a")
     assert fits.code == 0
     assert "AdamW states" in fits.out

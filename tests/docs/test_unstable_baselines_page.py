@@ -1,21 +1,106 @@
 """docs/unstable_baselines.md points only at what is there."""
 
-import importlib
+import dataclasses
+import importlib.util
 import re
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+from tests.harness.composed import composed
+
+from rlforge.config.compose import compose
 from rlforge.config.keys import all_keys
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
+from rlforge.errors import ConfigError
+from rlforge.launch import check
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "unstable_baselines.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith("| UnstableBaselines |")
-]
+VALUES, TUNED, NAMES = re.split(r"\n### What rlforge|\n## Components", PAGE)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of the rows of all tables, without their headings."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] not in ("UnstableBaselines", "Value", "Key")]
+
+
+ROWS = rows_of(NAMES)
 PLACES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[1])})
 KEYS_ASIDE = {key for row in ROWS for key in re.findall(r"`([a-z_]+\.[a-z_]+)(?:: \w+)?`", row[2])}
+
+
+QUICK_START, BY_RLFORGE = (
+    compose([f"qwen3_1p7b_simpletak{end}", "hardware=multi_gpu"]).config for end in ("", "_tuned")
+)
+
+
+def in_code(cell: str) -> Any:
+    """The value of a cell: YAML in backticks."""
+    assert cell == f"`{cell[1:-1]}`", cell
+    return yaml.safe_load(cell[1:-1])
+
+
+def value_at(config: Any, key: str) -> Any:
+    """What a configuration has at a dotted key, as plain data."""
+    for part in key.split("."):
+        config = config[int(part)] if part.isdigit() else getattr(config, part)
+    return config
+
+
+def said_of(found: Any, said: Any) -> Any:
+    """The part of a value that the page speaks of: of entries of lists the keys that it gives."""
+    if isinstance(said, list) and said and isinstance(said[0], dict):
+        entries = [one if isinstance(one, dict) else vars(one) for one in found]
+        assert len(entries) == len(said)
+        pairs = zip(entries, said, strict=True)
+        return [{key: entry.get(key) for key in given} for entry, given in pairs]
+    return found
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key of a configuration with its value."""
+    nested = isinstance(config, list) and config and dataclasses.is_dataclass(config[0])
+    if dataclasses.is_dataclass(config) or nested:
+        for key, one in enumerate(config) if nested else vars(config).items():
+            yield from leaves(one, f"{prefix}{key}.")
+    else:
+        yield prefix.removesuffix("."), config
+
+
+@pytest.mark.parametrize("row", rows_of(VALUES), ids=lambda row: row[2].strip("`"))
+def test_the_preset_has_the_effective_values_of_the_script(row):
+    _, there, key, here = row
+    assert there
+    said = in_code(here)
+    assert said_of(value_at(QUICK_START, key.strip("`")), said) == said
+
+
+def test_the_other_preset_differs_as_the_page_says_and_gives_a_reason():
+    differences = {
+        key: (value, other)
+        for (key, value), (_, other) in zip(leaves(QUICK_START), leaves(BY_RLFORGE), strict=True)
+        if value != other
+    }
+    rows = rows_of(TUNED)
+    assert {in_code(key): (in_code(a), in_code(b)) for key, a, b, _ in rows} == differences
+    assert all(why for *_, why in rows)
+
+
+def test_the_presets_start_with_what_the_page_names(monkeypatch):
+    """The one needs a package and a key, the other neither."""
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    check(composed("qwen3_1p7b_simpletak_tuned"))
+    plain = ("model.prompt_template=qwen3-zs", "model.action_extraction=boxed")
+    with pytest.raises(ConfigError, match="OPENROUTER_API_KEY"):
+        check(composed("qwen3_1p7b_simpletak", *plain))
+    if importlib.util.find_spec("unstable") is None:
+        with pytest.raises(ConfigError, match="pip install --no-deps unstable-rl"):
+            check(composed("qwen3_1p7b_simpletak"))
 
 
 def exists(name: str) -> bool:

@@ -160,6 +160,12 @@ async def test_an_answer_becomes_a_completion(server):
     assert asked["max_tokens"] == 77
 
 
+async def test_what_is_null_is_left_to_the_endpoint(server):
+    await _chat(_config(server, temperature=None, max_tokens=None))
+    (asked,) = server.requests
+    assert set(asked) == {"model", "messages", "key"}
+
+
 async def test_openrouter_uses_its_own_address_and_key(server, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret-1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-2")

@@ -214,3 +214,16 @@ def test_a_row_without_filters_is_the_same_among_rows_with_them():
         among = sampling_logprobs(logits, torch.ones(4), **{name: setting})
         assert torch.equal(among[:1], alone)
     assert torch.equal(sampling_logprobs(logits, torch.ones(4), **filters)[:1], alone)
+
+
+def test_a_learner_over_all_tokens_is_below_the_nucleus_by_the_mass_that_was_kept():
+    """So the importance weight of equal weights is that mass, in [top_p, 1]."""
+    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0)) * 3
+    temperature, top_p = torch.full((50,), 0.7), torch.full((50,), 0.95)
+    engine = sampling_logprobs(logits, temperature, top_p)
+    learner = torch.log_softmax(logits / 0.7, dim=-1)
+    inside = engine.isfinite()
+    kept = learner.exp().masked_fill(~inside, 0.0).sum(dim=-1)
+    assert ((kept >= 0.95) & (kept <= 1)).all()
+    weights = (learner - engine).exp()
+    torch.testing.assert_close(weights[inside], kept[:, None].expand_as(weights)[inside])

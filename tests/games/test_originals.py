@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from textarena.agents import basic_agents
 
+from rlforge import launch
 from rlforge.config.compose import compose
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
 from rlforge.errors import ConfigError
@@ -126,3 +128,25 @@ def test_prompts_and_actions_are_those_of_the_package(original, small_model):
                 assert (found.action, found.well_formed) == (action, all(feedback.values()))
             else:
                 assert found.action == (read(answer) or "")
+
+
+def test_textarenas_agent_is_asked_by_its_own_words():
+    template = PROMPTS.find("textarena:agent")
+    agent = basic_agents.OpenRouterAgent.__init__.__defaults__
+    messages = template.messages(View(player_id=0, observation="Your card: K {x}"), "A request.")
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert messages[0]["content"] in agent
+    assert messages[1]["content"] == "Your card: K {x}"
+    with pytest.raises(ConfigError, match="textarena has no template 'agents'; did you mean agent"):
+        originals.textarena_template("agents")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unstable") is not None, reason="it is installed")
+def test_a_run_can_be_looked_at_without_the_package(capsys):
+    script = ["qwen3_1p7b_simpletak", "pool=lagged", "hardware=multi_gpu"]
+    config, graph = launch.composed(script, None, gpus=3)
+    assert config.model.prompt_template == "unstable:qwen3-zs"
+    assert {node.name for node in graph.nodes} >= {"learner", "engine"}
+    assert "note: a template or an extraction is not there" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="pip install --no-deps unstable-rl"):
+        launch.check(compose(script))

@@ -475,3 +475,11 @@ def test_games_without_their_word_list_name_the_command_that_fetches_it(
 def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
     with pytest.raises(ConfigError, match=message):
         check_env(env)
+
+
+def test_without_limits_a_game_is_played_to_its_end():
+    env = EnvSpec(id=TAK.id, max_turns=None, timeout_s=None, error_allowance=300)
+    game = TextArenaGame(env, 0)
+    for _ in range(250):
+        game.step("bad")
+    assert not game.done

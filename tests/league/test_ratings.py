@@ -197,3 +197,14 @@ def test_registering_twice_or_under_an_unknown_parent_is_refused():
         ratings.add("a")
     with pytest.raises(KeyError):
         ratings.add("b", parent="unknown")
+
+
+def test_beta_says_what_a_difference_of_skill_is_worth():
+    ratings = RatingTable(beta=4.0)
+    for uid in ("a", "b"):
+        ratings.add(uid)
+    ratings.record([("a", 1.0), ("b", -1.0)])
+    other = trueskill.TrueSkill(beta=4.0)
+    [(winner,), (loser,)] = other.rate([(other.create_rating(),), (other.create_rating(),)])
+    assert same(ratings.rating("a"), winner)
+    assert same(ratings.rating("b"), loser)

@@ -20,7 +20,7 @@ from rlforge.preflight.memory.plan import GIB
 from rlforge.preflight.model import shape_problems
 from rlforge.system.hardware import Gpu, Machine
 
-QUICK_START = "+experiment=qwen3_1p7b_simpletak"
+QUICK_START = "+experiment=qwen3_1p7b_simpletak_tuned"
 ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
 
 
@@ -137,6 +137,9 @@ def test_tokens_that_are_never_drawn_are_noted():
     filters = ["engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05"]
     cut = examine(composed("+experiment=simpletak_mirror", *filters))
     assert ", ".join(filters) in finding(cut, "sampling", "note").detail
+    script = examine(composed("+experiment=qwen3_1p7b_simpletak"))
+    note = finding(script, "sampling", "note").detail
+    assert "kept, 0.95 to 1; with algorithm.importance_cap=null nothing is weighed by it" in note
     assert cut.healthy
     whole = examine(composed("+experiment=simpletak_mirror"))
     assert "sampling" not in {each.what for each in whole.findings}

@@ -29,10 +29,13 @@ def test_envs_take_template_and_extraction_of_the_model():
     assert eval_envs(config) == train_envs(config)
 
 
-def test_the_untrained_model_is_always_an_evaluation_opponent():
-    config = composed(TINY, "eval.opponents=[win_block]").config
+@pytest.mark.parametrize(
+    ("base", "met"), [("true", ["base", "win_block"]), ("false", ["win_block"])]
+)
+def test_the_untrained_model_is_an_evaluation_opponent_unless_it_is_left_out(base, met):
+    config = composed(TINY, "eval.opponents=[win_block]", f"eval.base={base}").config
     (pairing,) = eval_pairings(config)
-    assert [policy.uid for policy in pairing.opponents] == ["base", "win_block"]
+    assert [policy.uid for policy in pairing.opponents] == met
 
 
 @pytest.mark.parametrize("temperature", ["0", "null", "0.5"])

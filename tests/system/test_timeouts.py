@@ -77,3 +77,11 @@ async def test_other_errors_and_cancellation_pass_through():
         async with clock.timeout(60):
             raise asyncio.CancelledError
     clock.stop()  # nothing is left to hold up
+
+
+async def test_no_limit_stays_none_when_the_clock_goes_on():
+    clock = Clock()
+    async with clock.timeout(None) as limit:
+        clock.stop()
+        clock.go_on()
+        assert limit.when() is None

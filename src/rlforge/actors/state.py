@@ -26,6 +26,7 @@ from rlforge.league.budget import ApiBudget, api_players
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
+from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.garbage import freeze_gc
@@ -269,6 +270,7 @@ class BufferActor:
         begin("buffer", run_dir)
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
         self._turns = turns(config)
+        self._collecting = config.collector
         # Number of the update that is drawn next.
         self._update = 1
         self._batches = Path(run_dir) / "batches"
@@ -324,7 +326,9 @@ class BufferActor:
         shaped: dict[str, list[tuple[GameRecord, Sequence[Episode]]]] = {}
         for record, players in zip(records, learned, strict=True):
             name = record.spec.learner
-            episodes = self._samples[name].rewards.shape(record, players)
+            episodes = learned_episodes(
+                self._samples[name].rewards.shape(record, players), record.spec, self._collecting
+            )
             shaped.setdefault(name, []).append((record, episodes))
         async with self._changed:
             for name, games in shaped.items():

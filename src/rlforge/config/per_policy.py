@@ -129,7 +129,12 @@ def longest_wait(config: RunConfig, name: str) -> int:
 
 
 def trained_seats(config: RunConfig, name: str) -> int:
-    """Most seats of a game that a policy learns from: all in self-play, its own one otherwise."""
+    """Most seats of a game that a policy learns from: all in self-play, its own one otherwise.
+
+    Of all it may be one that is drawn, see ``collector.learned_seats``.
+    """
+    if config.collector.learned_seats == "one":
+        return 1
     entry = entry_of(config, name)
     mirrors = of_policy(config, name).pool.mode == "mirror" and entry.meets(name) == (name,)
     return max(env.num_players for env in config.env.train) if mirrors else 1

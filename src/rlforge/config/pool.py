@@ -35,10 +35,11 @@ class ApiConfig(Group):
     timeout_s: Positive = 60.0
     #: Requests under way at once.
     max_concurrency: Count = 32
-    #: Most tokens in one answer.
-    max_tokens: Count = 1024
-    #: Sampling temperature; models that take none, as reasoning models, keep their own.
-    temperature: NotNegative = 0.7
+    #: Most tokens in one answer; null leaves the endpoint's own.
+    max_tokens: Count | None = 1024
+    #: Sampling temperature; null leaves the endpoint's own, which models that take no other, as
+    #: reasoning models, keep in any case.
+    temperature: NotNegative | None = 0.7
     #: Prompt template of their seats, whatever the environment's is.
     prompt_template: str = "chat-actions"
     #: How their actions are read.
@@ -77,6 +78,9 @@ class PoolConfig(Group):
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M``, ``openrouter:M``
     #: or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
+    #: Difference of skill that wins about 76 % of games: beta of the TrueSkill ratings. null: 4.17,
+    #: half of the deviation of a newcomer.
+    rating_beta: Positive | None = None
     #: Whether random, match_quality, ts_dist, exploration, prioritized, nash and alpha_rank may
     #: draw the current version too. They draw it in any case where there is no other opponent.
     include_current: bool = False

@@ -62,10 +62,13 @@ class EnvEntry(Group):
     num_players: Count = 2
     #: Share of training games, relative to the other environments.
     weight: Positive = 1.0
-    #: Turns after which a game is cut and scored as a draw.
-    max_turns: Count = 200
+    #: Turns after which a game is cut and scored as a draw; null: it is played to its end, for
+    #: games that are over at some time whatever is played.
+    max_turns: Count | None = 200
     #: Seconds after which a game is cut and scored as a draw; without a turn by then it failed.
-    timeout_s: Positive = 600.0
+    #: null: it is not cut, as games slow down where more of them are under way than engines have
+    #: room for.
+    timeout_s: Positive | None = 600.0
     #: Invalid moves in a row that a player may take back.
     error_allowance: Whole = 1
     #: Least score that is a win in a game of one player or one team, in rewards
@@ -91,7 +94,6 @@ class EvalEnvEntry(EnvEntry):
     """One environment to evaluate in."""
 
     #: Opponents in this environment; null or empty takes ``eval.opponents``, or those of ``env``.
-    #: The untrained model (``base``) is always among them.
     opponents: list[Text] | None = None
 
 
@@ -442,6 +444,10 @@ class CollectorConfig(Group):
     num_collectors: Count = 1
     #: Collectors without which a run does not start, with `hardware.elastic=true`.
     min_collectors: Count = 1
+    #: Trained seats of a game that are learned from: ``all``, or ``one``, drawn at random. Where
+    #: only one is trained, as against opponents, both are the same; in self-play ``one`` leaves
+    #: half of the samples, of which no two groups are of one game.
+    learned_seats: Literal["all", "one"] = "all"
     #: Of a game that a player ended by an invalid move, learn from that player's turns only: in
     #: self-play the other seats' are dropped, and the whole game where an opponent forfeited.
     filter_opponent_invalid: bool = False
@@ -469,9 +475,11 @@ class EvalConfig(Group):
     #: ``collector.num_eval_workers`` games of the newest version are under way, against the
     #: opponents in turn, up to ``eval.max_games_per_checkpoint``.
     continuous: bool = False
-    #: Opponents; the untrained model (``base``) is always among them. null takes
+    #: Opponents, of which the untrained model (``base``) is one, see ``base``. null takes
     #: ``env.opponents``, which belong to the games. An entry of ``env.eval`` may have its own.
     opponents: list[Text] | None = None
+    #: Meet the untrained model (``base``) beside the opponents that are named.
+    base: bool = True
     #: Games per environment and opponent, seats swapped; even for two players. With
     #: ``eval.continuous`` only at the start and the end.
     games: Count = 128

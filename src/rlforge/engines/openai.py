@@ -227,18 +227,19 @@ class ChatClient:
         endpoint: Endpoint,
         conversation: Sequence[Message],
         *,
-        max_tokens: int,
+        max_tokens: int | None,
         temperature: float | None,
         **options: Any,
     ) -> ChatReply:
         """The endpoint's answer to messages with ``role`` and ``content``. Raises ChatError.
 
-        temperature None: the endpoint's own, which is also used where it takes no other, as of
-        reasoning models. options: further arguments of the request.
+        max_tokens, temperature: None leaves the endpoint's own; a temperature is left out, too,
+        where it takes no other, as of reasoning models. options: further arguments of the request.
         """
         # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
-        options["max_completion_tokens" if own else "max_tokens"] = max_tokens
+        if max_tokens is not None:
+            options["max_completion_tokens" if own else "max_tokens"] = max_tokens
         request = {"model": endpoint.model, "messages": list(conversation), **options}
         if temperature is not None and str(endpoint) not in self._own_temperature:
             request["temperature"] = temperature

@@ -132,6 +132,11 @@ class TurnGame(ABC):
         """Draw the chance events that are still to come from ``seed``."""
         self._random.seed(seed)
 
+    @property
+    def _out_of_turns(self) -> bool:
+        limit = self._spec.max_turns
+        return limit is not None and self._turn >= limit
+
     @abstractmethod
     def _look(self) -> View:
         """The view of the player to move; called once a turn."""
@@ -151,15 +156,20 @@ def reseed(game: Game, seed: int) -> None:
         cast("TurnGame", game).reseed(seed)
 
 
-def guarded(kind: Kind, name: str, limit_s: float, make: Callable[[], Any]) -> Any:
+CALL_LIMIT_S = 600.0
+"""Seconds that a call of a user's game or player may take where ``env.timeout_s`` has no limit."""
+
+
+def guarded(kind: Kind, name: str, limit_s: float | None, make: Callable[[], Any]) -> Any:
     """What ``make`` makes, a game or player of ``name``.
 
-    What fails in a user's code, or does not return within ``limit_s``, is an ExtensionError.
+    What fails in a user's code, or does not return within ``limit_s``, is an ExtensionError; None:
+    ``CALL_LIMIT_S``.
     """
     if kind.has_own(name):
         with kind.trial(name, ExtensionError):
             return make()
-    trial = partial(_trial, kind, name, limit_s)
+    trial = partial(_trial, kind, name, limit_s or CALL_LIMIT_S)
     return _Guarded(trial, trial(make))
 
 

@@ -71,7 +71,7 @@ class MarketGame(TurnGame):
                 self._world.tick()
         if self._world.ticks == self._config.episode_ticks:
             self._end("finished", None)
-        elif self._turn >= self._spec.max_turns:
+        elif self._out_of_turns:
             self._end("turn_limit", None)
 
     def reseed(self, seed: int) -> None:

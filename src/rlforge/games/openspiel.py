@@ -71,7 +71,7 @@ class OpenSpielGame(TurnGame):
                 return
         if self._state.is_terminal():
             self._finish(dict(enumerate(self._state.returns())), "finished", None)
-        elif self._turn >= self._spec.max_turns:
+        elif self._out_of_turns:
             self._finish(dict.fromkeys(range(self._game.num_players()), 0.0), "turn_limit", None)
 
     def _look(self) -> View:

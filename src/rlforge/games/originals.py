@@ -1,13 +1,16 @@
-"""Prompt templates and extractions of UnstableBaselines and SPIRAL, from their own packages.
+"""Prompt templates and extractions of UnstableBaselines, SPIRAL and TextArena, from the packages.
 
 ``unstable:NAME`` and ``spiral:NAME`` are what the installed package calls NAME. Only the file that
-has them is executed: the packages themselves import engines and trainers.
+has them is executed: the packages themselves import engines and trainers. ``textarena:agent`` is
+what TextArena's agents for models behind APIs are asked.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +26,16 @@ from rlforge.types import value
 
 @value
 class OneTurn(Template):
-    """A template of another package: the observation, as it is, in the text of one turn."""
+    """A template of another package: the observation, as it is, in the text of one turn.
+
+    instruction: a system message, as it is.
+    """
+
+    instruction: str = ""
 
     def messages(self, view: View, request: str) -> list[Message]:
-        return [{"role": "user", "content": view.observation}]
+        system = [{"role": "system", "content": self.instruction}] if self.instruction else []
+        return [*system, {"role": "user", "content": view.observation}]
 
     def reply(self, view: View, request: str) -> str:
         return view.observation if view.news is None else view.news
@@ -65,11 +74,19 @@ def spiral_template(name: str) -> Template:
 def spiral_extraction(name: str) -> Extractor:
     """The extraction ``spiral:extract_boxed_answer``; errors as of ``unstable_template``."""
     module = _module("spiral", "core/utils.py", "spiral-rl")
-    functions = {known: found for known, found in vars(module).items() if known == _SPIRAL_BOXED}
+    functions = {_SPIRAL_BOXED: vars(module).get(_SPIRAL_BOXED, BOXED.read)}
     read = _named(functions, "spiral-rl", "extraction", name)
     return Extractor(
         read=lambda text: read(text) or None, request="", feedback=BOXED.feedback, write=BOXED.write
     )
+
+
+def textarena_template(name: str) -> Template:
+    """The template ``textarena:agent``; ConfigError for another name."""
+    from textarena.agents import basic_agents
+
+    text = _named({"agent": basic_agents.STANDARD_GAME_PROMPT}, "textarena", "template", name)
+    return OneTurn(instruction=text, markup=None)
 
 
 _SPIRAL_BOXED = "extract_boxed_answer"
@@ -84,6 +101,8 @@ def _one_turn(write: Callable[[str], str]) -> Template:
 
 
 def _entry(module: ModuleType, table: str, noun: str, name: str) -> Any:
+    if module is _ABSENT:
+        return str if noun == "template" else lambda text: (BOXED.read(text) or text, {})
     return _named(getattr(module, table), module.__name__, noun, name)
 
 
@@ -103,9 +122,29 @@ def _module(package: str, file: str, project: str) -> ModuleType:
     for place in places:
         if (path := Path(place, file)).is_file():
             return _executed(path, project)
-    raise ConfigError(
-        f"it is part of {project}, which is not installed; pip install --no-deps {project}"
-    )
+    absent = f"it is part of {project}, which is not installed; pip install --no-deps {project}"
+    if (noted := _NOTED.get()) is None:
+        raise ConfigError(absent)
+    noted[project] = absent
+    return _ABSENT
+
+
+@contextmanager
+def absent_noted() -> Iterator[Mapping[str, str]]:
+    """While it lasts, packages that are not installed are no errors: it has them with their mend.
+
+    Their templates and extractions are found all the same, and read as ``boxed`` does.
+    """
+    noted: dict[str, str] = {}
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
+
+
+_NOTED: ContextVar[dict[str, str] | None] = ContextVar("absent", default=None)
+_ABSENT = ModuleType("absent")
 
 
 @lru_cache(maxsize=16)
@@ -118,5 +157,9 @@ def _executed(path: Path, name: str) -> ModuleType:
     return module
 
 
-TEMPLATES = {"unstable": unstable_template, "spiral": spiral_template}
+TEMPLATES = {
+    "unstable": unstable_template,
+    "spiral": spiral_template,
+    "textarena": textarena_template,
+}
 EXTRACTIONS = {"unstable": unstable_extraction, "spiral": spiral_extraction}

@@ -49,10 +49,11 @@ def check_env(env: EnvSpec) -> None:
 
     Raises ``ConfigError`` with the reason and the mend if that fails, or takes too long.
     """
-    if env.max_turns < 1 or env.timeout_s <= 0 or env.error_allowance < 0:
+    limits = [limit for limit in (env.max_turns, env.timeout_s) if limit is not None]
+    if any(limit <= 0 for limit in limits) or env.error_allowance < 0:
         raise ConfigError(
             f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
-            f"negative, got {env.max_turns}, {env.timeout_s:g} and {env.error_allowance}"
+            f"negative, got {env.max_turns}, {env.timeout_s} and {env.error_allowance}"
         )
     if env.actions == "numbers" and env.source in ("textarena", "market"):
         raise ConfigError(

@@ -104,7 +104,7 @@ class TextArenaGame(TurnGame):
         """Raises ``GameError`` when the environment cannot be made or reset."""
         super().__init__(env, seed)
         self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
-        self._limit_s = min(STEP_LIMIT_S, env.timeout_s)
+        self._limit_s = min(STEP_LIMIT_S, env.timeout_s or STEP_LIMIT_S)
         self.accepted = True
         #: Why moves of the last step counted as invalid, by seat.
         self._rejections: dict[int, str] = {}
@@ -131,7 +131,7 @@ class TextArenaGame(TurnGame):
             invalid_by = next(iter(self._rejections), None)
             reason: EndReason = "finished" if invalid_by is None else "invalid_move"
             self._finish(self._rewards(invalid_by), reason, invalid_by)
-        elif self._turn >= self._spec.max_turns:
+        elif self._out_of_turns:
             self._finish(dict.fromkeys(range(self._spec.num_players), 0.0), "turn_limit", None)
 
     def _finish(

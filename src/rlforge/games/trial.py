@@ -33,7 +33,7 @@ class Trial:
     notes: tuple[str, ...] = ()
 
 
-def trial(make: Callable[[int], Game], max_turns: int) -> Trial:
+def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
     """Play games of a few seeds, given a function from seed to game; about half a second at most.
 
     max_turns: with which the games are made.

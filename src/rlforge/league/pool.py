@@ -16,7 +16,7 @@ from rlforge.league.history import History
 from rlforge.league.matchmaking import Line, Matchmaking
 from rlforge.league.modes import PoolView, Weights, probabilities
 from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
-from rlforge.league.ratings import Rating, RatingTable
+from rlforge.league.ratings import BETA, Rating, RatingTable
 from rlforge.league.run_ladder import run_ladder
 from rlforge.system.values import Codec
 from rlforge.tracking.progress import LADDER_ROWS, LadderRow
@@ -59,7 +59,7 @@ class ModelPool:
         once it is closed; None: they always may.
         """
         self._budget = budget
-        self._ratings = RatingTable()
+        self._ratings = RatingTable(cfg.rating_beta or BETA)
         self._exploration = ExplorationTracker()
         self._policies: dict[str, PolicyRef] = {}
         self._roles: dict[str, Role] = {}

@@ -15,7 +15,7 @@ TIE_DECIMALS = 9
 
 #: Mean rating of a newcomer, and its uncertainty.
 MU, SIGMA = 25.0, 25 / 3
-#: Skill difference that wins about 76 % of games.
+#: Skill difference that wins about 76 % of games, unless ``pool.rating_beta`` says otherwise.
 BETA = SIGMA / 2
 #: Uncertainty added before each game.
 TAU = MU / 300
@@ -80,8 +80,9 @@ class RatingTable:
         True
     """
 
-    def __init__(self) -> None:
-        self._skill = trueskill.TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY)
+    def __init__(self, beta: float = BETA) -> None:
+        """beta: the difference of skill that wins about 76 % of games."""
+        self._skill = trueskill.TrueSkill(MU, SIGMA, beta, TAU, DRAW_PROBABILITY)
         self._newcomer = Rating(MU, SIGMA)
         self._parents: dict[str, str | None] = {}
         self._own: dict[str, Rating] = {}

@@ -32,9 +32,6 @@ from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, 
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
 
-_A_WEEK_S = 7 * 24 * 3600.0
-"""Time limit of a person's turn."""
-
 _MOST_MOVES_SHOWN = 48
 
 
@@ -114,7 +111,7 @@ def find_env(config: GamesConfig, env_id: str | None) -> EnvSpec:
         )
     env = known[env_id] if env_id is not None else next(iter(known.values()))
     check_env(env)
-    return dataclasses.replace(env, timeout_s=_A_WEEK_S)
+    return dataclasses.replace(env, timeout_s=None)
 
 
 def prepare(

@@ -34,7 +34,7 @@ from rlforge.errors import CheckpointError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
 from rlforge.local.recorded import Check, Recorded, RecordedGames, RecordedWindows, Say
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.collector import learned_players
+from rlforge.rollout.collector import learned_episodes, learned_players
 from rlforge.rollout.episode import play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
@@ -289,6 +289,7 @@ async def _replayed(record: GameRecord) -> str | None:
 
 def _rewards(run: RecordedGames) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
+    collecting = run.config.collector
     pipelines = {
         name: RewardPipeline(of_policy(run.config, name).rewards)
         for name in policy_names(run.config)
@@ -299,7 +300,9 @@ def _rewards(run: RecordedGames) -> Check:
         shaped = {
             (step.game_id, step.player_id, step.turn_index): step
             for record in filter(None, map(run.records.get, games))
-            for episode in pipeline.shape(record, learned_players(record, run.config.collector))
+            for episode in learned_episodes(
+                pipeline.shape(record, learned_players(record, collecting)), record.spec, collecting
+            )
             for step in episode.steps
         }
         if any(step.game_id not in run.records for step in batch.steps):

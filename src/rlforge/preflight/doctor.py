@@ -347,6 +347,9 @@ def _sampling(config: PolicyConfig) -> list[Finding]:
         return []
     detail = (
         f"{', '.join(used)}: games are drawn from the likeliest tokens, and the learner's "
-        "log-probs are over all of them: importance ratios lie below 1 by what is cut"
+        "log-probs are over all of them: the ratio of both is the probability of those that are "
+        f"kept{f', {engine.top_p:g} to 1' if len(used) == 1 and engine.top_p < 1 else ''}"
     )
+    if config.algorithm.importance_cap is None:
+        detail += "; with algorithm.importance_cap=null nothing is weighed by it"
     return [Finding(what="sampling", state="note", detail=detail)]

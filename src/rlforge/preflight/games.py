@@ -148,6 +148,8 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
     for entry, key, opponents in eval_opponents(config):
         env = env_spec(entry, config)
         mend = _MEND_OF_ALL if key == "eval.opponents" else ""
+        if not (opponents or config.eval.base) and env.num_players > 1:
+            yield composed.error("eval.base", f"leaves no opponent in {env.id}; name some: {key}")
         yield from opponent_problems(composed, key, opponents, [env], keys=keys, mend=mend)
     yield from _evaluation_problems(composed)
     if keys and local_copy(config.model) is not None:  # else it is checked once the model is there

@@ -10,15 +10,16 @@ A failed game is recorded, counted and played again, then replaced (``rlforge.ro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
 from rlforge.rollout.episode import Answer, Legal, play_game
-from rlforge.rollout.schedule import retry
+from rlforge.rollout.schedule import derive_seed, retry
 from rlforge.system.timeouts import TimeLimit
-from rlforge.types import GameRecord, GameSpec, value
+from rlforge.types import Episode, GameRecord, GameSpec, value
 
 FLUSH_S = 0.05
 """Longest wait of a finished game for its delivery: delivering in batches costs less."""
@@ -221,6 +222,20 @@ class Collector:
     def _delivery(self, records: Sequence[GameRecord]) -> Delivery:
         learned = tuple(learned_players(record, self._config) for record in records)
         return Delivery(records=tuple(records), learned=learned)
+
+
+def learned_episodes(
+    episodes: Iterable[Episode], spec: GameSpec, config: CollectorConfig
+) -> list[Episode]:
+    """Those that become samples: all, or with ``learned_seats: one`` those of a seat of the game.
+
+    It is drawn from all trained seats, by the seed of the game: so games of a group have the same.
+    Rewards are shaped before, as baselines of roles are means over every seat of the policy.
+    """
+    if config.learned_seats == "all" or not spec.trained:
+        return list(episodes)
+    seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
+    return [episode for episode in episodes if episode.player_id == seat]
 
 
 def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ async def play_game(
             result = game.result()
     except TimeoutError as error:
         if limit.expired():
-            message = f"{spec.env.id} was not over after {spec.env.timeout_s:g} s (env.timeout_s)"
+            message = f"{spec.env.id} was not over after {spec.env.timeout_s} s (env.timeout_s)"
             return cut("timeout", message)
         return record("error", rewards={}, error=f"TimeoutError: {error}")
     except ExtensionError:

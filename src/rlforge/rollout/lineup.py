@@ -55,11 +55,12 @@ def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
 
 
 def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
-    """The evaluation environments with their opponents; the untrained model is always the first."""
+    """The evaluation environments with their opponents: first ``base``, unless it is left out."""
+    base = ["base"] if config.eval.base else []
     return tuple(
         Pairing(
             env=env_spec(entry, config),
-            opponents=tuple(parse_opponent(name) for name in dict.fromkeys(["base", *names])),
+            opponents=tuple(parse_opponent(name) for name in dict.fromkeys([*base, *names])),
             key=key,
         )
         for entry, key, names in eval_opponents(config)

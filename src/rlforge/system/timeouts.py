@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-TimeLimit = Callable[[float], AbstractAsyncContextManager[asyncio.Timeout]]
-"""Limits a block to a number of seconds, as ``asyncio.timeout`` does."""
+TimeLimit = Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]]
+"""Limits a block to a number of seconds, None: to none, as ``asyncio.timeout`` does."""
 
 
 class Clock:
@@ -27,11 +27,11 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._left: dict[asyncio.Timeout, float] = {}
+        self._left: dict[asyncio.Timeout, float | None] = {}
         self._stopped = False
 
     @asynccontextmanager
-    async def timeout(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
         """As ``asyncio.timeout``, by this clock."""
         async with asyncio.timeout(None if self._stopped else seconds) as limit:
             self._left[limit] = seconds
@@ -55,5 +55,5 @@ class Clock:
         now = asyncio.get_running_loop().time()
         self._stopped = False
         for limit, seconds in self._left.items():
-            if limit.when() is None:
+            if limit.when() is None and seconds is not None:
                 limit.reschedule(now + seconds)

@@ -21,7 +21,7 @@ from rlforge.preflight.memory.remedies import (
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.system.limits import VLLM_SHARE
 
-QUICK_START = "+experiment=qwen3_1p7b_simpletak"
+QUICK_START = "+experiment=qwen3_1p7b_simpletak_tuned"
 PROFILES = ("gpu_12gb", "gpu_16gb", "gpu_24gb", "gpu_48gb", "gpu_80gb")
 
 
