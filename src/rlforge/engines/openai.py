@@ -265,7 +265,8 @@ class ChatClient:
         cost = _cost(response)
         reason: FinishReason = "length" if finish == "length" else "stop"
         # All but the prompt: not every server counts reasoning among ``completion_tokens``.
-        if reason == "length" and tokens and asked and tokens - asked < max_tokens:
+        short = tokens and asked and max_tokens is not None and tokens - asked < max_tokens
+        if reason == "length" and short:
             reason = "context"
         if not isinstance(text, str) or not text.strip():
             message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
