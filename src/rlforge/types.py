@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
-PolicyKind = Literal["checkpoint", "scripted", "api"]
+PolicyKind = Literal["checkpoint", "scripted", "api", "hf"]
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "context", "scripted", "error"]
 EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "timeout", "error"]
@@ -83,11 +83,12 @@ def value(cls: type[_T]) -> type[_T]:
 
 @value
 class PolicyRef:
-    """A policy: a version of the model, a scripted player or an API model.
+    """A policy: a version of the model, a scripted player, an API model or another local model.
 
     kind: ``checkpoint`` (an adapter or full weights of the run's model; ``path_or_name`` None is
-    the model before training), ``scripted`` (a player of ``rlforge.games.players``) or ``api``
-    (``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``).
+    the model before training), ``scripted`` (a player of ``rlforge.games.players``), ``api``
+    (``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``) or ``hf`` (another
+    language model with its own tokenizer; ``path_or_name`` is its folder or id on the hub).
     version: number of the update that made a checkpoint; 0 for all others.
     name: of which of the run's ``policies`` a checkpoint is a version; empty where there is one.
 
@@ -120,8 +121,9 @@ class EnvSpec:
     the least reward that is a win in a game of one player, or of one team. winners:
     which of several players win, see ``outcome``; None takes what is known of the game. actions:
     how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
-    prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
-    models, which know none of the model's short forms. forms: of policies that have their own.
+    prompt_template, action_extraction: at seats of the model; those with ``api_`` and ``hf_`` at
+    seats of API and other models, which know none of the model's short forms. forms: of policies
+    that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -142,6 +144,8 @@ class EnvSpec:
     action_extraction: str = "boxed"
     api_prompt_template: str = "chat-actions"
     api_action_extraction: str = "boxed"
+    hf_prompt_template: str = "chat-actions"
+    hf_action_extraction: str = "boxed"
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
     forms: tuple[Form, ...] = ()
@@ -155,6 +159,8 @@ class EnvSpec:
         """The prompt template and the action extraction of the seats of ``policy``."""
         if policy.kind == "api":
             return self.api_prompt_template, self.api_action_extraction
+        if policy.kind == "hf":
+            return self.hf_prompt_template, self.hf_action_extraction
         own = next((form for form in self.forms if form.name == policy.name), self)
         return own.prompt_template, own.action_extraction
 

@@ -21,6 +21,8 @@ def test_names_become_policies(name, kind):
 def test_a_checkpoint_is_named_by_its_directory(tmp_path):
     name, path = f"checkpoint:{tmp_path}", str(tmp_path)
     assert parse_opponent(name) == PolicyRef(uid=name, kind="checkpoint", path_or_name=path)
+    name, path = f"hf:{tmp_path}", str(tmp_path)
+    assert parse_opponent(name) == PolicyRef(uid=name, kind="hf", path_or_name=path)
     assert parse_opponent("base") == PolicyRef(uid="base", kind="checkpoint", path_or_name=None)
 
 
@@ -39,6 +41,7 @@ def test_a_checkpoint_is_named_by_its_directory(tmp_path):
         ("mcts:many", "a number above 0"),
         ("mcst:200", "did you mean mcts"),
         ("openai:", "lacks the model"),
+        ("hf:", "lacks the model"),
         ("checkpoint:", "lacks the directory"),
         ("checkpoint:no/such/place", "no directory no/such/place"),
         ("checkpoint", "unknown"),

@@ -22,7 +22,7 @@ from rlforge.league.budget import api_players
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.legal import LegalTokens
-from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.lineup import other_models, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
@@ -57,7 +57,11 @@ class CollectorActor:
             of_policy(config, name).algorithm.over_legal for name in policy_names(config)
         )
         self._answers = SeatPolicies(
-            config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
+            config,
+            tokenizer,
+            self._engine,
+            stop_token_ids(config.model, tokenizer),
+            other_models(config),
         )
         self._saves = config.collector.save_games
         self._collector = Collector(

@@ -20,6 +20,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError, RlforgeError
+from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
@@ -118,6 +119,7 @@ class EngineActor:
                 device=hardware.device,
                 threads=hardware.threads,
                 gpus=hardware.engine_gpus,
+                others=as_played_by(self._config, other_models(self._config)),
             )
         freeze_gc()
         log.info("the engine is loaded")

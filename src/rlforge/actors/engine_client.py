@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
@@ -152,13 +151,7 @@ class RemoteEngine:
 
     def stats(self) -> EngineStats:
         """The sum over the engines, from their last reports."""
-        numbers = [dataclasses.asdict(stats) for stats in self._stats]
-        resident = {uid for stats in self._stats for uid in stats.resident}
-        keys = numbers[0].keys() - {"resident"}
-        return EngineStats(
-            **{key: sum(each[key] for each in numbers) for key in keys},
-            resident=tuple(sorted(resident)),
-        )
+        return EngineStats.total(self._stats)
 
     def take_busy_spans(self) -> list[Span]:
         """When the engines computed since the last call, the newest ``SPANS_KEPT`` at most."""

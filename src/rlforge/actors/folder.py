@@ -109,7 +109,8 @@ class RunFolder:
 
     async def policy(self, policy: PolicyRef) -> PolicyRef:
         """``policy`` with the place of its files on this node."""
-        found = self.fetched(policy.path_or_name) if policy.path_or_name is not None else None
+        path = policy.path_or_name if policy.kind == "checkpoint" else None
+        found = self.fetched(path) if path is not None else None
         return policy if found is None else dataclasses.replace(policy, path_or_name=await found)
 
     @property

@@ -35,7 +35,7 @@ def play(
         typer.Option(
             metavar="NAME",
             help="Repeatable, one per other seat: a scripted player, base, step-N of the run, "
-            "checkpoint:DIR, openai:MODEL, openrouter:MODEL or "
+            "checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
             "litellm:PROVIDER/MODEL.",
         ),
     ] = None,

@@ -45,7 +45,8 @@ def ladder(
         typer.Option(
             metavar="NAME,…",
             help="Further members: scripted players, base (the untrained model), step-N of the "
-            "run, checkpoint:DIR, openai:MODEL, openrouter:MODEL or litellm:PROVIDER/MODEL.",
+            "run, checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
+            "litellm:PROVIDER/MODEL.",
             show_default=False,
         ),
     ] = "",

@@ -223,7 +223,7 @@ def evaluate(
         typer.Option(
             metavar="NAME",
             help="Repeatable: a scripted player, base (the untrained model), step-N of this run, "
-            "checkpoint:DIR, openai:MODEL, openrouter:MODEL or "
+            "checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
             "litellm:PROVIDER/MODEL. Default: those of the run.",
         ),
     ] = None,

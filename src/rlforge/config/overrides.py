@@ -43,7 +43,10 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-MAPPINGS = ("prompts", "policies", "market.news", "market.traders", "model.chat_template_args")
+MAPPINGS = (
+    *("prompts", "policies", "market.news", "market.traders"),
+    *("model.chat_template_args", "pool.hf.chat_template_args"),
+)
 """Keys whose values are mappings with names of the user's."""
 
 

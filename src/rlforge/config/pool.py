@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rlforge.config.rules import (
     Count,
@@ -56,6 +56,32 @@ class ApiConfig(Group):
 
 
 @dataclass
+class HfConfig(Group):
+    """Other local models as opponents: ``hf:ORG/MODEL`` of the Hugging Face hub, or ``hf:FOLDER``.
+
+    Each has its own tokenizer and is held by every engine, by the side of the trained model.
+    """
+
+    #: Prompt template of their seats, whatever the environment's is. A model without a chat
+    #: template gets ``default`` in place of those that are written by one.
+    prompt_template: str = "chat-actions"
+    #: Arguments of their chat templates, as ``{enable_thinking: false}``.
+    chat_template_args: dict[str, Any] = field(default_factory=dict)
+    #: How their actions are read.
+    action_extraction: str = "boxed"
+    #: Data type of their weights; ``auto``: bfloat16 where the hardware computes in it.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    #: Sampling temperature, in training and in evaluations; 0 takes the likeliest tokens.
+    temperature: NotNegative = 0.7
+    #: Most tokens in one answer.
+    max_tokens: Count = 1024
+    #: Most tokens of prompt and answer together, at most what the model has positions for.
+    max_model_len: Count = 4096
+    #: Answers of each model that are generated at the same time in one engine.
+    max_parallel_seq: Count = 16
+
+
+@dataclass
 class PoolConfig(Group):
     """The learner's opponents (group ``pool``)."""
 
@@ -75,8 +101,8 @@ class PoolConfig(Group):
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
     #: null: all former ones that are active.
     lag_range: Annotated[list[Whole], Length(2)] | None = None
-    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M``, ``openrouter:M``
-    #: or ``litellm:P/M``.
+    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``hf:ORG/MODEL``, ``hf:FOLDER``,
+    #: ``openai:M``, ``openrouter:M`` or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
     #: Difference of skill that wins about 76 % of games: beta of the TrueSkill ratings. null: 4.17,
     #: half of the deviation of a newcomer.
@@ -95,6 +121,8 @@ class PoolConfig(Group):
     power: Positive = 2.0
     #: Endpoints of API opponents, in pool and evaluation.
     api: ApiConfig = field(default_factory=ApiConfig)
+    #: Other local models as opponents, in pool and evaluation.
+    hf: HfConfig = field(default_factory=HfConfig)
 
     @property
     def lags(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from rlforge.config.policies import Policies, policy_clashes
 from rlforge.config.policies import PolicyEntry as PolicyEntry
 from rlforge.config.policies import ResetConfig as ResetConfig
 from rlforge.config.pool import ApiConfig as ApiConfig
+from rlforge.config.pool import HfConfig as HfConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
 from rlforge.config.prompts import PromptConfig as PromptConfig
 from rlforge.config.prompts import Prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,6 +68,17 @@ class EngineStats:
     generated_tokens: int
     busy_s: float
     resident: tuple[str, ...]
+
+    @classmethod
+    def total(cls, stats: Iterable[EngineStats]) -> EngineStats:
+        """Of several engines together."""
+        each = [dataclasses.asdict(one) for one in stats]
+        names = {field.name for field in dataclasses.fields(cls)} - {"resident"}
+        resident = {uid for one in each for uid in one["resident"]}
+        return cls(
+            **{name: sum(one[name] for one in each) for name in names},
+            resident=tuple(sorted(resident)),
+        )
 
     @property
     def read_tokens(self) -> int:

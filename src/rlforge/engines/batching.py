@@ -26,6 +26,7 @@ from rlforge.engines.grammars import Grammars
 from rlforge.engines.group import Generation, Group, Prompt
 from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
+from rlforge.engines.turns import Turns
 from rlforge.engines.versions import PolicyKey
 from rlforge.engines.whole import WholeGroup, cache_problem, reads_padded
 from rlforge.errors import EngineError
@@ -34,6 +35,8 @@ from rlforge.models.last_layer import predicts_the_same
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
+
+_COMPUTING = Turns()
 
 
 @value
@@ -164,6 +167,15 @@ class BatchGenerator(StepGenerator[Generation]):
         return sum(len(group.running) for group in list(self._groups.values()))
 
     # ------------------------------------------------------------ stepping
+
+    def step(self) -> list[Answer]:
+        """As ``StepGenerator.step``; generators of one process compute one after the other.
+
+        Passes switch settings of the whole process (``rlforge.models.products``,
+        ``rlforge.engines.invariant``).
+        """
+        with _COMPUTING:
+            return super().step()
 
     def _compute(self) -> list[Answer]:
         """Loads policies, draws a token for all that run, reads new prompts; returns what ended.

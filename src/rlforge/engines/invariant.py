@@ -61,7 +61,8 @@ class _Starts:
 def sequences_begin(starts: Tensor) -> Iterator[None]:
     """In the block, row b of a batch is a sequence from position ``starts[b]`` on.
 
-    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it; one thread computes.
+    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it. One thread of a
+    process computes at a time.
     """
     before, _Starts.now = _Starts.now, starts
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rlforge.config.plugins import ENGINES
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
+from rlforge.engines.models import ModelsEngine
 from rlforge.engines.vllm_settings import lora_rank
 from rlforge.errors import ConfigError
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
@@ -50,16 +52,30 @@ def _check(path: Path, config: PolicyConfig) -> None:
 
 
 def make_engine(
-    config: PolicyConfig, *, device: str = "auto", threads: int | None = None, gpus: float = 1.0
+    config: PolicyConfig,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    gpus: float = 1.0,
+    others: Mapping[str, PolicyConfig] = MappingProxyType({}),
+    own: bool = True,
 ) -> LocalEngine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
     threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, for an
-    engine that reserves memory when it starts. Raises ConfigError for a model that does not
-    load and a device that is not there.
+    engine that reserves memory when it starts. others: further models that it answers for, by the
+    uid of their policies. own: False leaves the model of ``config`` out. Raises ConfigError for a
+    model that does not load and a device that is not there.
     """
-    engine: LocalEngine = ENGINES.find(config.engine.name)(config, device, threads, gpus)
-    return engine
+
+    def made(one: PolicyConfig) -> LocalEngine:
+        engine: LocalEngine = ENGINES.find(one.engine.name)(one, device, threads, gpus)
+        return engine
+
+    engine = made(config) if own else None
+    if engine is not None and not others:
+        return engine
+    return ModelsEngine(engine, {uid: made(other) for uid, other in others.items()})
 
 
 def transformers(

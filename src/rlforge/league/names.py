@@ -13,6 +13,7 @@ BASE = PolicyRef(uid="base", kind="checkpoint")
 
 _PREFIXES = {
     "checkpoint": "DIR",
+    "hf": "ORG/MODEL",
     "openai": "MODEL",
     "openrouter": "MODEL",
     "litellm": "PROVIDER/MODEL",
@@ -24,9 +25,11 @@ def parse_opponent(name: str) -> PolicyRef:
 
     Players are those of ``rlforge.config.plugins.PLAYERS``, ``mcts:SIMULATIONS`` among them; the
     number is that of simulations per move. ``checkpoint:DIR`` is a saved adapter
-    or model; ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` answer over
-    HTTP. The whole name is the opponent's uid. Raises ConfigError, with the nearest names, for
-    anything else and for a directory that does not exist.
+    or model of the run's own kind; ``hf:ORG/MODEL`` or ``hf:FOLDER`` is another causal language
+    model with its own tokenizer; ``openai:MODEL``, ``openrouter:MODEL`` and
+    ``litellm:PROVIDER/MODEL`` answer over HTTP. The whole name is the opponent's uid. Raises
+    ConfigError, with the nearest names, for anything else and for a directory of ``checkpoint:``
+    that does not exist; whether the model of ``hf:`` does, ``rlforge.preflight.model`` finds out.
 
     Example:
         >>> parse_opponent("random_legal").kind
@@ -35,6 +38,8 @@ def parse_opponent(name: str) -> PolicyRef:
         'mcts:200'
         >>> parse_opponent("openai:gpt-5").kind
         'api'
+        >>> parse_opponent("hf:Qwen/Qwen3-1.7B").path_or_name
+        'Qwen/Qwen3-1.7B'
     """
     if name == BASE.uid:
         return BASE
@@ -67,4 +72,6 @@ def parse_opponent(name: str) -> PolicyRef:
         if not Path(rest).is_dir():
             raise ConfigError(f"opponent {name!r}: there is no directory {rest}")
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=rest)
+    if prefix == "hf":
+        return PolicyRef(uid=name, kind="hf", path_or_name=rest)
     return PolicyRef(uid=name, kind="api", path_or_name=name)

@@ -12,13 +12,14 @@ from typing import Any
 
 from rlforge.config.plugins import PLAYERS
 from rlforge.config.roots import read_run
-from rlforge.config.schema import GamesConfig
+from rlforge.config.schema import GamesConfig, ModelConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_policy
+from rlforge.models.load import local_copy
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
 from rlforge.system.hardware import versions
@@ -194,6 +195,7 @@ def member_of(entrant: Entrant) -> LadderMember:
         "checkpoint": entrant.config.model.label,
         "scripted": f"rlforge {versions().get('rlforge', '')}".strip(),
         "api": "an API model",
+        "hf": f"{policy.path_or_name}, as pool.hf asks it",
     }
     return LadderMember(
         uid=policy.uid,
@@ -204,12 +206,23 @@ def member_of(entrant: Entrant) -> LadderMember:
     )
 
 
+def _folder(kind: str, source: str) -> Path | None:
+    """Where the files of a saved policy or another model are; None: it has none here."""
+    if kind == "hf":
+        return local_copy(ModelConfig(name=source))
+    return Path(source) if kind == "checkpoint" and Path(source).is_dir() else None
+
+
+def is_here(kind: str, source: str) -> bool:
+    """Whether a policy can be looked at on this machine: scripted players and APIs always."""
+    return kind not in ("checkpoint", "hf") or _folder(kind, source) is not None
+
+
 def files_of(kind: str, source: str | None) -> list[FileHash]:
     """The files that decide how a policy plays: of a folder, or the code of a scripted player."""
-    if source is None or kind == "api":
+    if source is None or kind == "api" or not is_here(kind, source):
         return []
-    if kind == "checkpoint":
-        root = Path(source)
+    if (root := _folder(kind, source)) is not None:
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         inner = [(path.relative_to(root), path) for path in paths]
         # A manifest changes when a run adds the state to resume from, which no player reads.

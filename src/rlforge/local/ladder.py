@@ -13,7 +13,7 @@ from pathlib import Path
 from rlforge.errors import RlforgeError, RunError
 from rlforge.games.base import View
 from rlforge.league.card import ROUND_PAIRS, game_id, make_card, open_pairings
-from rlforge.local.entrants import Entrant, LadderPlan, engine_key, files_of, member_of
+from rlforge.local.entrants import Entrant, LadderPlan, engine_key, files_of, is_here, member_of
 from rlforge.local.policies import seat_policies
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.episode import Answer
@@ -81,7 +81,7 @@ def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
         raise RlforgeError(f"{file} is not what its games say: {found}")
     unknown = []
     for member in card.members:
-        if member.kind == "checkpoint" and member.source and not Path(member.source).is_dir():
+        if member.source and not is_here(member.kind, member.source):
             unknown.append(f"{member.uid}: {member.source} is not on this machine")
             continue
         now = {one.name: one.sha256 for one in files_of(member.kind, member.source)}

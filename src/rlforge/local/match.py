@@ -12,22 +12,20 @@ from rich.console import Console
 
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
-from rlforge.engines.api_player import ApiPlayer
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.players import check_player, make_player
-from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
-from rlforge.local.policies import find_policy, start_engine
+from rlforge.local.policies import find_policy, seat_policies, start_engine
 from rlforge.local.replay import turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import asked_as, env_named
-from rlforge.rollout.policies import ApiSeat, ModelPlayers, ModelSeat
+from rlforge.rollout.policies import ModelPlayers, ModelSeat
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
@@ -161,16 +159,26 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
             seats[place] = dataclasses.replace(
                 seats[place], prompt_template=template, action_extraction=extraction
             )
-    answers = [
-        _at_seat(player, seat, env, seed + seat.player_id)
+    answers = {
+        seat.player_id: _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)
-    ]
-
-    async def answer(seat: Seat, view: View, draw: int) -> Completion:
-        return await answers[seat.player_id](seat, view, draw)
+        if seat.policy.kind not in ("api", "hf")
+    }
 
     spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=tuple(seats))
-    return wait_for(episode.play_game(spec, answer))
+    others = tuple(seat for seat in seats if seat.player_id not in answers)
+
+    async def played() -> GameRecord:
+        refs = [seat.policy for seat in others]
+        async with seat_policies(GamesConfig(), refs, lambda text: None) as policies:
+            of_others = policies.for_game(dataclasses.replace(spec, seats=others))
+
+            async def answer(seat: Seat, view: View, draw: int) -> Completion:
+                return await answers.get(seat.player_id, of_others)(seat, view, draw)
+
+            return await episode.play_game(spec, answer)
+
+    return wait_for(played())
 
 
 def transcript(record: GameRecord, width: int = 80) -> str:
@@ -201,7 +209,7 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
             raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
         if ref.kind == "api":
             check_api(player, ApiConfig())
-        else:
+        elif ref.kind == "scripted":
             check_player(player, env)
         return ref
     if not callable(player):
@@ -215,9 +223,6 @@ def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) ->
     if isinstance(player, Policy):
         model, ref = player._at_seat(seat, env), player.ref
         return lambda seat, view, draw: model.answer(view, ref, draw)
-    if seat.policy.kind == "api":
-        api = ApiSeat(Prompter(None), ApiPlayer(ApiConfig()), seat, env)
-        return lambda seat, view, draw: api.answer(view)
     act: Act = make_player(player, env, seed).act if isinstance(player, str) else player
 
     async def scripted(seat: Seat, view: View, draw: int) -> Completion:

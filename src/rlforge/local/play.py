@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rlforge.config.compose import compose
 from rlforge.config.roots import read_run
@@ -24,7 +21,6 @@ from rlforge.local.replay import boards
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
-from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.formatting import ending
 from rlforge.tracking.observations import new_part, readable
@@ -163,13 +159,9 @@ async def play(
     spec = GameSpec(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
     )
-    modelled = any(policy.kind == "checkpoint" for policy in policies)
     # Ctrl-C must end the reading of a line at once; asyncio's own handler waits for the line.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    absent: Any = None  # without a model of the run neither tokenizer nor engine is needed
-    alone = partial(SeatPolicies, config, absent, absent, ())
-    seats = seat_policies(config, policies, say) if modelled else nullcontext(alone())
-    async with seats as answers:
+    async with seat_policies(config, policies, say) as answers:
         others = answers.for_game(spec)
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:

@@ -6,18 +6,20 @@ import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from rlforge.config.per_policy import entry_of, evaluated_at, policy_names
 from rlforge.config.roots import read_any
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
-from rlforge.errors import CheckpointError, ConfigError, check_type
+from rlforge.errors import CheckpointError, ConfigError, check_type, raise_all
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.rollout.lineup import can_play, eval_envs
+from rlforge.preflight.model import other_model_problems
+from rlforge.rollout.lineup import as_played_by, can_play, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -43,15 +45,23 @@ async def seat_policies(
 ) -> AsyncIterator[SeatPolicies]:
     """The policies at the seats of ``config``'s games, with an engine in this process.
 
-    policies: those of the seats. say: called with progress messages. Runs of a CPU stay on the CPU,
-    others use the device that this machine has. Raises ConfigError for a model or an engine that is
-    not available, and for saved policies that the engine cannot play.
+    policies: those of the seats; without a version of the run's model and without another one no
+    model is loaded. say: called with progress messages. Runs of a CPU stay on the CPU, others use
+    the device that this machine has. Raises ConfigError for a model or an engine that is not
+    available, and for policies that the engine cannot play.
     """
+    tokenizer: Any = None
+    stops: tuple[int, ...] = ()
+    if not any(one.kind in ("checkpoint", "hf") for one in policies):
+        yield SeatPolicies(config, tokenizer, tokenizer, stops)
+        return
     engine = start_engine(config, policies, say)
-    tokenizer = load_tokenizer(config.model)
     try:
+        if any(one.kind == "checkpoint" for one in policies):
+            tokenizer = load_tokenizer(config.model)
+            stops = stop_token_ids(config.model, tokenizer)
         with frozen_gc():
-            yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+            yield SeatPolicies(config, tokenizer, engine, stops, policies)
     finally:
         await engine.close()
 
@@ -59,14 +69,23 @@ async def seat_policies(
 def start_engine(
     config: PolicyConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> LocalEngine:
-    """The engine of ``config`` in this process, as ``seat_policies`` describes it."""
+    """The engine of ``config`` in this process, as ``seat_policies`` describes it.
+
+    It holds the models of ``policies``: the run's own and others (``hf:``).
+    """
+    others = as_played_by(config, policies)
+    raise_all(line for own in others.values() for line in other_model_problems(own))
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )
     hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
-    resolve_model(config.model, say)
-    check_playable(policies, config)
-    return make_engine(config, device=hardware.device, threads=hardware.threads)
+    own = any(one.kind == "checkpoint" for one in policies)
+    if own:
+        resolve_model(config.model, say)
+        check_playable(policies, config)
+    return make_engine(
+        config, device=hardware.device, threads=hardware.threads, others=others, own=own
+    )
 
 
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:

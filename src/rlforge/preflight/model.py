@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import ModelConfig, PolicyConfig, RunConfig
+from rlforge.config.pool import HfConfig
+from rlforge.config.schema import GamesConfig, ModelConfig, PolicyConfig, RunConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
-from rlforge.errors import CheckpointError, ConfigError, nearest, refusals
+from rlforge.errors import CheckpointError, ConfigError, collected, nearest, refusals
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
 from rlforge.models.load import (
+    check_source,
     lacking_weights,
     load_tokenizer,
     local_copy,
@@ -30,7 +32,9 @@ from rlforge.models.load import (
 )
 from rlforge.models.made import made_model
 from rlforge.models.shape import unknown_targets
-from rlforge.rollout.lineup import eval_pairings, fixed_opponents
+from rlforge.preflight.games import check_room
+from rlforge.rollout.lineup import as_played_by, eval_pairings, fixed_opponents, other_models
+from rlforge.rollout.policies import with_own_form
 from rlforge.system.checkpoint import find_checkpoint, step_name
 from rlforge.system.hardware import detect
 from rlforge.tracking.files import RunPaths
@@ -84,6 +88,45 @@ def model_problems(config: PolicyConfig) -> Iterator[str]:
         yield from _of_empty_model(config)
     if config.model.chat_template_args and local_copy(config.model) is not None:
         yield from _of_template(config.model)
+    for key, own in _other_models(config):
+        yield from (f"{key}: {problem}" for problem in other_model_problems(own))
+
+
+def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
+    """The other models that a run meets, each as it plays, with the key that names it."""
+    try:
+        named = other_models(config)
+    except ConfigError:  # names that are wrong, which the checks of the games say
+        return
+    keys = {policy.uid: key for policy, key in named.items()}
+    yield from ((keys[uid], own) for uid, own in as_played_by(config, named).items())
+
+
+def other_model_problems(own: GamesConfig) -> Iterator[str]:
+    """Why another model (``hf:``) cannot play. own: of ``as_played_by``.
+
+    Nothing is known of its weights until they are on this machine.
+    """
+    name, found = own.model.label, list[str]()
+    if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / MODEL_CONFIG).is_file():
+        found = [f"it is an adapter; one of the trained model is checkpoint:{name}"]
+    else:
+        found = [str(error) for error in refusals(lambda: check_source(own.model))]
+        found = found or [*_of_empty_model(own), *_of_template(own.model)]
+        if not found and (folder := local_copy(own.model)) is not None:
+            formed, _ = with_own_form(own)
+            found += collected(refusals(lambda: check_room(formed)))
+            found += _of_weights({folder: own.model.place})
+    yield from (_as_opponent(name, line) for text in found for line in text.splitlines())
+
+
+def _as_opponent(name: str, problem: str) -> str:
+    """A problem of a model in terms of the opponent ``hf:NAME``, whose settings are ``pool.hf``."""
+    keys = "|".join(field.name for field in dataclasses.fields(HfConfig))
+    text = re.sub(rf"\b(?:model|engine)\.({keys})\b", r"pool.hf.\1", problem)
+    text = text.replace("check model.name", "check the folder or the id")
+    text = text.removeprefix(f"model.name={name}").removeprefix(f"model.name {name}")
+    return f"hf:{name}{text if text[:1] in (':', ' ') else f': {text}'}"
 
 
 def _of_template(model: ModelConfig) -> Iterator[str]:
@@ -181,6 +224,11 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}
+    yield from _of_weights(folders)
+
+
+def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
+    """Weights in these folders, each with what names it, that are not finite or not there."""
     from rlforge.models.empty import empty_model
     from rlforge.models.finite import check_finite
 
@@ -201,8 +249,19 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
 
 def model_notes(config: PolicyConfig) -> Iterator[str]:
     """What is to be known of a model that can be trained: weights without an adapter, slowness."""
-    if made_model(config.model.kind) is not None:
-        return
+    if made_model(config.model.kind) is None:
+        yield from _notes(config)
+    for key, own in _other_models(config):
+        formed, _ = with_own_form(own)
+        if formed.model.prompt_template != own.model.prompt_template:
+            yield (
+                f"{key}: the tokenizer of hf:{own.model.label} has no chat template, so its "
+                "prompts are plain text (pool.hf.prompt_template=default)"
+            )
+        yield from (f"{key}: {note}" for note in _notes(own))
+
+
+def _notes(config: PolicyConfig) -> Iterator[str]:
     from rlforge.models.empty import empty_model
     from rlforge.models.kind import whole_passes_note
     from rlforge.models.targets import experts_note

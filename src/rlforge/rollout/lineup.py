@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from functools import cache
+from typing import TypeVar
 
 from rlforge.config.compose import compose
-from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, RunConfig
+from rlforge.config.per_policy import of_policy, policy_names
+from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, Form, PolicyRef
+
+E = TypeVar("E", bound=EnvEntry)
 
 
 def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
@@ -72,6 +78,66 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
 
 
+def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
+    """The other models (``hf:``) that a run meets, each with the key that names it."""
+    if not isinstance(config, RunConfig):
+        return {}
+    met = {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
+    for name in policy_names(config):
+        key = f"policies.{name}.pool.fixed_opponents" if name else "pool.fixed_opponents"
+        met[key] = fixed_opponents(of_policy(config, name))
+    return {one: key for key, opponents in met.items() for one in opponents if one.kind == "hf"}
+
+
+def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[str, GamesConfig]:
+    """By uid, for each other model among ``policies``: ``config`` as if that were the run's model.
+
+    It has no adapter, is generated from by the embedded engine, and is asked and sampled as
+    ``pool.hf`` says.
+    """
+    named = {one.uid: one.path_or_name for one in policies if one.kind == "hf"}
+    if not named or not isinstance(config, GamesConfig):
+        return {}
+    own = config.pool.hf
+
+    def unasked(entry: E) -> E:
+        """Without its prompts, which are for the trained model."""
+        return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
+
+    changed = dataclasses.replace(
+        config,
+        env=dataclasses.replace(
+            config.env,
+            train=[unasked(entry) for entry in config.env.train],
+            eval=[unasked(entry) for entry in config.env.eval],
+        ),
+        learner=dataclasses.replace(config.learner, train="full", initial_adapter=None),
+        engine=dataclasses.replace(
+            config.engine,
+            name="transformers",
+            max_tokens=own.max_tokens,
+            max_model_len=own.max_model_len,
+            max_parallel_seq=own.max_parallel_seq,
+            max_loras=1,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+        ),
+    )
+    if isinstance(changed, RunConfig):
+        changed = dataclasses.replace(changed, policies={})
+    model = ModelConfig(
+        prompt_template=own.prompt_template,
+        chat_template_args=own.chat_template_args,
+        action_extraction=own.action_extraction,
+        dtype=own.dtype,
+    )
+    return {
+        uid: dataclasses.replace(changed, model=dataclasses.replace(model, name=name))
+        for uid, name in named.items()
+    }
+
+
 @cache
 def env_named(name: str) -> EnvSpec:
     """The environment of an option of the group ``env``; ConfigError where there is none."""
@@ -81,7 +147,7 @@ def env_named(name: str) -> EnvSpec:
 
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     """One environment; what its entry leaves open comes from the model."""
-    model, api = config.model, config.pool.api
+    model, api, hf = config.model, config.pool.api, config.pool.hf
     template = entry.prompt_template or model.prompt_template
     extraction = entry.action_extraction or model.action_extraction
     policies = config.policies if isinstance(config, RunConfig) else {}
@@ -100,6 +166,8 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
         action_extraction=extraction,
         api_prompt_template=api.prompt_template,
         api_action_extraction=api.action_extraction,
+        hf_prompt_template=hf.prompt_template,
+        hf_action_extraction=hf.action_extraction,
         context=config.env.context,
         overflow=config.env.overflow,
         forms=tuple(

@@ -1,12 +1,13 @@
-"""The policies at a game's seats: an engine's version, a scripted player, or an API model."""
+"""The policies at a game's seats: an engine's version, another model, a scripted player, an API."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.api_player import ApiPlayer
@@ -15,14 +16,15 @@ from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import SEARCHING, Player, make_player
 from rlforge.games.prompts import Prompter
-from rlforge.models.load import prompt_room
+from rlforge.models.load import load_tokenizer, prompt_room, stop_token_ids
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import Answer
+from rlforge.rollout.lineup import as_played_by
 from rlforge.types import ApiUsage, Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
 
 class ModelPlayers:
-    """The run's model as a player: prompts in its templates, answers of its engine.
+    """A model as a player, the run's as a rule: prompts in its templates, answers of its engine.
 
     prompter: writes the prompts, those of API models too.
     """
@@ -98,6 +100,37 @@ class ModelSeat:
             self._chat.add(self._chat.ask(view), answer)
 
 
+class OtherModel(ModelPlayers):
+    """Another model (``hf:``) as a player, with its own tokenizer.
+
+    config: of ``as_played_by``. engine: answers for its policy, too.
+    """
+
+    def __init__(self, config: GamesConfig, engine: Generator) -> None:
+        config, tokenizer = with_own_form(config)
+        super().__init__(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+        self._form = config.model.prompt_template
+        self._temperature = config.pool.hf.temperature
+
+    def seated(self, seat: Seat, env: EnvSpec) -> ModelSeat:
+        """The model at a seat of one game of ``env``."""
+        asked = dataclasses.replace(seat, prompt_template=self._form)
+        return self.at_seat(asked, env, self._temperature)
+
+
+def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
+    """The configuration of another model and its tokenizer.
+
+    The prompt template is ``default`` where the configured one needs a chat template, and the
+    tokenizer has none.
+    """
+    tokenizer, name = load_tokenizer(config.model), config.model.prompt_template
+    if tokenizer.chat_template or Prompter(None, config.prompts).template(name).markup is not None:
+        return config, tokenizer
+    plain = dataclasses.replace(config.model, prompt_template="default")
+    return dataclasses.replace(config, model=plain), tokenizer
+
+
 class ApiSeat:
     """A model behind an API at one seat of one game of ``env``."""
 
@@ -133,9 +166,14 @@ class SeatPolicies:
         tokenizer: Tokenizer,
         engine: Generator,
         stop_token_ids: Sequence[int],
+        others: Iterable[PolicyRef] = (),
     ) -> None:
+        """others: the other models (``hf:``) that games may have; their tokenizers are loaded."""
         self._temperature = {"train": config.engine.temperature, "eval": config.eval_temperature}
         self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
+        self._others = {
+            uid: OtherModel(own, engine) for uid, own in as_played_by(config, others).items()
+        }
         self._api = ApiPlayer(config.pool.api)
         self._newest: dict[str, PolicyRef] = {}
 
@@ -154,9 +192,8 @@ class SeatPolicies:
 
     def for_game(self, spec: GameSpec) -> Answer:
         """The ``Answer`` function of one game; it owns what that game's players remember."""
-        return _Players(
-            spec, self._models, self._api, self._temperature[spec.purpose], self._newest
-        )
+        temperature = self._temperature[spec.purpose]
+        return _Players(spec, self._models, self._others, self._api, temperature, self._newest)
 
 
 class _Players:
@@ -169,6 +206,7 @@ class _Players:
         self,
         spec: GameSpec,
         models: ModelPlayers,
+        others: Mapping[str, OtherModel],
         api: ApiPlayer,
         temperature: float,
         newest: Mapping[str, PolicyRef],
@@ -180,6 +218,8 @@ class _Players:
         for seat in spec.seats:
             if seat.policy.kind == "checkpoint":
                 self._models[seat.player_id] = models.at_seat(seat, spec.env, temperature)
+            elif seat.policy.kind == "hf":
+                self._models[seat.player_id] = others[seat.policy.uid].seated(seat, spec.env)
             elif seat.policy.kind == "api":
                 self._apis[seat.player_id] = ApiSeat(models.prompter, api, seat, spec.env)
 
