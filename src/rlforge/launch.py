@@ -54,6 +54,7 @@ from rlforge.preflight.policy import checked, value_problems, with_template
 from rlforge.preflight.serving import check_service
 from rlforge.preflight.sft import check_sft
 from rlforge.rollout.datasets import count_samples, has_samples
+from rlforge.rollout.lineup import other_models
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
@@ -130,6 +131,8 @@ def _graph(config: PolicyConfig) -> RunGraph:
     check_fit(live)
     check_source(config.model)
     raise_all(model_problems(live))
+    if other_models(live):  # whose shapes may only be known now
+        check_fit(live)
     for note in (*game_notes(live), *model_notes(live)):
         _say(f"note: {note}")
     return build_graph(live, detect())

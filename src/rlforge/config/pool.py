@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from rlforge.config.prompts import template_args_problem
 from rlforge.config.rules import (
     Count,
     Group,
@@ -79,6 +80,10 @@ class HfConfig(Group):
     max_model_len: Count = 4096
     #: Answers of each model that are generated at the same time in one engine.
     max_parallel_seq: Count = 16
+
+    def clashes(self) -> Iterator[Problem]:
+        if problem := template_args_problem(self.chat_template_args):
+            yield "chat_template_args", problem
 
 
 @dataclass

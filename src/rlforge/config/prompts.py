@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rlforge.config.plugins import PROMPTS
 from rlforge.config.rules import Group, Pattern, Problem, Text
@@ -89,3 +89,26 @@ Prompts = dict[
     PromptConfig,
 ]
 """Templates by the name that chooses them."""
+
+
+#: Arguments of the chat template that are rlforge's to give.
+_OWN_ARGS = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+    *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict"),
+    *("return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+}
+
+
+def template_args_problem(given: Mapping[str, Any]) -> str | None:
+    """Why a chat template cannot have these arguments; None: it can.
+
+    Example:
+        >>> template_args_problem({"tools": []})
+        'tools is given by rlforge; leave it out'
+        >>> template_args_problem({"enable_thinking": False}) is None
+        True
+    """
+    if taken := sorted(_OWN_ARGS & given.keys()):
+        return f"{', '.join(taken)} is given by rlforge; leave it out"
+    bad = next((name for name in given if not name.isidentifier()), None)
+    return None if bad is None else f"{bad!r} is no name of an argument"

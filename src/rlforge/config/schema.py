@@ -7,7 +7,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +19,7 @@ from rlforge.config.pool import ApiConfig as ApiConfig
 from rlforge.config.pool import HfConfig as HfConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
 from rlforge.config.prompts import PromptConfig as PromptConfig
-from rlforge.config.prompts import Prompts
+from rlforge.config.prompts import Prompts, template_args_problem
 from rlforge.config.rules import (
     Count,
     Distinct,
@@ -172,29 +172,6 @@ class LoraConfig(Group):
                 re.compile(self.target_modules)
             except re.error as error:
                 yield "target_modules", f"is no pattern: {error}; a list of names is in brackets"
-
-
-#: Arguments of the chat template that are rlforge's to give.
-_OWN_ARGS = {
-    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
-    *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict"),
-    *("return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
-}
-
-
-def template_args_problem(given: Mapping[str, Any]) -> str | None:
-    """Why a chat template cannot have these arguments; None: it can.
-
-    Example:
-        >>> template_args_problem({"tools": []})
-        'tools is given by rlforge; leave it out'
-        >>> template_args_problem({"enable_thinking": False}) is None
-        True
-    """
-    if taken := sorted(_OWN_ARGS & given.keys()):
-        return f"{', '.join(taken)} is given by rlforge; leave it out"
-    bad = next((name for name in given if not name.isidentifier()), None)
-    return None if bad is None else f"{bad!r} is no name of an argument"
 
 
 _NO_FLOAT16 = Pattern(

@@ -18,7 +18,7 @@ from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.preflight.model import other_model_problems
+from rlforge.preflight.model import other_model_problems, other_weight_problems
 from rlforge.rollout.lineup import as_played_by, can_play, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
@@ -74,7 +74,9 @@ def start_engine(
     It holds the models of ``policies``: the run's own and others (``hf:``).
     """
     others = as_played_by(config, policies)
-    raise_all(line for own in others.values() for line in other_model_problems(own))
+    for other in others.values():
+        raise_all(other_model_problems(other))
+        raise_all(other_weight_problems(other))
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )

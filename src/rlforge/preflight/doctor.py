@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
@@ -16,7 +16,7 @@ from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.machine import planned, started
-from rlforge.preflight.memory.plan import GIB, Plan, make_plan
+from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.preflight.model import (
     model_notes,
@@ -27,6 +27,7 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
+from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
@@ -203,6 +204,11 @@ def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
     return min(sizes, default=None)
 
 
+def _in_bf16(model: ModelConfig, *, auto: bool) -> bool:
+    """Whether a model is loaded in bfloat16. auto: what ``auto`` chooses."""
+    return model.dtype == "bfloat16" or (model.dtype == "auto" and auto)
+
+
 def _memory(
     config: PolicyConfig,
     located: Located,
@@ -215,10 +221,18 @@ def _memory(
     # As rlforge.models.devices decides it: bfloat16 where the GPU computes in it.
     modern = all(gpu.capability >= 8 for gpu in found)
     auto = hardware.device == "cuda" and modern
-    bf16 = config.model.dtype == "bfloat16" or (config.model.dtype == "auto" and auto)
+    bf16 = _in_bf16(config.model, auto=auto)
 
     def replan(changed: PolicyConfig) -> Plan:
-        return make_plan(changed, shape, hardware, capacity, bf16=bf16)
+        others = [
+            dataclasses.replace(
+                engine_job(own, known, hardware.device, bf16=_in_bf16(own.model, auto=auto)),
+                versions=0,
+            )
+            for own in as_played_by(changed, other_models(changed)).values()
+            if (known := locate(own.model).shape) is not None
+        ]
+        return make_plan(changed, shape, hardware, capacity, bf16=bf16, others=others)
 
     plan = replan(config)
     return Memory(

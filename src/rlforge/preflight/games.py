@@ -232,11 +232,12 @@ def _check_price(name: str, config: ApiConfig) -> None:
 
 
 def _env_problems(composed: Composed[GamesConfig]) -> Problems:
-    config, api = composed.config, composed.config.pool.api
-    found = list[ConfigError | str]()
-    found += prompt_problems(composed, "pool.api.prompt_template", api.prompt_template)
-    extraction = api.action_extraction
-    found += name_problems(composed, "pool.api.action_extraction", extraction, EXTRACTIONS)
+    config, found = composed.config, list[ConfigError | str]()
+    for group in ("api", "hf"):
+        asked = getattr(config.pool, group)
+        found += prompt_problems(composed, f"pool.{group}.prompt_template", asked.prompt_template)
+        key = f"pool.{group}.action_extraction"
+        found += name_problems(composed, key, asked.action_extraction, EXTRACTIONS)
     yield from found
     if found:  # they are those of every environment
         return
@@ -275,7 +276,8 @@ def _template_problems(
             f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
             f"{own}=board, or a language model such as model=smollm2_135m",
         )
-    for name in dict.fromkeys((spec.prompt_template, spec.api_prompt_template)):
+    asked = (spec.prompt_template, spec.api_prompt_template, spec.hf_prompt_template)
+    for name in dict.fromkeys(asked):
         template = prompter.template(name)
         if template.games and not spec.id.startswith(template.games):
             yield composed.error(

@@ -103,9 +103,9 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
 
 
 def other_model_problems(own: GamesConfig) -> Iterator[str]:
-    """Why another model (``hf:``) cannot play. own: of ``as_played_by``.
+    """Why another model (``hf:``) cannot play, as far as its weights do not say.
 
-    Nothing is known of its weights until they are on this machine.
+    own: of ``as_played_by``.
     """
     name, found = own.model.label, list[str]()
     if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / MODEL_CONFIG).is_file():
@@ -113,11 +113,18 @@ def other_model_problems(own: GamesConfig) -> Iterator[str]:
     else:
         found = [str(error) for error in refusals(lambda: check_source(own.model))]
         found = found or [*_of_empty_model(own), *_of_template(own.model)]
-        if not found and (folder := local_copy(own.model)) is not None:
+        if not found:
             formed, _ = with_own_form(own)
             found += collected(refusals(lambda: check_room(formed)))
-            found += _of_weights({folder: own.model.place})
     yield from (_as_opponent(name, line) for text in found for line in text.splitlines())
+
+
+def other_weight_problems(own: GamesConfig) -> Iterator[str]:
+    """As ``weight_problems``, of another model (``hf:``). own: of ``as_played_by``."""
+    folder = local_copy(own.model)
+    if folder is not None and not unfetched(own.model):
+        for problem in _of_weights({folder: own.model.place}):
+            yield _as_opponent(own.model.label, problem)
 
 
 def _as_opponent(name: str, problem: str) -> str:
@@ -215,7 +222,7 @@ def saved_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def weight_problems(config: PolicyConfig) -> Iterator[str]:
-    """Weights that are not finite, or not there, in files of the model and of saved policies.
+    """Weights that are not finite, or not there, in files of the models and of saved policies.
 
     Those of a model whose weights are still on the hub are not fetched, and so not read.
     """
@@ -225,6 +232,8 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}
     yield from _of_weights(folders)
+    for key, other in _other_models(config):
+        yield from (f"{key}: {problem}" for problem in other_weight_problems(other))
 
 
 def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:

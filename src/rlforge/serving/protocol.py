@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic_core import from_json
 
-from rlforge.config.schema import template_args_problem
+from rlforge.config.prompts import template_args_problem
 from rlforge.engines.grammars import json_grammar
 from rlforge.errors import RlforgeError, nearest
 from rlforge.serving.conversations import calls_grammar, ends_in_call, tool_calls, without_calls

@@ -39,7 +39,7 @@ from rlforge.models.fit import with_own_start
 from rlforge.preflight.continuous import check_answers
 from rlforge.preflight.games import check_room
 from rlforge.preflight.model import saved_problems, weight_problems
-from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.lineup import as_played_by, other_models, train_envs
 from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
@@ -343,9 +343,11 @@ def prepared(
     if config.engine.name == "vllm":
         check_installed(hardware.device)
     resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
-    if unfetched(config.model):
-        print(f"fetching the weights of {config.model.label}", file=sys.stderr, flush=True)
-        lacking_weights(config.model)
+    others = as_played_by(config, other_models(config)).values()
+    for model in (config.model, *(other.model for other in others)):
+        if unfetched(model):
+            print(f"fetching the weights of {model.label}", file=sys.stderr, flush=True)
+            lacking_weights(model)
     run_dir = run_dir.absolute()
     here = with_own_start(config, run_dir)
     raise_all(saved_problems(here))

@@ -9,6 +9,7 @@ from tests.harness.composed import composed
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.models.shape import KNOWN, known_shape
+from rlforge.preflight.memory.engine import EngineJob
 from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Card, Plan, make_plan, place
 from rlforge.preflight.memory.remedies import (
     largest_pass,
@@ -183,6 +184,7 @@ def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
 
 
 VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
+BESIDE = ("other models", "their caches")
 
 
 def part(need, name: str) -> int:
@@ -222,6 +224,49 @@ def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
     # All that the learner leaves, to one part in a hundred.
     left = divided.cards[0].usable - divided.learner.total - divided.engine.total
     assert left < 0.01 * 16 * GIB + 1
+
+
+# ---------------------------------------------------------------- other models
+
+
+def beside(*overrides: str, gb: float = 24, gpus=(1, 1), **other: int) -> Plan:
+    """The plan with Llama-3.2-1B on every engine, too; other: fields of its job."""
+    sizes = {"versions": 0, "sequences": 4, "length": 4096, "prompt_tokens": 8192} | other
+    job = EngineJob(shape=known_shape("Llama-3.2-1B"), lora=None, bf16=True, paged=False, **sizes)
+    config, hardware = quick_start(*overrides), cuda(*gpus)
+    return make_plan(config, KNOWN[0], hardware, int(gb * GIB), bf16=True, others=[job])
+
+
+def test_an_engine_holds_other_models_by_the_side_of_its_own():
+    alone, both = plan(hardware=cuda(1, 1)), beside()
+    weights = part(both.least, "other models")
+    assert weights == 2 * known_shape("Llama-3.2-1B").parameters
+    one, four = (part(need, "their caches") for need in (both.least, both.engine))
+    assert both.least.total == alone.least.total + weights + one
+    assert both.engine.total == alone.engine.total + weights + four
+    assert four > one + 3 * 128 * 2**20  # of 32 KiB a token; the workspace is of the prompts
+    assert both.learner == alone.learner
+    assert both.sequences < alone.sequences
+
+
+@pytest.mark.parametrize("turns", [(), ("hardware.alternate=true",)])
+@pytest.mark.parametrize("gpus", [(1, 1), (0.5, 0.5)])
+def test_vllm_leaves_room_for_all_sequences_of_other_models(gpus, turns):
+    made = beside(*VLLM, *turns, gb=48, gpus=gpus)
+    assert made.excess == 0
+    assert made.least == made.engine
+    own = sum(one.bytes for one in made.engine.parts if one.name not in BESIDE)
+    assert own == pytest.approx(made.share * 48 * GIB, rel=1e-6)
+    assert made.share < plan(*VLLM, *turns, gb=48, hardware=cuda(*gpus)).share + 1e-9
+    given = "engine.vllm.gpu_memory_utilization=0.9"
+    assert beside(*VLLM, *turns, given, gb=48, gpus=gpus).excess > 0
+
+
+def test_the_weights_of_other_models_wait_on_the_host_in_the_learners_turn():
+    alone, both = plan(TURNS), beside(TURNS, gpus=(0.5, 0.5))
+    assert both.engine_idle == alone.engine_idle
+    waiting = sum(part(both.engine, name) for name in ("weights", "versions", "other models"))
+    assert both.on_host >= waiting
 
 
 # ---------------------------------------------------------------- in turns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from rlforge.config.per_policy import policy_names
@@ -58,7 +59,7 @@ class Need:
 
 
 #: Parts that outlast the turn of an engine or learner, and can wait on the host for the next one.
-LASTING = frozenset({"weights", "versions", "adapter", "AdamW states"})
+LASTING = frozenset({"weights", "versions", "other models", "adapter", "AdamW states"})
 
 
 def _stored(need: Need, idle: Need) -> int:
@@ -158,11 +159,19 @@ class Plan:
 
 
 def make_plan(
-    config: PolicyConfig, shape: ModelShape, hardware: HardwareConfig, capacity: int, *, bf16: bool
+    config: PolicyConfig,
+    shape: ModelShape,
+    hardware: HardwareConfig,
+    capacity: int,
+    *,
+    bf16: bool,
+    others: Sequence[EngineJob] = (),
 ) -> Plan:
     """The plan of ``config`` on cards (or a machine) of ``capacity`` bytes.
 
-    hardware: resolved, without ``auto`` or null. bf16: the model is loaded in bfloat16.
+    hardware: resolved, without ``auto`` or null. bf16: the model is loaded in bfloat16. others:
+    those of the other models that every engine holds. A vLLM engine, which takes all that is left,
+    leaves room for all their sequences.
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process = Part(name="process", bytes=PROCESS_BYTES[device])
@@ -176,9 +185,10 @@ def make_plan(
     idle = learner_idle(learner, device, offload=config.hardware.offload_learner)
     resting = idle if alternate else learner
     per_sequence = engine_memory.sequence_bytes(job)
+    beside, whole = (_beside(others, every=every) for every in (job.paged, True))
     room = min(
         (
-            (card.usable - resting.total * card.learners) // card.engines
+            (card.usable - resting.total * card.learners) // card.engines - beside.total
             for card in cards
             if card.engines
         ),
@@ -188,7 +198,7 @@ def make_plan(
     share = None
     if job.paged:
         if device == "cuda":
-            share = engine_share(config, hardware, cards, left)
+            share = engine_share(config, hardware, cards, left, alone=not others)
         reserved = None if share is None else int(share * capacity)
         engine = least = reserved_need(config, job, process, reserved)
         cache = next(part.bytes for part in least.parts if part.name == "KV cache")
@@ -198,6 +208,8 @@ def make_plan(
         least, engine, shortage = engine_need(one, process), engine_need(job, process), 0
         rows = 12 * shape.vocab  # of logits, one more with each sequence
         sequences = max(0, 1 + (room - least.total) // (per_sequence + rows))
+    least = Need(parts=(*least.parts, *beside.parts))
+    engine = Need(parts=(*engine.parts, *whole.parts))
     if not config.engine.num_engines:
         least = engine = Need(parts=())
         sequences = 0
@@ -312,6 +324,17 @@ def engine_need(job: EngineJob, process: Part) -> Need:
     )
 
 
+def _beside(jobs: Sequence[EngineJob], *, every: bool) -> Need:
+    """The other models of an engine with one sequence of full length each, or with ``every``."""
+    running = [job if every else dataclasses.replace(job, sequences=1) for job in jobs]
+    caches = (
+        engine_memory.sequence_bytes(job) * job.sequences + engine_memory.workspace_bytes(job)
+        for job in running
+    )
+    weights = Part(name="other models", bytes=sum(map(engine_memory.weight_bytes, jobs)))
+    return Need(parts=(weights, Part(name="their caches", bytes=sum(caches))) if jobs else ())
+
+
 def learner_idle(need: Need, device: str, *, offload: bool) -> Need:
     """What the learner keeps in the engines' turn: weights and states, unless a GPU offloads them.
 
@@ -335,17 +358,26 @@ def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
 
 
 def engine_share(
-    config: PolicyConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
+    config: PolicyConfig,
+    hardware: HardwareConfig,
+    cards: tuple[Card, ...],
+    left: float,
+    *,
+    alone: bool,
 ) -> float:
-    """Share of its card that a vLLM engine takes: as configured, or what the learner leaves.
+    """Share of its card that a vLLM engine takes: as configured, or what is left.
 
-    left: share of the fullest card that the learner leaves each engine on it.
+    left: share of the fullest card that the learner and other models leave each engine on it.
+    alone: there are no other models.
     """
-    given = config.engine.vllm.gpu_memory_utilization is not None
-    together = any(card.learners and card.engines for card in cards)
-    if together and not given and not config.hardware.alternate:
-        return min(VLLM_SHARE, math.floor(left * 100) / 100)
-    return vllm_share(config, hardware.engine_gpus)
+    most = vllm_share(config, hardware.engine_gpus)
+    if config.engine.vllm.gpu_memory_utilization is not None:
+        return most
+    if any(card.learners and card.engines for card in cards) and not config.hardware.alternate:
+        most = VLLM_SHARE
+    elif alone:
+        return most
+    return min(most, math.floor(left * 100) / 100)
 
 
 def reserved_need(
