@@ -40,7 +40,7 @@ def refused(base, capsys):
         said = "\n".join(one.detail for one in report.findings if one.state == "problem")
         if by_config:
             with pytest.raises(ConfigError) as caught:
-                launch.composed(given, None, keys=False)
+                launch.composed(given, None)
             assert str(caught.value) == said
         assert rlforge_here("train", *given) == 2
         assert capsys.readouterr().err.rstrip().endswith(f"rlforge: {said}")
