@@ -444,7 +444,7 @@ class Step:
     """One turn of a trained seat with its reward: the training sample of the step buffer.
 
     turn_index: 0 for the seat's first turn. raw_reward: the game's own final reward for this
-    player; reward: after the transforms.
+    player; reward: after the transforms. rewards: after each of them by its name, in order.
     outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
     on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
     legal_tokens: as in ``Turn``.
@@ -475,6 +475,7 @@ class Step:
     raw_reward: float
     reward: float
     outcome_reward: float = 0.0
+    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     policy_uid: str
     policy_version: int
     legal_tokens: tuple[tuple[int, ...], ...] = ()
@@ -563,13 +564,15 @@ class Checkpoint:
 class UpdateResult:
     """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
 
-    digests: of the weights before and after it, and of the optimizer (``Learner.digests``).
+    advantages: of the steps of the batch, in order. digests: of the weights before and after it,
+    and of the optimizer (``Learner.digests``).
     """
 
     version: int
     samples: int
     tokens: int
     metrics: Mapping[str, float]
+    advantages: tuple[float, ...] = ()
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

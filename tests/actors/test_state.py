@@ -86,6 +86,7 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(tmp_path: Path)
     assert {(step.game_id, step.player_id) for step in batch.steps} == {
         *(("g0", 1), ("g1", 0), ("g2", 0), ("g2", 1), ("g3", 0), ("g3", 1))
     }
+    await buffer.write_batch(1)
     for form in ("parquet", "csv"):
         assert read_batch(tmp_path / "batches" / f"batch-000001.{form}") == batch
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import factories
 
-from rlforge.buffer.batches import read_batch, write_batch
+from rlforge.buffer.batches import Sample, read_batch, read_samples, write_batch
+from rlforge.errors import RunError
 from rlforge.types import Step, TrainBatch
 
 
@@ -27,6 +28,7 @@ def step(index: int, group_id: str | None) -> Step:
         logprobs=(-0.1 / 3,) * index,
         reward=0.1 + 0.2,
         outcome_reward=-1 / 3,
+        rewards={"win_draw_loss": 1.0, "scale": 0.1 + 0.2},
         policy_version=3,
         info={"well_formed": True, "legal": False, "note": ["ä", 1.5, None]},
     )
@@ -49,12 +51,34 @@ def test_a_batch_is_read_back_exactly(tmp_path, form):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def texts_of(ids):
+    return [" ".join(map(str, one)) or "nothing" for one in ids]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_prompts_answers_and_advantages_are_read_back(tmp_path, form):
+    path = tmp_path / f"b.{form}"
+    write_batch(path, BATCH, texts_of, (0.1 + 0.2, 0.0, -1.5))
+    assert read_batch(path) == BATCH
+    first, second, _ = read_samples(path)
+    assert first == Sample(
+        step=BATCH.steps[0], prompt="1 2 151000", answer="nothing", advantage=0.1 + 0.2
+    )
+    assert (second.answer, second.advantage) == ("5", 0.0)
+    write_batch(path, BATCH, texts_of)
+    assert [one.advantage for one in read_samples(path)] == [None] * 3
+    write_batch(path, BATCH)
+    with pytest.raises(RunError, match="no text of prompts and answers"):
+        read_samples(path)
+
+
 def test_any_parquet_reader_sees_the_columns(tmp_path):
     write_batch(tmp_path / "b.parquet", BATCH)
     table = pq.read_table(tmp_path / "b.parquet")
     assert table["reward"].to_pylist() == [0.1 + 0.2] * 3
     assert table["token_ids"].to_pylist() == [[], [5], [5, 5]]
     assert table["group_id"].to_pylist() == [None, "grp", None]
+    assert json.loads(table["rewards"][0].as_py()) == {"win_draw_loss": 1.0, "scale": 0.1 + 0.2}
 
 
 TEXTS = st.text() | st.sampled_from(["", "NULL", "nan", "\r\n", '","', "a\rb"])

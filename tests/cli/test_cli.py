@@ -25,7 +25,19 @@ from rlforge.types import EvalResult
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
-    *("play", "replay", "fork", "analyse", "verify", "list", "show", "models", "plugins", "runs"),
+    *(
+        "play",
+        "replay",
+        "batches",
+        "fork",
+        "analyse",
+        "verify",
+        "list",
+        "show",
+        "models",
+        "plugins",
+        "runs",
+    ),
     *("compare", "monitor", "report", "export", "serve", "deploy", "rollback", "deployments"),
     "windows",
 )

@@ -68,6 +68,22 @@ def test_rewards_go_through_the_final_and_then_the_step_stack():
     assert [s.raw_reward for s in zero.steps + one.steps] == [-1, -1, 1, 1]
 
 
+def test_a_step_has_its_reward_after_each_transform_in_order():
+    pipeline = RewardPipeline(QUICK_START)
+    pipeline.shape(GAME)
+    zero, one = pipeline.shape(GAME)
+    *_, last = pipeline.on_draw([*zero.steps, *one.steps])
+    assert list(last.rewards) == [
+        *("role_advantage_by_env", "format_reward", "invalid_move_penalty", "normalize_by_env")
+    ]
+    assert list(last.rewards.values())[:3] == [0.5, 2.0, 3.0]
+    assert last.rewards["normalize_by_env"] == last.reward
+    twice = [{"name": "scale", "alpha": 2.0}, {"name": "scale", "alpha": 3.0}]
+    (step, _), _ = (e.steps for e in RewardPipeline(RewardsConfig(step=twice)).shape(GAME))
+    assert step.rewards == {"scale": -2.0, "scale_2": -6.0}
+    assert RewardPipeline(RewardsConfig()).shape(GAME)[0].steps[0].rewards == {}
+
+
 def test_outcome_reward_follows_reshaping_but_not_feedback():
     config = RewardsConfig(
         step=[

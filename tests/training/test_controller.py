@@ -13,11 +13,14 @@ from tests.harness.in_process import rlforge_here
 from tests.harness.live_run import rows, train_arguments
 
 import rlforge.learner.learner
-from rlforge.buffer.batches import read_batch
+from rlforge.buffer.batches import read_batch, read_samples
+from rlforge.errors import RunError
+from rlforge.learner import Learner
 from rlforge.local.exploit import exploit_run
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report import write_report
+from rlforge.types import TrainBatch
 
 
 @pytest.fixture
@@ -70,6 +73,20 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     places = [log.find(moment) for moment in moments]
     assert -1 < places[0] < places[1] < places[2] < places[3] < places[4], log
     assert "--resume can continue from step-3" in log
+
+
+def test_the_batch_that_an_update_fails_with_is_written(
+    small_model: Path, in_process: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(learner: Learner, batch: TrainBatch) -> None:
+        raise RunError("loss or gradient were not finite")
+
+    monkeypatch.setattr(Learner, "update", fails)
+    settings = ("learner.batch_size=16", "hardware=cpu")
+    assert in_process.rlforge_here(*train_arguments(small_model, *settings)) == 1
+    samples = read_samples(Path("run/batches/batch-000001.parquet"))
+    assert len({(one.step.game_id, one.step.player_id) for one in samples}) == 16
+    assert {one.advantage for one in samples} == {None}
 
 
 def test_a_sweep_runs_its_jobs_for_real(

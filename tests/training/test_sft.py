@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 import rlforge
 from rlforge.errors import ConfigError, RunError
+from rlforge.local.batches import find_batch
 from rlforge.local.evaluate import evaluate_run
 from rlforge.local.policies import find_policy
 from rlforge.tracking.game_files import read_games
@@ -71,6 +72,14 @@ def test_an_untrained_model_learns_to_move_legally(untrained: Path, tmp_path: Pa
     )
     assert before > 0.9
     assert after < 0.6
+
+
+def test_the_samples_of_an_update_can_be_read(adapted: rlforge.Run) -> None:
+    first = find_batch(adapted.path, 1)
+    assert len(first.samples) == adapted.config.learner.batch_size
+    assert all(sample.step.action in sample.answer for sample in first.samples)
+    assert {sample.advantage for sample in first.samples} == {None}
+    assert find_batch(adapted.path).number == adapted.summary["updates"]
 
 
 def test_the_held_out_loss_falls_and_is_in_the_files_of_the_run(adapted: rlforge.Run) -> None:

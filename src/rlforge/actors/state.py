@@ -11,7 +11,7 @@ from typing import Any
 
 from rlforge.actors.process import begin
 from rlforge.buffer import BUFFERS, BufferSettings, EpisodeBuffer
-from rlforge.buffer.batches import write_batch
+from rlforge.buffer.batches import Decode, write_batch
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import (
     entry_of,
@@ -25,6 +25,7 @@ from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
 from rlforge.league.budget import ApiBudget, api_players
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
+from rlforge.models.load import load_decoder
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.lineup import fixed_opponents, train_envs
@@ -273,6 +274,10 @@ class BufferActor:
         self._collecting = config.collector
         # Number of the update that is drawn next.
         self._update = 1
+        #: The newest batch, until it is written.
+        self._drawn: TrainBatch | None = None
+        self._model = config.model
+        self._decode: Decode | None = None
         self._batches = Path(run_dir) / "batches"
         self._formats = config.buffer.save_batches_as if config.buffer.save_batches else []
         self._changed = asyncio.Condition()
@@ -361,10 +366,22 @@ class BufferActor:
                     await self._changed.wait()
             self._update = update + 1
         batch = dataclasses.replace(drawn, steps=tuple(samples.rewards.on_draw(drawn.steps)))
+        self._drawn = batch
+        return batch, await asyncio.to_thread(digest_of_batch, batch)
+
+    async def write_batch(self, update: int, advantages: Sequence[float] | None = None) -> None:
+        """Write the batch drawn for ``update``, if that is switched on.
+
+        advantages: of its steps; None: the update failed.
+        """
+        batch, self._drawn = self._drawn, None
+        if batch is None:
+            return
         for suffix in self._formats:
             path = self._batches / f"batch-{update:06d}.{suffix}"
-            await asyncio.to_thread(write_batch, path, batch)
-        return batch, await asyncio.to_thread(digest_of_batch, batch)
+            if self._decode is None:
+                self._decode = await asyncio.to_thread(load_decoder, self._model)
+            await asyncio.to_thread(write_batch, path, batch, self._decode, advantages)
 
     async def set_version(self, version: int, name: str = "") -> None:
         """A new version is published: drop samples that are too old, make room for games."""

@@ -1,13 +1,13 @@
-"""Drawn batches as files: one row per step, one column per field of ``Step``.
+"""Drawn batches as files: one row per step, a column per field of ``Step`` and some to read.
 
 ``batch-NUMBER.parquet`` keeps all types; ``batch-NUMBER.csv`` is for eyes and spreadsheets: lists
-(token ids, log-probs) and ``info`` are JSON text there.
+(token ids, log-probs) are JSON text there. ``rewards`` and ``info`` are in both.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from rlforge.errors import RunError
 from rlforge.system.files import atomic_path
-from rlforge.system.values import Codec
-from rlforge.types import Step, TrainBatch
+from rlforge.system.values import Codec, writable
+from rlforge.types import Step, TrainBatch, value
 
 _STEPS = Codec(Step)
-#: One column per field of ``Step``; ``info`` is JSON text.
-SCHEMA = pa.schema(_STEPS.arrow_type)
+#: The columns that say in words what was trained on, and what it counted for.
+READABLE = {"prompt": pa.string(), "answer": pa.string(), "advantage": pa.float64()}
+#: One column per field of ``Step``, where ``rewards`` and ``info`` are JSON text, after these.
+SCHEMA = pa.schema([*READABLE.items(), *_STEPS.arrow_type])
 _LISTS = frozenset(field.name for field in SCHEMA if pa.types.is_list(field.type))
 _BATCH_FIELDS = ("whole_episodes", "min_version", "max_version", "dropped_stale")
 _BATCH_KEY = b"rlforge.batch"
@@ -31,26 +34,79 @@ _BATCH_COLUMNS = {
     for name in _BATCH_FIELDS
 }
 
+Decode = Callable[[Iterable[Sequence[int]]], list[str]]
+"""The texts of sequences of token ids, as ``rlforge.models.load.load_decoder`` gives them."""
 
-def write_batch(path: Path, batch: TrainBatch) -> None:
+
+@value
+class Sample:
+    """A step of a batch in words: the whole prompt and answer with their control tokens.
+
+    advantage: None where there was no update, as in the samples of supervised fine-tuning.
+    """
+
+    step: Step
+    prompt: str
+    answer: str
+    advantage: float | None
+
+
+def write_batch(
+    path: Path,
+    batch: TrainBatch,
+    decode: Decode | None = None,
+    advantages: Sequence[float] | None = None,
+) -> None:
     """Write ``batch`` to ``path``, as its suffix says: ``.parquet`` or ``.csv``.
 
     Whole or not at all; makes the folder. In Parquet the fields of the batch itself are in the
-    file's metadata. Raises OSError as the disk does.
+    file's metadata. decode: for the columns ``prompt`` and ``answer``; advantages: of the steps;
+    what is left out is null. Raises OSError as the disk does.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [_STEPS.encode(step) for step in batch.steps]
+    unknown = [None] * len(batch.steps)
+    prompts, answers = (
+        unknown
+        if decode is None
+        else map(writable, decode(getattr(step, ids) for step in batch.steps))
+        for ids in ("prompt_token_ids", "token_ids")
+    )
+    columns = zip(prompts, answers, advantages or unknown, strict=True)
+    rows = [
+        dict(zip(READABLE, cells, strict=True)) | _STEPS.encode(step)
+        for cells, step in zip(columns, batch.steps, strict=True)
+    ]
     with atomic_path(path) as work:
         _WRITERS[path.suffix](work, rows, {name: getattr(batch, name) for name in _BATCH_FIELDS})
 
 
 def read_batch(path: Path) -> TrainBatch:
     """The batch that ``write_batch`` wrote, field for field."""
-    rows, about = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    rows, about = _read(path)
     return TrainBatch(steps=tuple(map(_STEPS.decode, rows)), **about)
 
 
+def read_samples(path: Path) -> list[Sample]:
+    """The steps that ``write_batch`` wrote, with their texts.
+
+    Raises RunError where it wrote none, as in the files of earlier versions.
+    """
+    rows, _ = _read(path)
+    if any(row.get("prompt") is None for row in rows):
+        raise RunError(
+            f"{path} has token ids only, no text of prompts and answers: it was written by an "
+            "earlier version of rlforge"
+        )
+    return [
+        Sample(step=_STEPS.decode(row), **{name: row[name] for name in READABLE}) for row in rows
+    ]
+
+
 _Rows = list[dict[str, Any]]
+
+
+def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
+    return (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
 
 
 def _write_parquet(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:

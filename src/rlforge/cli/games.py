@@ -1,4 +1,4 @@
-"""``rlforge play`` and ``rlforge replay``."""
+"""``rlforge play``, ``rlforge replay`` and ``rlforge batches``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rlforge.cli.arguments import Checkpoint, ConfigDir, Overrides, RunDir, must_be_run
+from rlforge.cli.arguments import (
+    Checkpoint,
+    ConfigDir,
+    JsonFile,
+    Overrides,
+    RunDir,
+    must_be_run,
+    write_result,
+)
 from rlforge.errors import ConfigError
 from rlforge.types import Outcome, Purpose
 
@@ -184,3 +192,35 @@ def replay(
     else:
         for piece in local.turns(record):
             console.print(piece)
+
+
+def batches(
+    run_dir: RunDir,
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="N", help="Of which update; without it the newest.", min=1),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(metavar="I", help="Show this sample of it in full.", min=0)
+    ] = None,
+    rows: Annotated[int, typer.Option(metavar="N", help="Samples in the table.", min=1)] = 20,
+    json_file: JsonFile = None,
+) -> None:
+    """Show what an update learned from: prompts, answers, rewards and advantages.
+
+    **Examples**
+
+    ```bash
+    rlforge batches latest
+    rlforge batches latest 12 --rows 384
+    rlforge batches latest 12 --sample 5
+    ```
+    """
+    from rlforge.local import batches as local
+
+    batch, console = local.find_batch(run_dir, number), Console(highlight=False)
+    shown = local.batch_table(batch, rows, console.width)
+    if sample is not None:
+        shown = local.sample_in_full(batch, sample)
+    write_result(json_file, local.to_values(batch, sample))
+    console.print(shown)

@@ -200,6 +200,7 @@ class Learner:
             version=self.version,
             samples=len(selection.turns),
             tokens=selection.tokens,
+            advantages=tuple(inputs.advantages.tolist()),
             metrics={
                 **metrics,
                 "lr": config.learning_rate * factor,

@@ -35,6 +35,13 @@ class RewardPipeline:
         self._sampling: list[SamplingTransform] = build_stack(
             config.sampling, sampling, "rewards.sampling"
         )
+        entries = (*config.final, *config.step, *config.sampling)
+        names = [str(entry["name"]).rpartition(":")[2] for entry in entries]
+        #: Of all transforms in order; a name that comes again has a number.
+        self._names = [
+            f"{name}_{earlier + 1}" if (earlier := names[:place].count(name)) else name
+            for place, name in enumerate(names)
+        ]
 
     def shape(self, record: GameRecord, learned: Collection[int] | None = None) -> list[Episode]:
         """One episode per player of ``learned`` that had a turn; none for a game that failed.
@@ -47,24 +54,30 @@ class RewardPipeline:
             learned = record.spec.trained
         if record.error is not None or not learned:
             return []
-        final = self.final(record, learned)
+        final = self._finals(record, learned)
         trajectories = (
             trajectory_of(record, seat) for seat in record.spec.seats if seat.player_id in learned
         )
         return [
-            self._episode(self._noted(trajectory), final[trajectory.player_id])
+            self._episode(self._noted(trajectory), [after[trajectory.player_id] for after in final])
             for trajectory in trajectories
             if trajectory.turns
         ]
 
     def final(self, record: GameRecord, learned: Collection[int]) -> Mapping[int, float]:
         """The rewards of all players of one game after the final stack."""
-        rewards = record.rewards
+        return self._finals(record, learned)[-1]
+
+    def _finals(
+        self, record: GameRecord, learned: Collection[int]
+    ) -> Sequence[Mapping[int, float]]:
+        """The rewards of the game, and after each transform of the final stack."""
+        rewards = [record.rewards]
         for transform in self._final:
             if isinstance(transform, GameTransform):
-                rewards = transform.of_game(rewards, record, learned)
+                rewards.append(transform.of_game(rewards[-1], record, learned))
             else:
-                rewards = transform(rewards, record.spec.env_id)
+                rewards.append(transform(rewards[-1], record.spec.env_id))
         return rewards
 
     @property
@@ -74,9 +87,12 @@ class RewardPipeline:
 
     def on_draw(self, steps: Sequence[Step]) -> list[Step]:
         """The steps of one batch, in order, with their rewards after the sampling stack."""
-        drawn = list(steps)
-        for transform in self._sampling:
-            drawn = transform(drawn)
+        drawn, before = list(steps), len(self._final) + len(self._step)
+        for name, transform in zip(self._names[before:], self._sampling, strict=True):
+            drawn = [
+                dataclasses.replace(step, rewards={**step.rewards, name: float(step.reward)})
+                for step in transform(drawn)
+            ]
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +128,8 @@ class RewardPipeline:
                 trajectory = dataclasses.replace(trajectory, turns=tuple(turns))
         return trajectory
 
-    def _episode(self, trajectory: Trajectory, final_reward: float) -> Episode:
+    def _episode(self, trajectory: Trajectory, final: Sequence[float]) -> Episode:
+        """final: the rewards of the game, and after each transform of the final stack."""
         return Episode(
             game_id=trajectory.game_id,
             env_id=trajectory.env_id,
@@ -120,15 +137,16 @@ class RewardPipeline:
             group_id=trajectory.group_id,
             group_size=trajectory.group_size,
             steps=tuple(
-                self._make_step(trajectory, index, final_reward)
-                for index in range(len(trajectory.turns))
+                self._make_step(trajectory, index, final) for index in range(len(trajectory.turns))
             ),
         )
 
-    def _make_step(self, trajectory: Trajectory, index: int, final_reward: float) -> Step:
-        reward = outcome_reward = final_reward
-        for transform in self._step:
+    def _make_step(self, trajectory: Trajectory, index: int, final: Sequence[float]) -> Step:
+        reward = outcome_reward = final[-1]
+        rewards = dict(zip(self._names, map(float, final[1:]), strict=False))
+        for name, transform in zip(self._names[len(rewards) :], self._step, strict=False):
             before, reward = reward, transform(trajectory, index, reward)
+            rewards[name] = float(reward)
             if transform.adds_feedback:
                 continue
             # One call serves both, unless an earlier transform paid feedback on this step: a user's
@@ -151,6 +169,7 @@ class RewardPipeline:
             raw_reward=trajectory.final_reward,
             reward=reward,
             outcome_reward=outcome_reward,
+            rewards=rewards,
             policy_uid=turn.completion.policy_uid,
             policy_version=turn.completion.policy_version,
             legal_tokens=turn.legal_tokens,

@@ -15,7 +15,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.config.sft import ACTION, DataConfig, SftConfig
@@ -24,7 +26,7 @@ from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
-from rlforge.models.load import load_tokenizer, prompt_room
+from rlforge.models.load import load_decoder, load_tokenizer, prompt_room
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.conversation import conversation_in
 from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
@@ -48,6 +50,8 @@ from rlforge.types import (
     Turn,
     value,
 )
+
+T = TypeVar("T")
 
 SAY_EVERY_S = 15.0
 """Seconds between reports of how far the games are."""
@@ -103,9 +107,26 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
         + (f"; left out: {reasons}" if reasons else "")
     )
     train, validation = sample_files(run_dir)
-    write_batch(validation, batch_of(samples.validation))
-    write_batch(train, batch_of(samples.train))  # last: it says that all is there
+    decode = load_decoder(config.model)
+    write_batch(validation, batch_of(samples.validation), decode)
+    write_batch(train, batch_of(samples.train), decode)  # last: it says that all is there
     return samples
+
+
+def drawn(samples: Sequence[T], size: int, seed: int, number: int) -> list[T]:
+    """The ``size`` samples of update ``number``, of passes in random order; the first is 1.
+
+    Example:
+        >>> sorted([*drawn("abc", 2, 0, 1), *drawn("abc", 2, 0, 2)[:1]])
+        ['a', 'b', 'c']
+    """
+    epoch, place = divmod((number - 1) * size, len(samples))
+    orders = (
+        np.random.default_rng([seed, later]).permutation(len(samples))
+        for later in itertools.count(epoch)
+    )
+    order = itertools.islice(itertools.chain.from_iterable(orders), place, place + size)
+    return [samples[index] for index in order]
 
 
 def batch_of(samples: Iterable[Step]) -> TrainBatch:

@@ -28,8 +28,9 @@ from rlforge.types import GameRecord, Step, TrainBatch
 
 _GAMES = Codec(GameRecord, form="json")
 _BATCH = [field.name for field in dataclasses.fields(TrainBatch)]
-#: The fields of a step in order: thousands are read for each update.
-_contents = attrgetter(*(field.name for field in dataclasses.fields(Step)))
+#: The fields of a step in order, but for how its reward came about: thousands are read for each
+#: update.
+_contents = attrgetter(*(each.name for each in dataclasses.fields(Step) if each.name != "rewards"))
 
 FILE = "digests.jsonl"
 

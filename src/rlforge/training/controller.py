@@ -24,6 +24,7 @@ lost are played by another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -238,14 +239,21 @@ class GameController:
         update: Callable[..., Any] = self._actors.learner.update
         if self._hardware.alternate:
             update = partial(update_in_turn, self._actors, self._call)
-        name = policy.name
-        result, span = await update(batch, name, self._version + 1)
+        name, write_batch = policy.name, self._actors.buffer.write_batch.remote
+        try:
+            result, span = await update(batch, name, self._version + 1)
+        except Exception:
+            with contextlib.suppress(Exception):  # of an actor that died with it
+                await write_batch(self._version + 1)
+            raise
         self._version = policy.updated = result.version
         policy.updates += 1
         self._made |= {**result.digests, "name": name, "samples": result.samples}
         self._utilisation.learner_worked(span)
-        custom, figures = await asyncio.gather(
-            self._actors.custom_scalars(), self._actors.buffer.figures.remote(name)
+        custom, figures, _ = await asyncio.gather(
+            self._actors.custom_scalars(),
+            self._actors.buffer.figures.remote(name),
+            write_batch(result.version, result.advantages),
         )
         self._actors.tracker.log_scalars.remote(custom)
         shares = self._utilisation.shares(time.time())

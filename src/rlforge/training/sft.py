@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain, count, islice
 from typing import Any
 
-import numpy as np
-
 from rlforge.config.sft import SftConfig
-from rlforge.rollout.demonstrations import batch_of, load_samples
+from rlforge.rollout.demonstrations import batch_of, drawn, load_samples
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
@@ -66,14 +63,8 @@ class SupervisedRun:
         settings, samples = self._config.learner, self._samples.train
         self._actors.tracker.log_activity.remote("learning")
         while self._version < self._total and not self._interrupted:
-            size = settings.batch_size  # the next ones of passes in random order
-            epoch, place = divmod(self._version * size, len(samples))
-            orders = (
-                np.random.default_rng([self._config.seed, number]).permutation(len(samples))
-                for number in count(epoch)
-            )
-            order = islice(chain.from_iterable(orders), place, place + size)
-            batch = batch_of(samples[index] for index in order)
+            number = self._version + 1
+            batch = batch_of(drawn(samples, settings.batch_size, self._config.seed, number))
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
             last = self._version == self._total

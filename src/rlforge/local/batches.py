@@ -1,0 +1,215 @@
+"""What an update was made of, to be read: a batch of a run as a table, and a sample in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.buffer.batches import Sample, read_samples
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.roots import read_any
+from rlforge.config.schema import RunConfig
+from rlforge.config.sft import SftConfig
+from rlforge.errors import ConfigError
+from rlforge.rollout.datasets import sample_files
+from rlforge.rollout.demonstrations import drawn
+from rlforge.system.values import Codec
+from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.tracking.formatting import number as digits
+from rlforge.types import Step, value
+
+_STEPS = Codec(Step, form="json")
+
+WIDE = 110
+"""Columns from which a table has room for answers, and for the reward after each transform."""
+
+
+@value
+class ShownBatch:
+    """The samples of one update, in the order of its file."""
+
+    number: int
+    samples: tuple[Sample, ...]
+
+    def find(self, place: int) -> Sample:
+        """The sample ``place``, the first is 0; ConfigError where there is none."""
+        if not 0 <= place < len(self.samples):
+            raise ConfigError(
+                f"--sample {place}: batch {self.number} has samples 0 to {len(self.samples) - 1}"
+            )
+        return self.samples[place]
+
+
+def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
+    """The batch of update ``number`` of a run; None: the newest.
+
+    Of supervised fine-tuning that update's samples. Raises ConfigError where there is none, and
+    RunError for files of earlier versions, which have no texts.
+    """
+    config = read_any(run_dir)
+    if isinstance(config, ContinuousConfig):
+        raise ConfigError(
+            f"{run_dir} learns from decisions in windows of time: rlforge windows decisions RUN "
+            "WINDOW"
+        )
+    if isinstance(config, SftConfig):
+        made = [row["step"] for row in read_jsonl(RunPaths(root=run_dir).metrics)]
+        number = _among(run_dir, made, number)
+        samples = read_samples(sample_files(run_dir)[0])
+        chosen = drawn(samples, config.learner.batch_size, config.seed, number)
+        return ShownBatch(number=number, samples=tuple(chosen))
+    assert isinstance(config, RunConfig)
+    # Both formats may be there; Parquet is read faster.
+    files = {
+        int(path.stem.removeprefix("batch-")): path
+        for suffix in ("csv", "parquet")
+        for path in (run_dir / "batches").glob(f"batch-*.{suffix}")
+    }
+    if not files and not config.buffer.save_batches:
+        raise ConfigError(f"{run_dir} keeps no batches (buffer.save_batches=false)")
+    number = _among(run_dir, sorted(files), number)
+    return ShownBatch(number=number, samples=tuple(read_samples(files[number])))
+
+
+def _among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
+    if not made:
+        raise ConfigError(f"{run_dir} has made no update yet")
+    if number is not None and number not in made:
+        raise ConfigError(f"{run_dir} has no batch {number}; it has {made[0]} to {made[-1]}")
+    return made[-1] if number is None else number
+
+
+def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
+    """The batch as JSON values; place: of the only sample."""
+    chosen = [place] if place is not None else range(len(batch.samples))
+    rows = []
+    for index in chosen:
+        sample = batch.find(index)
+        texts = {field.name: getattr(sample, field.name) for field in dataclasses.fields(Sample)}
+        del texts["step"]
+        rows.append({"sample": index, **texts, **_STEPS.encode(sample.step)})
+    return {"batch": batch.number, "samples": rows}
+
+
+def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
+    """The first ``most`` samples, a line each, below what they are together; width: columns."""
+    steps = [sample.step for sample in batch.samples]
+    shown = batch.samples[:most]
+    played = any(step.game_id for step in steps)
+    several = len({step.env_id for step in steps}) > 1
+    texts = width >= WIDE and any(one.answer.strip() != one.step.action for one in shown)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", justify="right", no_wrap=True, style="dim")
+    table.add_column("game", overflow="fold")
+    if several:
+        table.add_column("environment", overflow="fold")
+    for title in ("player", "turn"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("action", overflow="fold")
+    if texts:
+        table.add_column("answer", no_wrap=True, overflow="ellipsis", ratio=1)
+    if played:
+        table.add_column("rewards", overflow="fold")
+        table.add_column("advantage", justify="right", no_wrap=True)
+        table.add_column("version", justify="right", no_wrap=True)
+    for index, sample in enumerate(shown):
+        step = sample.step
+        table.add_row(
+            str(index),
+            Text(step.game_id),
+            *([Text(step.env_id)] if several else []),
+            str(step.player_id),
+            str(step.turn_index),
+            Text(step.action),
+            *([Text(" ".join(sample.answer.split()))] if texts else []),
+            *([_chain(step, width)] if played else []),
+            *([_signed(sample.advantage), str(step.policy_version)] if played else []),
+        )
+    left = len(batch.samples) - len(shown)
+    more = [Text(f"and {left:,} more; --rows {len(batch.samples)} shows all")] if left else []
+    heading = Text("\n".join(_heading(batch, width)), style="dim", overflow="fold")
+    return Group(heading, table, *more)
+
+
+def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
+    """What the model read and said in sample ``place``, and what it counted for."""
+    sample = batch.find(place)
+    step = sample.step
+    lines = [
+        ("action", step.action or "none was found"),
+        ("formed, legal", f"{_yes(step, 'well_formed')}, {_yes(step, 'legal')}"),
+        ("tokens", f"{len(step.prompt_token_ids):,} read, {len(step.token_ids):,} drawn"),
+    ]
+    if any(step.logprobs):
+        lines.append(("probability", f"{math.exp(sum(step.logprobs)):.3g}"))
+    if sample.advantage is not None:
+        names = ["game", *step.rewards]
+        after = [step.raw_reward, *step.rewards.values()]
+        lines += [
+            (f"reward, {'of' if name == 'game' else 'after'} {name}", _signed(reward))
+            for name, reward in zip(names, after, strict=True)
+        ]
+        lines.append(("advantage", _signed(sample.advantage)))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, content in lines:
+        facts.add_row(Text(name), Text(content))
+    who = f"{step.env_id}, player {step.player_id}, turn {step.turn_index}, {step.policy_uid}"
+    title = Text(f"batch {batch.number}, sample {place}: {step.game_id or 'given'}, {who}", "bold")
+    return Group(
+        title,
+        Rule("prompt", align="left", style="dim"),
+        Text(sample.prompt),
+        Rule("answer", align="left", style="dim"),
+        Text(sample.answer),
+        Rule(style="dim"),
+        facts,
+    )
+
+
+def _heading(batch: ShownBatch, width: int) -> list[str]:
+    """What the samples are together, and what their rewards are."""
+    steps = [sample.step for sample in batch.samples]
+    versions = sorted({step.policy_version for step in steps})
+    games = len({step.game_id for step in steps})
+    envs = sorted({step.env_id for step in steps})
+    head = f"batch {batch.number}: {len(steps):,} samples of {games:,} games"
+    head += f" of {envs[0]}" if len(envs) == 1 else f" of {len(envs)} environments"
+    advantages = [one.advantage for one in batch.samples if one.advantage is not None]
+    if not advantages:
+        return [head]
+    span = f"version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else "")
+    mean = round(sum(step.reward for step in steps) / len(steps), 6)
+    size = sum(map(abs, advantages)) / len(advantages)
+    names = [*steps[0].rewards] if width >= WIDE else ["after all transforms"]
+    return [
+        f"{head}, {span}",
+        f"mean reward {digits(mean, 3)}, mean size of an advantage {digits(size, 3)}",
+        *([f"rewards: of the game → {' → '.join(names)}"] if steps[0].rewards else []),
+    ]
+
+
+def _chain(step: Step, width: int) -> Text:
+    """The reward of the game, and after each transform, or after all where there is no room."""
+    after = [step.reward] if step.rewards else []
+    if width >= WIDE:
+        after = [*step.rewards.values()]
+    return Text(" → ".join(digits(one, 3) for one in (step.raw_reward, *after)))
+
+
+def _signed(number: float | None) -> str:
+    text = digits(number, 3)
+    return f"+{text}" if number is not None and number > 0 else text
+
+
+def _yes(step: Step, what: str) -> str:
+    return {True: "yes", False: "no"}.get(step.info.get(what, None), "unknown")
