@@ -892,7 +892,7 @@ async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_
     assert second.function.arguments == "{}"
     assert len({first.id, second.id}) == 2
     messages += [
-        choice.message.model_dump(exclude_none=True, exclude={"refusal", "annotations"}),
+        choice.message.model_dump() | {"annotations": []},
         {"role": "tool", "content": "4", "tool_call_id": first.id},
     ]
     again = await tool_served.chat(messages=messages, tools=[ADDING])
@@ -901,6 +901,15 @@ async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_
     )
     others = {call.id for call in again.choices[0].message.tool_calls}
     assert others.isdisjoint({first.id, second.id})
+
+
+async def test_an_answer_is_taken_back_as_the_client_has_it(served):
+    said = {"role": "user", "content": "go"}
+    answer = (await served.chat(messages=[said])).choices[0].message
+    for back in (answer, answer.model_dump(), answer.model_dump() | {"annotations": []}):
+        await served.chat(messages=[said, back, said])
+    with pytest.raises(openai.BadRequestError, match="refusal"):
+        await served.chat(messages=[said, answer.model_dump() | {"refusal": "No."}, said])
 
 
 async def test_a_stream_ends_with_the_calls_of_tools(tool_served, prompts):

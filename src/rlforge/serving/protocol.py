@@ -89,11 +89,23 @@ class ToolCall(_Strict):
 class Message(_Strict):
     """A message of a conversation."""
 
+    #: What clients send back of an answer that has none of it.
+    unused: ClassVar[set[str]] = {
+        *("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content")
+    }
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {key: each for key, each in given.items() if each or key not in cls.unused}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
