@@ -150,7 +150,9 @@ def test_a_model_whose_weights_are_not_whole_is_refused(tmp_path, refused, chang
     assert re.search(reason, refused(folder, by_config=False))
 
 
-@pytest.mark.parametrize("text", ["{", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2, [3]]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "null", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2, [3]]}']
+)
 def test_a_damaged_generation_config_is_refused(tmp_path, refused, text):
     folder = causal_folder(tmp_path / "model", "llama")
     (folder / "generation_config.json").write_text(text)
@@ -162,6 +164,13 @@ def test_a_damaged_configuration_of_a_model_is_refused(tmp_path, refused, text):
     folder = causal_folder(tmp_path / "model", "llama")
     (folder / "config.json").write_text(text)
     assert "cannot be loaded: " in refused(folder)
+
+
+@pytest.mark.parametrize("size", [0, None, "x"])
+def test_a_size_that_is_none_is_refused(tmp_path, refused, size):
+    folder = causal_folder(tmp_path / "model", "llama")
+    described(vocab_size=size)(folder)
+    assert re.search(r"cannot be (loaded|built from its configuration): ", refused(folder))
 
 
 def test_tokens_without_a_row_are_counted(tmp_path, refused):

@@ -296,30 +296,40 @@ def model_source(config: ModelConfig) -> str:
     return _where(resolve_model(config))
 
 
+def listed_ends(config: ModelConfig) -> set[int]:
+    """Ids of the tokens that end an answer by ``generation_config.json``.
+
+    Raises ConfigError for a damaged file.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        file = cached_file(_where(resolve_model(config)), "generation_config.json")
+        described = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise ValueError("it holds no object")
+        listed = described.get("eos_token_id")
+        ids = {*(listed if isinstance(listed, list) else [listed])} - {None}
+        if wrong := [each for each in ids if type(each) is not int]:
+            raise ValueError(f"eos_token_id holds {wrong[0]!r}, which is no id of a token")
+    except OSError:  # base models often have none
+        return set()
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{config.place}: its generation_config.json cannot be read: {error}; mend or delete it"
+        ) from error
+    return ids
+
+
 def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config, end of text, end of turn.
 
     A tiny model lists the tokens that close an action among its end-of-text ids, so that it stops
     after the action as other models stop after their turn. Raises ConfigError for a damaged file.
     """
-    from transformers.utils import cached_file
-
-    try:
-        file = cached_file(_where(resolve_model(config)), "generation_config.json")
-        listed = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("eos_token_id")
-        ids = set(listed if isinstance(listed, list) else [listed])
-        if wrong := [each for each in ids if type(each) not in (int, type(None))]:
-            raise ValueError(f"eos_token_id holds {wrong[0]!r}, which is no id of a token")
-    except OSError:  # base models often have none
-        ids = set()
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{config.place}: its generation_config.json cannot be read: {error}; mend or delete it"
-        ) from error
-    ids.add(tokenizer.eos_token_id)
     vocabulary = tokenizer.get_vocab()
-    ids.update(vocabulary[token] for token in _END_OF_TURN if token in vocabulary)
-    return tuple(sorted(ids - {None}))
+    ids = {vocabulary[token] for token in _END_OF_TURN if token in vocabulary}
+    return tuple(sorted((ids | listed_ends(config) | {tokenizer.eos_token_id}) - {None}))
 
 
 def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:

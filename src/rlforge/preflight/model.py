@@ -24,6 +24,7 @@ from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
 from rlforge.models.load import (
     check_source,
     lacking_weights,
+    listed_ends,
     load_tokenizer,
     local_copy,
     resolve_model,
@@ -245,7 +246,8 @@ def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
         found = [*refusals(partial(check_finite, folder))]
         yield from (f"{named_by}: {error}; take another version of it" for error in found)
         whole = ModelConfig(kind="hf", name=str(folder))
-        if not (folder / MODEL_CONFIG).is_file() or [*refusals(partial(empty_model, whole))]:
+        whole_files = (partial(empty_model, whole), partial(listed_ends, whole))
+        if not (folder / MODEL_CONFIG).is_file() or [*refusals(*whole_files)]:
             continue  # an adapter, or what other checks refuse
         try:
             lacking = lacking_weights(whole)
