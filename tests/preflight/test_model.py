@@ -302,7 +302,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, refused, where, numbe
     tensors[name].view(-1)[7] = number
     save_file(tensors, file, {"format": "pt"})
     said = refused(folder, *more, by_config=False)
-    launch.composed(overrides(folder, *more), None, keys=False)
+    launch.composed(overrides(folder, *more), None)
     assert said.startswith(where)
     assert f"{file}: {name} holds 1 numbers that are not finite" in said
 
