@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.tracking.two_parts import EVALUATED, RATINGS, checkpoint, write_two_parts
@@ -197,10 +199,33 @@ def test_a_missing_package_is_named_with_its_extra(package, config, monkeypatch,
     check_sinks(TrackerConfig(wandb_mode="online"))  # without a project
 
 
-def test_going_online_needs_a_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+@pytest.fixture
+def wandb_server(monkeypatch):
+    """The address of a server of W&B on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_of_wandb_that_does_not_answer_is_named_before_the_run(wandb_server, monkeypatch):
+    """It is waited for no longer than a proxy takes to refuse, wandb itself tries for 90 s."""
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    online = TrackerConfig(wandb_project="p", wandb_mode="online")
+    check_sinks(online)  # this machine is asked without a proxy
+    monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example")
+    with pytest.raises(
+        ConfigError, match=r"http://wandb\.example does not answer through http_proxy=http://127"
+    ) as caught:
+        check_sinks(online)
+    assert "\n" not in str(caught.value)
+    check_sinks(TrackerConfig(wandb_project="p"))
+
+
+def test_going_online_needs_a_key(wandb_server, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
     file = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
     online = TrackerConfig(wandb_project="p", wandb_mode="online")
@@ -209,7 +234,7 @@ def test_going_online_needs_a_key(tmp_path, monkeypatch):
     file.write_text("machine other.example login user password k\n")
     with pytest.raises(ConfigError, match="online needs a key"):
         check_sinks(online)
-    file.write_text("machine wandb.example login user password k\n")
+    file.write_text(f"machine {wandb_server} login user password k\n")
     check_sinks(online)
     file.write_text("nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -22,13 +22,16 @@ from rlforge.config.plugins import SINKS
 from rlforge.config.rules import Text
 from rlforge.config.schema import TrackerConfig
 from rlforge.config.stacks import build_stack
-from rlforge.errors import ConfigError
-from rlforge.system.network import spare_loopback
+from rlforge.errors import ConfigError, first_line
+from rlforge.system.network import check_proxies, spare_loopback, through
 from rlforge.system.packages import need_packages
 from rlforge.tracking.files import JsonlFile, RunPaths, read_json, read_jsonl, write_json
 from rlforge.tracking.metrics import NAMESPACES
 
 Row = Mapping[str, Any]
+
+#: Seconds within which the server of W&B answers, or counts as out of reach.
+_WANDB_TIMEOUT_S = 10.0
 
 
 class Sink(Protocol):
@@ -161,12 +164,8 @@ class WandbSink:
     tags: list[str] = field(default_factory=list)
 
     def open(self, run: RunPaths, name: str) -> None:
-        # wandb reads it when it is imported; by default even offline runs contact an error server.
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         spare_loopback(os.environ.get("WANDB_BASE_URL"))
-        import wandb
-
-        self._wandb, self._root = wandb, run.root
+        self._wandb, self._root = _wandb(), run.root
         # By key, until when earlier parts of the run gave it to every sink: read before a rewind.
         self._sent: dict[str, int] = {}
         for row in read_jsonl(run.scalars):
@@ -175,7 +174,7 @@ class WandbSink:
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
         known = run.config.is_file()
-        self._run = wandb.init(
+        self._run = self._wandb.init(
             project=self.project,
             id=ids["wandb"],
             resume="allow",
@@ -185,7 +184,7 @@ class WandbSink:
             dir=str(run.root),
             mode=self.mode,
             config=yaml.safe_load(run.config.read_text(encoding="utf-8")) if known else {},
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=self._wandb.Settings(silent=True, console="off"),
         )
         # W&B's own step counts log calls and must rise: the x axis is the update instead.
         for axis in ("update", "evaluated_update"):
@@ -194,13 +193,30 @@ class WandbSink:
             self._run.define_metric(f"{namespace}*", step_metric=_axis(namespace))
 
     def check(self) -> None:
-        """Raises ConfigError where wandb is not installed, or has no key to go online."""
+        """Raises ConfigError where wandb is not installed, or cannot go online.
+
+        It then has no key, or its server does not answer; wandb itself tries for 90 seconds.
+        """
         need_packages("tracker.wandb_project", "wandb", "wandb")
-        if self.mode == "online" and not _has_wandb_key():
+        if self.mode != "online":
+            return
+        if not _has_wandb_key():
             raise ConfigError(
                 "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
                 "or take tracker.wandb_mode=offline"
             )
+        import httpx
+
+        server = os.environ.get("WANDB_BASE_URL") or _wandb().Settings().base_url
+        spare_loopback(server)
+        check_proxies()
+        try:
+            httpx.head(server, timeout=_WANDB_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise ConfigError(
+                f"tracker.wandb_mode: {server} does not answer{through(server)}: "
+                f"{first_line(error)}; mend this, or take tracker.wandb_mode=offline"
+            ) from error
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         unsent = {key: scalars[key] for key in scalars if step > self._sent.get(key, step - 1)}
@@ -290,6 +306,14 @@ def check_sinks(config: TrackerConfig) -> list[Sink]:
         if (check := getattr(sink, "check", None)) is not None:
             check()
     return sinks
+
+
+def _wandb() -> Any:
+    # wandb reads it when it is imported; by default even offline runs contact an error server.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
 
 
 def _has_wandb_key() -> bool:
