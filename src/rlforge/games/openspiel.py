@@ -43,6 +43,8 @@ class OpenSpielGame(TurnGame):
         with self._foreign("new_initial_state"):
             self._state = self._game.new_initial_state()
             self._settle_chance(self._state)
+            if not self._state.legal_actions():
+                raise ValueError("there is no move to begin with")
 
     @property
     def accepted(self) -> bool:
