@@ -214,6 +214,12 @@ def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
     assert str(path) in str(caught.value)
 
 
+def test_training_continues_an_adapter_that_names_no_base(model, adapter):
+    path = adapter()
+    _describe(path, base_model_name_or_path=None)
+    check_initial_adapter(path, _training(model), "small")
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

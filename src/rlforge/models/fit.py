@@ -110,7 +110,7 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         ("model.lora.use_rslora", bool(described.get("use_rslora")), lora.use_rslora),
         ("model.lora.target_modules", _ordered(targets), _ordered(lora.target_modules)),
         ("model.lora.last_layers", len(layers) if layers else None, lora.last_layers),
-        ("base model", base and _last_part(str(theirs)), _last_part(base)),
+        ("base model", _last_part(theirs or base) if base else base, _last_part(base)),
     ]
     different = [
         f"{key} {there!r} against {here!r}" for key, there, here in compared if there != here
