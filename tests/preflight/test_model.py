@@ -90,6 +90,13 @@ def test_what_is_no_causal_language_model_is_refused(tmp_path, refused, kind):
     assert f"is no causal language model (its model_type is {kind})" in refused(folder)
 
 
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
+def test_a_model_that_scores_texts_is_refused(tmp_path, refused, head):
+    folder = causal_folder(tmp_path / "scores", "llama", tie_word_embeddings=True)
+    described(architectures=[f"LlamaFor{head}"])(folder)
+    assert f"is no causal language model (it is a LlamaFor{head})" in refused(folder)
+
+
 @pytest.mark.parametrize(
     "described",
     [
@@ -108,6 +115,16 @@ def without(name):
     def change(folder):
         tensors = load_file(folder / "model.safetensors")
         del tensors[name]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def stored_as(kind):
+    def change(folder):
+        tensors = load_file(folder / "model.safetensors")
+        name = "model.layers.0.mlp.up_proj.weight"
+        tensors |= {name: tensors[name].to(kind), f"{name}_scale": torch.ones(1)}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     return change
@@ -141,6 +158,8 @@ def lose_a_part(folder):
         (lose_a_part, "model-00001.safetensors; check model.name"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
         (described(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: "),
+        (stored_as(torch.int8), r"up_proj.weight is of I8 numbers, .*; take a version"),
+        (stored_as(torch.float8_e4m3fn), r"up_proj.weight is of F8_E4M3 numbers"),
     ],
 )
 def test_a_model_whose_weights_are_not_whole_is_refused(tmp_path, refused, change, reason):

@@ -8,6 +8,10 @@ from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.load import load_model_config
 
+#: Ends of the names of architectures, as a ``config.json`` lists them, that score texts and write
+#: none. Where a model's output layer is its embedding, their files have all that a writer needs.
+_OTHER_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel")
+
 
 def empty_model(config: ModelConfig) -> Any:
     """The configured model with shapes and no storage.
@@ -18,10 +22,11 @@ def empty_model(config: ModelConfig) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     described = load_model_config(config)
-    if type(described) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    named = [one for one in described.architectures or () if one.endswith(_OTHER_HEADS)]
+    if type(described) not in MODEL_FOR_CAUSAL_LM_MAPPING or named:
+        kind = f"it is a {named[0]}" if named else f"its model_type is {described.model_type}"
         raise ConfigError(
-            f"{config.place} is no causal language model (its model_type is "
-            f"{described.model_type}); choose another model"
+            f"{config.place} is no causal language model ({kind}); choose another model"
         )
     try:
         with torch.device("meta"):

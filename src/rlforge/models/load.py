@@ -209,11 +209,35 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
 
 
 def lacking_weights(config: ModelConfig) -> str:
-    """Which weights the model's files lack, or hold in other shapes; "" if they are complete.
+    """Which weights the model's files lack, or hold in other forms; "" if they are complete.
 
     The files are read, and nothing is kept. Raises ConfigError when they cannot be loaded.
     """
-    return str(_load(config, read_model, device_map="meta")[1])
+    model, lacking = _load(config, read_model, device_map="meta")
+    folder = local_copy(config)
+    if lacking or folder is None or getattr(model, "hf_quantizer", None) is not None:
+        return str(lacking)
+    return _quantised(folder)
+
+
+def _quantised(folder: Path) -> str:
+    """The first weight that is stored with a scale of its own, for the user; "" if there is none.
+
+    Without its scale it is loaded as if it were a number.
+    """
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # not a dictionary
+                kind = opened.get_slice(name).get_dtype()
+                if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16"):
+                    return (
+                        f"{name} is of {kind} numbers, and its config.json has no "
+                        "quantization_config by which they are read; take a version of it that is "
+                        "not quantised"
+                    )
+    return ""
 
 
 def read_model(place: str, **options: Any) -> tuple[Any, str]:
