@@ -183,6 +183,7 @@ def pool_snapshot(step: int) -> dict[str, Any]:
         {
             "uid": uid,
             "kind": "checkpoint",
+            "role": "learner",
             "version": index,
             "mu": 25.0 + index,
             "sigma": 4.0,

@@ -340,6 +340,19 @@ def test_a_pool_snapshot_is_kept_with_its_history(tmp_path, tracker, sink):
     assert len(progress.matches) == 5  # each pair once
 
 
+def test_an_opponent_that_is_no_version_has_curves_of_its_own(tracker, sink):
+    for games in (3, 9):
+        snapshot = pool_snapshot(2)
+        opponent = {**snapshot["entries"][0], "uid": "win_block", "role": "guest", "games": games}
+        snapshot["entries"].append(opponent)
+        tracker.log_pool(snapshot)
+        tracker.log_learner(update(games), {})
+    tracker.flush()
+    assert sink.curve("pool/win_block/games") == [(0, 3), (3, 9)]
+    assert {step for step, _ in sink.curve("pool/win_block/mu")} == {0, 3}
+    assert sink.curve("pool/step-2/mu") == []
+
+
 def test_users_numbers_are_in_the_next_updates_line_and_in_the_sinks(tmp_path, tracker, sink):
     tracker.log_scalars({"custom/curiosity": 1.0})
     tracker.log_scalars({"custom/curiosity": 3.0, "custom/a/b": 4.0})
@@ -500,15 +513,16 @@ def test_ratings_and_games_go_as_tables_to_sinks_that_take_them(tmp_path, new_tr
     tracker.log_pool(pool_snapshot(2))
     clock.now += 65
     tracker.tick()
-    ((_, name, rows),) = sink.tables
+    (_, name, rows), (_, other, matches) = sink.tables
     assert (name, [row["uid"] for row in rows]) == ("ratings", ["step-2", "step-1", "base"])
+    assert (other, matches[0]) == ("matches", {"first": "step-1", "second": "step-2", "games": 8})
     assert rows[0].items() >= {"mu": 27.0, "sigma": 4.0, "games": 20}.items()
     clock.now += 65
     tracker.tick()  # no newer ratings
     write_games(tmp_path, equal_turns("one", turns=3), equal_turns("two", turns=1))
     assert tracker.close({}) == ["upload RUN"]
     assert tracker.close({}) == []
-    _, (_, name, turns) = sink.tables
+    *_, (_, name, turns) = sink.tables
     assert (name, [(row["game_id"], row["turn"]) for row in turns]) == (
         "games",
         [("one", 1), ("one", 2), ("one", 3), ("two", 1)],

@@ -77,7 +77,8 @@ class TakesTables(Protocol):
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
         """Replace the table ``name``; every row has the same keys: the columns.
 
-        ``ratings``: the policies of the pool. ``games``: turns of a few games, at the end.
+        ``ratings``: the policies of the pool; ``matches``: how many games each two of them played.
+        ``games``: turns of a few games, at the end.
         """
 
 

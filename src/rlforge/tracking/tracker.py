@@ -340,10 +340,12 @@ class Tracker:
     def log_pool(self, snapshot: Mapping[str, Any]) -> None:
         """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
 
-        Sinks get the rating of the newest policy as ``pool/current/…``, and at the next flush the
-        table ``ratings``.
+        Sinks get the rating of the newest version as ``pool/current/…`` and those of policies that
+        are no versions of the run as ``pool/UID/…``, and at the next flush the tables ``ratings``
+        and ``matches``, in which every version is.
 
-        snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
+        snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games``, ``active`` and
+        ``role``, ``learner`` of versions of the run;
         ``matches``, ``{uid: {uid: games}}``, symmetric; ``ladder``, see ``LadderRow``;
         ``exploration``, whose ``envs`` hold per environment the ``coverage``, the share of n-grams
         that are distinct (0..1); ``current``, the uid of the newest policy. pool.json keeps further
@@ -373,11 +375,14 @@ class Tracker:
             }
         )
         self._ratings_changed = True
-        current = [row for row in ratings if row.uid == snapshot["current"]]
         scalars = {f"pool/coverage/{env}": share for env, share in self._coverage.items()}
-        for row in current:
-            scalars |= {"pool/current/mu": row.mu, "pool/current/sigma": row.sigma}
-            scalars |= {"pool/current/games": row.games}
+        # A curve of each version would end with the next one: they are one curve, and a table.
+        others = (each["uid"] for each in snapshot["entries"] if each["role"] != "learner")
+        curves = {**{uid: uid for uid in others}, snapshot["current"]: "current"}
+        for row in ratings:
+            if (name := curves.get(row.uid)) is not None:
+                scalars |= {f"pool/{name}/mu": row.mu, f"pool/{name}/sigma": row.sigma}
+                scalars |= {f"pool/{name}/games": row.games}
         self._write(self._update, scalars)
         self._publish()
         self.tick()
@@ -430,7 +435,9 @@ class Tracker:
         self._next_flush = self._clock() + self._cfg.flush_every_s
         self._write(self._update, self._metrics.drain())
         if self._ratings_changed:
-            self._write_table("ratings", [dataclasses.asdict(row) for row in self._ratings])
+            for name, rows in (("ratings", self._ratings), ("matches", self._matches)):
+                if rows:
+                    self._write_table(name, [dataclasses.asdict(row) for row in rows])
             self._ratings_changed = False
 
     def close(self, summary: Mapping[str, Any]) -> list[str]:
