@@ -15,6 +15,7 @@ from tests.harness.composed import composed
 from rlforge.config.compose import compose
 from rlforge.config.keys import all_keys
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
+from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 
@@ -139,3 +140,60 @@ def test_templates_and_extractions_exist():
         assert PROMPTS.problem(name) is None
     for name in re.findall(r"`([\w-]+)`", extractions.split(".")[0]):
         assert EXTRACTIONS.problem(name) is None
+
+
+def left_names() -> dict[str, set[str]]:
+    """Every name in the left column of the tables, and what any of its rows has in its place."""
+    found: dict[str, set[str]] = {}
+    for left, middle, _ in ROWS:
+        for quoted in re.findall(r"`([^`]+)`", left):
+            if not re.search(r"[<…]", quoted):  # else it is a namespace of metrics
+                for name in re.findall(r"[A-Za-z_]\w*", quoted.removesuffix(".py")):
+                    found.setdefault(name, set()).update(re.findall(r"`([^`]+)`", middle))
+    return found
+
+
+def test_names_of_the_left_column_are_answered_with_what_is_in_their_place():
+    unanswered = {}
+    of_modes = rows_of(NAMES.split("## Sampling modes")[1].split("##")[0])
+    parts = {part for row in of_modes for part in row[0].strip("`").split("-")}
+    names = {name: places for name, places in left_names().items() if name not in parts}
+    assert len(names) > 120
+    keys = all_keys()
+    for name, places in names.items():
+        if name in keys:
+            continue
+        with pytest.raises(ConfigError) as refused:
+            compose([f"{name}=1"])
+        said = str(refused.value)
+        component = COMPONENTS.get(name, ("", ""))[1]
+        here = any(re.search(rf"(?<![\w.]){re.escape(place)}(?![\w.])", said) for place in places)
+        # Words such as kind are the ends of keys here, too, which are nearer.
+        near = "; did you mean " in said and name not in ARGUMENTS
+        if not (here or near or (component and f"name: {component}" in said)):
+            unanswered[name] = said
+    assert unanswered == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        ("num_actors=2", "did you mean engine.num_engines?"),
+        ("collector.num_actors=2", "did you mean engine.num_engines?"),
+        ("+evaluation_envs=[]", "did you mean env.eval?"),
+        ("ckpt_root=here", "did you mean run_dir?"),
+        ("FLUSH_EVERY=8", "did you mean tracker.flush_every_s?"),
+        ("RewardForFormat=1.5", "there is rewards.step=[{name: format_reward}]"),
+        ("tau=0.001", "there is decay of an entry of rewards.final"),
+        ("submit_prompt=1", "there is rlforge.engines.base.Generator.generate"),
+        ("pool.mode=ts-dist", "did you mean ts_dist?"),
+        ("pool.mode=match-quality", "did you mean match_quality?"),
+        ("rewards.step=[{name: PenaltyForInvalidMove}]", "did you mean invalid_move_penalty?"),
+        ("rewards.final=[{name: role_advantage, tau: 0.001}]", "did you mean decay?"),
+        ("rewards.final=[{name: win_draw_loss, win_reward: 2.0}]", "did you mean win?"),
+    ],
+)
+def test_a_migrating_user_is_told_the_name_here(line, mend):
+    with pytest.raises(ConfigError) as refused:
+        check(compose([line]), keys=False)
+    assert mend in str(refused.value)

@@ -13,6 +13,7 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.config.unstable_names import in_place_of
 from rlforge.errors import ConfigError, nearest
 
 ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, SftConfig, RunConfig)
@@ -68,15 +69,19 @@ def nested_class(field: dataclasses.Field[Any]) -> type | None:
 def alike(key: str, known: Sequence[str]) -> str:
     """The end of a message: keys that end in ``key``, or in words that begin with its letters.
 
-    Otherwise those that are spelled like it.
+    First what is in place of a name of UnstableBaselines. Otherwise those that are spelled like it.
     """
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]
     initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
     found = found or [one for one in last if initials[one] == key]
+    other = in_place_of(key.rpartition(".")[2])
+    if other in all_keys():  # else it is no key, and those that end so are nearer
+        same = found if len(found) < _MOST_ALIKE else []
+        found = [other, *(one for one in same if one != other)]
     if 0 < len(found) <= _MOST_ALIKE:
         return f"; did you mean {', '.join(found)}?"
-    return nearest(key, known)
+    return f"; in its place there is {other}" if other else nearest(key, known)
 
 
 #: More keys than these are no suggestion.

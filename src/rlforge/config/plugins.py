@@ -23,6 +23,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from rlforge.config.unstable_names import spelled_here
 from rlforge.errors import ConfigError, RlforgeError, nearest
 from rlforge.types import value
 
@@ -154,7 +155,7 @@ class Kind:
         if ":" not in name:
             points = self._offered().get(name, ())
             if not points:
-                close = nearest(name, self.names())
+                close = nearest(spelled_here(name), self.names())
                 raise _UnusableError(
                     f"no such choice{close} (there are {', '.join(self.names())}; or name your own "
                     "as package.module:Thing)"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rlforge.config.plugins import Kind
 from rlforge.config.rules import hints, optional, parts
+from rlforge.config.unstable_names import spelled_here
 from rlforge.errors import ConfigError, nearest
 
 
@@ -45,8 +46,9 @@ def _build(entry: Mapping[str, Any], kind: Kind, path: str) -> Any:
     parameters = {str(key): value for key, value in entry.items() if key != "name"}
     for key, given in parameters.items():
         if key not in annotated:
+            close = nearest(spelled_here(key), annotated)
             raise ConfigError(
-                f"{path}.{key}: {name} has no such parameter{nearest(key, annotated)} "
+                f"{path}.{key}: {name} has no such parameter{close} "
                 f"(it takes: {', '.join(annotated) or 'none'})"
             )
         if (wrong := _problem(given, annotated[key])) is not None:
