@@ -109,23 +109,26 @@ def composed(
 
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
-) -> tuple[C, RunGraph]:
+) -> tuple[C, RunGraph, list[str]]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     config = with_start(result)
-    graph = _graph(config)
+    graph, more = _graph(config)
     for note in notes:
         _say(note)
-    return config, graph
+    return config, graph, [*notes, *more]
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _graph(config: PolicyConfig) -> RunGraph:
-    """The actors of a run; ConfigError where they, or their model, are not for this machine."""
+def _graph(config: PolicyConfig) -> tuple[RunGraph, list[str]]:
+    """The actors of a run, and notes on it, which are also printed.
+
+    Raises ConfigError where the actors, or their model, are not for this machine.
+    """
     live = started(config)
     raise_all(shape_problems(live))
     check_fit(live)
@@ -133,9 +136,10 @@ def _graph(config: PolicyConfig) -> RunGraph:
     raise_all(model_problems(live))
     if other_models(live):  # whose shapes may only be known now
         check_fit(live)
-    for note in (*game_notes(live), *model_notes(live)):
-        _say(f"note: {note}")
-    return build_graph(live, detect())
+    notes = [f"note: {note}" for note in (*game_notes(live), *model_notes(live))]
+    for note in notes:
+        _say(note)
+    return build_graph(live, detect()), notes
 
 
 _CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
@@ -166,14 +170,15 @@ def train(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Any:
     """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
-    config, graph = _composed(overrides, config_dir, root)
-    return _run(config, graph, new_run_dir(config), _command(root, overrides, config_dir))
+    config, graph, notes = _composed(overrides, config_dir, root)
+    command = _command(root, overrides, config_dir)
+    return _run(config, graph, notes, new_run_dir(config), command)
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """As ``train``, of a configuration; command: the arguments of ``rlforge`` that start it."""
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
-    return _run(config, _graph(config), new_run_dir(config), tuple(command))
+    return _run(config, *_graph(config), new_run_dir(config), tuple(command))
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
@@ -187,7 +192,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     if more:
         config = _longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    graph = _graph(config)
+    graph, notes = _graph(config)
     if isinstance(config, ContinuousConfig):
         check_windows_left(run_dir, config.continuous.windows)
     elif isinstance(config, RunConfig):
@@ -198,7 +203,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
         with RunLock(run_dir):
             atomic_write(run_dir / "config.yaml", to_yaml(config))
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
-    return _run(config, graph, run_dir, command, resume=True)
+    return _run(config, graph, notes, run_dir, command, resume=True)
 
 
 def _longer(config: C, more: int) -> C:
@@ -273,9 +278,8 @@ def sweep_job(job: DictConfig) -> float:
         root = ContinuousConfig if continuous else RunConfig
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
         config = with_start(result)
-        graph = _graph(config)
         command = _command(root, result.overrides, Path(folder) if folder else None)
-        outcome = _run(config, graph, run_dir, command)
+        outcome = _run(config, *_graph(config), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")
@@ -350,12 +354,13 @@ def _command(
 def _run(
     config: PolicyConfig,
     graph: RunGraph,
+    notes: Sequence[str],
     run_dir: Path,
     command: Sequence[str],
     *,
     resume: bool = False,
 ) -> Any:
-    """Start or continue the run in ``run_dir``; returns its ``Outcome``."""
+    """Start or continue the run in ``run_dir``; returns its ``Outcome``. notes: for its log."""
     live = started(config)
     learners, engines = live.learner.num_learners, live.engine.num_engines
     hardware = resolve_hardware(live.hardware, detect(), engines, learners)
@@ -371,7 +376,7 @@ def _run(
         live = with_own_start(live, folder)
         if isinstance(live, SftConfig):
             live = _with_samples(live, folder)
-        return execute(controller, divided(live), graph, hardware, folder, resume=resume)
+        return execute(controller, divided(live), graph, hardware, folder, notes, resume=resume)
 
 
 def _with_samples(config: SftConfig, run_dir: Path) -> SftConfig:

@@ -36,8 +36,12 @@ def train_kuhn(small_model: Path, in_process: ModuleType) -> Callable[..., None]
 
 
 def test_a_synchronous_run_leaves_the_whole_run_directory(
-    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
+    small_model: Path,
+    in_process: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("rlforge.launch.game_notes", lambda config: ("games take seconds",))
     settings = ("buffer.max_staleness=0", "learner.batch_size=16", "hardware=cpu")
     code = in_process.rlforge_here(*train_arguments(small_model, *settings))
     out, err = capsys.readouterr()
@@ -69,9 +73,12 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     assert "results: run/report.html" in err
     assert "next: rlforge play --run run; rlforge export run my-model --merge" in err
     log = Path("run/logs/run.log").read_text()
-    moments = ("run started", "run directory", "step-0 against", "step-3 is saved", "is done after")
+    assert "note: games take seconds\n" in err
+    moments = ("run started", "note: games take seconds\n", "run directory")
+    moments += ("step-0 against", "step-3 is saved", "is done after")
     places = [log.find(moment) for moment in moments]
-    assert -1 < places[0] < places[1] < places[2] < places[3] < places[4], log
+    assert -1 not in places, log
+    assert places == sorted(places), log
     assert "--resume can continue from step-3" in log
 
 

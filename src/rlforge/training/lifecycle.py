@@ -125,13 +125,15 @@ def execute(
     graph: RunGraph,
     hardware: HardwareConfig,
     run_dir: Path,
+    notes: Sequence[str] = (),
     *,
     resume: bool,
 ) -> Outcome:
     """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
 
-    Raises RunError with the cause when the run cannot go on, and KeyboardInterrupt at the second
-    signal or at one while the actors start.
+    notes: what was printed on the run before it started, for its log. Raises RunError with the
+    cause when the run cannot go on, and KeyboardInterrupt at the second signal or at one while the
+    actors start.
     """
 
     interrupts = _Interrupts()
@@ -151,6 +153,8 @@ def execute(
             open_log("run", str(run_dir)),
             Display(config.name, config.tracker.progress, job=job_label(run_dir)) as display,
         ):
+            for note in notes:
+                log.info("%s", note)
             display.note(f"run directory {short(run_dir)}")
             display.note("starting the actors")
             commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
