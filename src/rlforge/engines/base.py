@@ -71,7 +71,7 @@ class EngineStats:
 
     @classmethod
     def total(cls, stats: Iterable[EngineStats]) -> EngineStats:
-        """Of several engines together."""
+        """The sum over several engines."""
         each = [dataclasses.asdict(one) for one in stats]
         names = {field.name for field in dataclasses.fields(cls)} - {"resident"}
         resident = {uid for one in each for uid in one["resident"]}

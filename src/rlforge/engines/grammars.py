@@ -145,7 +145,7 @@ class GrammarState:
 
 
 def _reason(message: str) -> str:
-    """What llguidance says, in one line and without the place in the grammar."""
+    """The message of llguidance, in one line and without the place in the grammar."""
     text = message.partition("\n   1 |")[0].partition("<state>")[0]
     if text.startswith("at "):
         text = text.partition("): ")[2]

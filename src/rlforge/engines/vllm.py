@@ -56,7 +56,7 @@ class ModelLogprobs:
         self._found[number] = {}
 
     def end(self, number: int) -> tuple[float, ...]:
-        """What was read, in the order of the tokens; nothing for other requests."""
+        """The numbers that were read, in the order of the tokens; none for other requests."""
         found = self._found.pop(number, {})
         return tuple(found[place] for place in sorted(found))
 

@@ -225,7 +225,7 @@ def _tokens(model: Any, length: int) -> tuple[int, ...]:
 
 
 def _plain_logprobs(model: Any, sequence: Sequence[int]) -> tuple[Tensor, float]:
-    """Of all tokens but the first, by a pass of the sequence alone; and the largest logit."""
+    """Log-probs of all tokens but the first, by a pass of the sequence alone; the largest logit."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
     logits = model(input_ids=ids, use_cache=False).logits[0].float()
     logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0]

@@ -196,7 +196,7 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
 
 
 def _put_in_front(tokenizer: Tokenizer) -> list[int]:
-    """What the tokenizer puts in front of a text by itself, found by encoding one."""
+    """Tokens that the tokenizer puts in front of a text by itself, found by encoding one."""
     text = "a"
     if not tokenizer.encode(text, add_special_tokens=False):  # it knows no such letter
         added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}
@@ -214,6 +214,6 @@ def _folded(text: str) -> str:
 
 
 def _text_of(token: Any) -> str:
-    """What a token writes; nothing for white space and single bytes (``<0x0A>``)."""
+    """The text that a token writes; "" for white space and single bytes (``<0x0A>``)."""
     text = str(token.content).strip("▁ \n\t")
     return "" if re.fullmatch("<0x[0-9A-F]{2}>", text) else text

@@ -249,7 +249,7 @@ def chat_text(
     tools: Sequence[Mapping[str, Any]] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """What the tokenizer's chat template writes of these messages, in this form.
+    """The text that the tokenizer's chat template writes of these messages, in this form.
 
     It is not for a model: texts of messages in it may read like control tokens. arguments: all of
     the template's; None: ``model.chat_template_args``. Raises ConfigError where there is no
@@ -318,7 +318,7 @@ class _Chat:
     arguments: Mapping[str, Any]
 
     def text(self, change: _Change = lambda index, text: text) -> str:
-        """What the template writes. change: what stands for a text of message ``index``."""
+        """The text of the template. change: what stands for a text of message ``index``."""
         said = []
         for index, message in enumerate(self.messages):
             role, content = message.get("role"), message.get("content")

@@ -109,7 +109,7 @@ class OpenSpielGame(TurnGame):
         return {one: worst if one in team else others for one in players}
 
     def _team(self, player: int) -> set[int]:
-        """Those who win and lose with ``player``, itself included.
+        """The players who win and lose with ``player``, itself included.
 
         OpenSpiel does not name the teams, and roles make some of them during a game: a team is who
         has the same returns however the game goes on.
@@ -250,7 +250,7 @@ _OBSERVED = ("battleship", "blackjack", "oshi_zumo", "solitaire")
 
 
 def _known(state: pyspiel.State, player: int) -> str:
-    """What ``player`` knows of the state, in OpenSpiel's form, without colours of a terminal."""
+    """The state as ``player`` knows it, in OpenSpiel's form, without colours of a terminal."""
     game = state.get_game()
     kind = game.get_type()
     name = game.get_parameters().get("game", {}).get("name", kind.short_name)

@@ -1,4 +1,4 @@
-"""What OpenSpiel does not show a player: the rules of its games, the points, the notation."""
+"""Rules of OpenSpiel's games, points and notation, which it does not show a player."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _points(game: pyspiel.Game) -> str:
 
 
 def _payoffs(game: pyspiel.Game) -> str:
-    """Of a game in which two players choose once."""
+    """The payoffs of a game in which two players choose once."""
     first = game.new_initial_state()
     rows = []
     for one in first.legal_actions():

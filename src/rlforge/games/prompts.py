@@ -72,7 +72,7 @@ class Template:
     games: tuple[str, ...] = ()
 
     def lacks(self, view: View) -> str | None:
-        """What the texts show and the game of ``view`` does not have; None: it has all.
+        """The part that the texts show and the game of ``view`` does not have; None: it has all.
 
         Example:
             >>> Template(user="{grid}").lacks(View(player_id=0, observation="Your card is a King."))
@@ -241,7 +241,7 @@ def _filled(text: str, view: View, observation: str, request: str) -> str:
 
 @lru_cache(maxsize=256)
 def _paragraphs(text: str) -> list[tuple[frozenset[str], list[tuple[bool, str]]]]:
-    """Of each paragraph its placeholders, and its parts with whether they are placeholders."""
+    """Each paragraph as its placeholders, and its parts with whether they are placeholders."""
     found = []
     for paragraph in text.split("\n\n"):
         parts: list[tuple[bool, str]] = []

@@ -13,7 +13,7 @@ from rlforge.types import EnvSpec
 
 
 class Source(Protocol):
-    """What games come from: a module, or an object."""
+    """A source of games: a module, or an object."""
 
     def make(self, env: EnvSpec, seed: int) -> Game:
         """A fresh game."""
@@ -67,7 +67,7 @@ def check_env(env: EnvSpec) -> None:
 
 
 def tried(env: EnvSpec) -> Trial:
-    """What trial games of an environment that starts found; they are played once a process."""
+    """Findings of trial games of an environment that starts; they are played once a process."""
     rules = ("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "actions")
     return _tried(EnvSpec(**{name: getattr(env, name) for name in rules}))
 

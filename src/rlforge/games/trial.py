@@ -27,7 +27,7 @@ _SENSELESS = ("I would rather not say.", "", "[0]", "-17 1e9", "\u2603 \u3010\u6
 
 @value
 class Trial:
-    """What trial games found: a problem that stands in the way, and notes on what is peculiar."""
+    """Findings of trial games: a problem that stands in the way, and notes on peculiarities."""
 
     problem: str | None = None
     notes: tuple[str, ...] = ()

@@ -61,7 +61,7 @@ class Row:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the model reads."""
+        """The inputs of the model."""
         return self.prompt + self.answer[:-1]
 
 

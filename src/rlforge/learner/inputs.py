@@ -1,4 +1,4 @@
-"""What the loss of an update reads: values of the whole batch, and their part in one pass."""
+"""Inputs of the loss of an update: values of the whole batch, and their part in one pass."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class TokenLogprobs:
 
     @classmethod
     def zeros(cls, total: int, legal: int, device: torch.device) -> TokenLogprobs:
-        """Of ``total`` tokens and at most ``legal`` ones at each, to be filled in."""
+        """Room for ``total`` tokens and at most ``legal`` ones at each, to be filled in."""
         return cls(
             sampled=torch.zeros(total, device=device),
             legal=torch.zeros(total, legal, device=device) if legal else None,

@@ -149,7 +149,7 @@ class Scorer:
         return self._score(micro, entropy=entropy)
 
     def _run(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns, which runs the model."""
+        """The result of ``function``, which runs the model."""
         return function()
 
     def _score(self, micro: MicroBatch, *, entropy: bool) -> Scores:

@@ -1,4 +1,4 @@
-"""What a model predicts for a few short rows, to try shorter computations against.
+"""Predictions of a model for a few short rows, to try shorter computations against.
 
 The plain model reads each row by itself: nothing is padded, packed, left out or replaced. A shorter
 computation that finds other log-probs, or fails, is not used.
@@ -41,7 +41,7 @@ class Trial:
     @classmethod
     @torch.no_grad()
     def of(cls, model: Any) -> Trial:
-        """Of a model as it is. Models differ in how they magnify rounding: ``exact`` follows."""
+        """The trial of a model as it is. Models magnify rounding differently: ``exact`` follows."""
         rows = _rows(model.config.get_text_config().vocab_size)
         plain = plain_logprobs(model)
         generator = torch.Generator().manual_seed(0)

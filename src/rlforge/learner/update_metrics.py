@@ -166,7 +166,7 @@ def _info_means(steps: Iterable[Step]) -> dict[str, float]:
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
-    """Of the advantage of each turn."""
+    """Metrics of the advantage of each turn."""
     if not len(advantages):
         return {"advantage_mean": float("nan")}
     none = advantages.abs() < _NO_ADVANTAGE

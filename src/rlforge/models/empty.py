@@ -1,4 +1,4 @@
-"""What is known of a model without its weights: the model is built on torch's meta device."""
+"""Knowledge of a model without its weights: it is built on torch's meta device."""
 
 from __future__ import annotations
 

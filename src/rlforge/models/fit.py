@@ -260,7 +260,7 @@ NO_ADAPTER = (
     f"no adapter there, {ADAPTER_CONFIG} is missing; name a run of rlforge sft or train, or the "
     "folder of an adapter"
 )
-"""What is wrong with a folder that is to be continued from."""
+"""The problem of a folder that is to be continued from."""
 
 
 def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
@@ -310,7 +310,7 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
 
 
 def adapter_dropout(config: PolicyConfig) -> str | None:
-    """What ``model.lora.dropout`` does to the ratio of a loss, for the user; None without it."""
+    """The note on what ``model.lora.dropout`` does to the ratio of a loss; None without it."""
     dropout = config.model.lora.dropout
     if config.learner.train != "lora" or not dropout:
         return None

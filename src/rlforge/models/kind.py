@@ -1,4 +1,4 @@
-"""What a causal language model must be: a decoder that attends to all tokens before."""
+"""Checks that a causal language model is a decoder that attends to all tokens before."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_trainable(model: Any) -> None:
 
 
 def whole_passes_note(model: Any) -> str | None:
-    """What is slow about a model, loaded or empty, that the engine ``transformers`` reads whole."""
+    """A note on the slowness of a model that the engine ``transformers`` reads whole."""
     if model.config.get_text_config().model_type not in _WHOLE:
         return None
     return (

@@ -40,7 +40,7 @@ def linear_layers(model: Any) -> dict[str, bool]:
 
 
 def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
-    """What an adapter of ``lora`` targets in ``model``, sorted, as a list that PEFT takes.
+    """Targets of an adapter of ``lora`` in ``model``, sorted, as a list that PEFT takes.
 
     Last parts of names where these are enough to tell the layers, else whole names. Raises
     ConfigError for targets that the model does not have.
@@ -87,7 +87,7 @@ def experts_note(model: Any) -> str | None:
 
 
 def _renamed(model: Any, names: Iterable[str]) -> set[str]:
-    """Those of ``names`` whose adapters PEFT does not find again under what it calls them."""
+    """The ``names`` whose adapters PEFT does not find again under what it calls them."""
     from peft import LoraConfig as PeftLoraConfig
     from peft.utils.transformers_weight_conversion import (
         convert_peft_adapter_state_dict_for_transformers as as_read,

@@ -296,7 +296,7 @@ def _gpus_of(number: int, name: str, each: float) -> str:
 
 
 def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Finding]:
-    """What the configuration needs beyond what it cannot be composed without."""
+    """Packages that the configuration needs beyond those that it is composed by."""
     wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
     if config.model.kind == "smollm2_135m":
         wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")

@@ -86,7 +86,7 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
 
 
 def _game_problems(composed: Composed[RunConfig], trained: int, *, keys: bool) -> Problems:
-    """What contradicts each other for one policy. trained: seats of a game that are."""
+    """Contradictions for one policy. trained: seats of a game that are."""
     yield from policy_problems(composed)
     yield from reward_problems(composed)
     yield from lineup_problems(composed, keys=keys)
@@ -102,7 +102,7 @@ def _stack_problems(composed: Composed[RunConfig]) -> Problems:
 
 
 def _entry_problems(composed: Composed[RunConfig], own: Composed[RunConfig], name: str) -> Problems:
-    """What an entry of ``policies`` says of the form of prompts and of its opponents."""
+    """Problems of an entry of ``policies``: the form of prompts, its opponents."""
     entry, config = composed.config.policies[name], own.config
     found: list[ConfigError | str] = []
     if entry.prompt_template is not None:
@@ -157,7 +157,7 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
 
 
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
-    """What is peculiar about the training games that can be played."""
+    """Peculiarities of the training games that can be played."""
     notes: dict[str, None] = {}
     for env in train_envs(config) if isinstance(config, GamesConfig) else ():
         with contextlib.suppress(ConfigError):  # which ``check_lineup`` raises
@@ -196,7 +196,7 @@ def opponent_problems(
     keys: bool = True,
     mend: str = "",
 ) -> Problems:
-    """Those of ``names``, the value of ``key``, that cannot play.
+    """Players among ``names``, the value of ``key``, that cannot play.
 
     keys: also ask for the API keys that they need. mend: the end of the message about a player
     that cannot play one of ``envs``.
@@ -346,7 +346,7 @@ def check_room(config: GamesConfig) -> None:
 
 
 def _room_problems(config: GamesConfig) -> Problems:
-    """Those of the first game that has some."""
+    """Problems of the first game that has some."""
     folder = local_copy(config.model)
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)

@@ -259,7 +259,7 @@ def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
 
 
 def model_notes(config: PolicyConfig) -> Iterator[str]:
-    """What is to be known of a model that can be trained: weights without an adapter, slowness."""
+    """Notes on models that can be trained: weights without an adapter, slowness."""
     if made_model(config.model.kind) is None:
         yield from _notes(config)
     for key, own in _other_models(config):

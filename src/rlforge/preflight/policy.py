@@ -58,7 +58,7 @@ def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Compos
 def checked(
     composed: Composed[C], check: Callable[[Composed[C]], None], say: Callable[[str], None]
 ) -> Composed[C]:
-    """What runs: as ``with_template``, of any model, after ``check``; say: takes the note."""
+    """The configuration that runs: as ``with_template``, after ``check``; say: takes the note."""
     result, note = with_template(composed)
     check(result)
     if note is None:
@@ -69,7 +69,7 @@ def checked(
 
 
 Problems = Iterator[ConfigError | str]
-"""What cannot be, one by one; ``raise_all`` refuses them together."""
+"""Problems, one by one; ``raise_all`` refuses them together."""
 
 
 def value_problems(composed: Composed[PolicyConfig]) -> Problems:
