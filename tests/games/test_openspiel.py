@@ -223,8 +223,14 @@ def test_listed_actions_are_accepted_in_random_play(name):
         (EnvSpec(id="mfg_garnet", source="openspiel"), "mean-field"),
         (EnvSpec(id="negotiation", source="openspiel"), "cannot follow a seed"),
         (EnvSpec(id="crossword", source="openspiel", num_players=1), "cannot be played"),
-        (EnvSpec(id="hex(board_size=1)", source="openspiel"), "no move to begin with"),
-        (EnvSpec(id="checkers(rows=4,columns=4)", source="openspiel"), "no move to begin with"),
+        (
+            EnvSpec(id="hex(board_size=1)", source="openspiel"),
+            "turn 1: ValueError: there is no action",
+        ),
+        (
+            EnvSpec(id="clobber(rows=1,columns=1)", source="openspiel"),
+            "there is no action to choose",
+        ),
         (
             EnvSpec(id="TicTacToe-v0", actions="numbers"),
             "actions=numbers is for games of OpenSpiel",

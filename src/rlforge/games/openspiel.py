@@ -43,8 +43,6 @@ class OpenSpielGame(TurnGame):
         with self._foreign("new_initial_state"):
             self._state = self._game.new_initial_state()
             self._settle_chance(self._state)
-            if not self._state.legal_actions():
-                raise ValueError("there is no move to begin with")
 
     @property
     def accepted(self) -> bool:
@@ -78,7 +76,10 @@ class OpenSpielGame(TurnGame):
 
     def _look(self) -> View:
         with self._foreign("view"):
-            return view_of(self._state, self._feedback, self._spec.actions)
+            view = view_of(self._state, self._feedback, self._spec.actions)
+            if not view.legal_actions:  # nor is the game over, for OpenSpiel
+                raise ValueError("there is no action to choose")
+            return view
 
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
