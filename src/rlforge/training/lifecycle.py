@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, NoReturn, Protocol
@@ -346,11 +347,12 @@ def prepared(
 
     if config.engine.name == "vllm":
         check_installed(hardware.device)
-    resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    say = partial(print, file=sys.stderr, flush=True)
+    resolve_model(config.model, say)
     others = as_played_by(config, other_models(config)).values()
     for model in (config.model, *(other.model for other in others)):
         if unfetched(model):
-            print(f"fetching the weights of {model.label}", file=sys.stderr, flush=True)
+            say(f"fetching the weights of {model.label}")
             lacking_weights(model)
     run_dir = run_dir.absolute()
     here = with_own_start(config, run_dir)
@@ -369,7 +371,7 @@ def prepared(
             (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
             (run_dir / "graph.json").write_text(to_json(graph), encoding="utf-8")
         for damage in mend_run(RunPaths(root=run_dir)):
-            print(damage, file=sys.stderr, flush=True)
+            say(damage)
         with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
             commands.write(f"{shlex.join(['rlforge', *command])}\n")
         keep_start(config, run_dir)
