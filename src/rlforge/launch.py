@@ -39,7 +39,7 @@ from rlforge.games.originals import absent_noted
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
-from rlforge.preflight.doctor import check_fit, divided
+from rlforge.preflight.doctor import check_fit, with_engine_chosen
 from rlforge.preflight.games import check_room, game_notes, validate
 from rlforge.preflight.machine import planned, started
 from rlforge.preflight.memory.plan import place
@@ -376,7 +376,11 @@ def _run(
         live = with_own_start(live, folder)
         if isinstance(live, SftConfig):
             live = _with_samples(live, folder)
-        return execute(controller, divided(live), graph, hardware, folder, notes, resume=resume)
+        live, chosen = with_engine_chosen(live)
+        if chosen is not None:
+            _say(f"{config.name}: {chosen}")
+            notes = [*notes, chosen]
+        return execute(controller, live, graph, hardware, folder, notes, resume=resume)
 
 
 def _with_samples(config: SftConfig, run_dir: Path) -> SftConfig:

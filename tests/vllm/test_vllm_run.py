@@ -59,6 +59,15 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player):
     assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
 
 
+def test_a_run_takes_vllm_after_its_trial_and_says_so_first(player):
+    tried = "engine.name=rlforge.learner.engine_trial:tried"  # auto is embedded on a CPU
+    done = run(*train_arguments(player, tried, "learner.total_updates=2"))
+    assert done.returncode == 0, done.stderr
+    assert "engine: vLLM 0.32.0: in a trial its log-probs" in done.stderr.splitlines()[2]
+    gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
+    assert max(gaps) < 1e-4
+
+
 def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player):
     changes = ("engine.name=vllm", "hardware.alternate=true", "learner.total_updates=2")
     done = run(*train_arguments(player, *changes))

@@ -105,6 +105,13 @@ class RunActors:
         reports = [call.result() for call in answered if call.exception() is None]
         return means([taken(), *reports])
 
+    async def about_engines(self) -> tuple[str, ...]:
+        """Which engine ``engine=auto`` has taken, and why, a line for each answer."""
+        about = await asyncio.gather(
+            *(engine.about.remote() for engine in self.present("engine").values())
+        )
+        return tuple(f"engine: {line}" for line in dict.fromkeys(about) if line)
+
     async def come_home(self) -> None:
         """Bring what other nodes still have of the run to the run directory."""
         if "files" in self.named:

@@ -230,6 +230,11 @@ class EngineActor:
         spans = tuple(self._engine.take_busy_spans())
         return EngineReport(process=self._process, stats=self._engine.stats(), spans=spans)
 
+    async def about(self) -> str:
+        """Which engine ``engine=auto`` has taken, and why; empty where the user chose it."""
+        await self._loaded.wait()
+        return getattr(self._engine, "about", "")  # engines of users may have none
+
     async def close(self) -> None:
         if self._loaded.is_set():
             await self._engine.close()

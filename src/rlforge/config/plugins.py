@@ -408,7 +408,10 @@ ENGINES = Kind(
     "engine",
     "engine.name",
     "a function from (config, device, threads, gpus) to a LocalEngine",
-    _in("engines.registry", "transformers", "vllm"),
+    {
+        "auto": "rlforge.learner.engine_trial:auto",
+        **_in("engines.registry", "transformers", "vllm"),
+    },
 )
 
 REDACTIONS = Kind(

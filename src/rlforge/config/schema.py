@@ -247,8 +247,9 @@ class VllmConfig(Group):
 class EngineConfig(Group):
     """The engines that generate (group ``engine``)."""
 
-    #: Engine kind: ``transformers`` or ``vllm``.
-    name: str = "transformers"
+    #: Engine kind: ``transformers``, ``vllm``, or ``auto``: vLLM on GPUs where it is installed, can
+    #: run what is configured, and passes a trial at the start; else ``transformers``.
+    name: str = "auto"
     #: Number of engine actors (``num_actors`` of UnstableBaselines).
     num_engines: Count = 1
     #: Engines without which nothing starts, with `hardware.elastic=true`.
@@ -292,7 +293,7 @@ class EngineConfig(Group):
     def clashes(self) -> Iterator[Problem]:
         if self.min_engines > self.num_engines:
             yield "min_engines", f"must be engine.num_engines={self.num_engines} or less"
-        if self.batch_invariant and self.name != "transformers":
+        if self.batch_invariant and self.name not in ("auto", "transformers"):
             yield "batch_invariant", f"{self.name} has no such mode; set engine=transformers"
 
     @property
@@ -657,7 +658,7 @@ class RunConfig(GamesConfig):
     def _strict_clashes(self) -> Iterator[Problem]:
         """What cannot be the same again."""
         fast = "or set determinism=fast"
-        if self.engine.name != "transformers":
+        if self.engine.name not in ("auto", "transformers"):
             yield (
                 "engine.name",
                 f"{self.engine.name}: answers may depend on what is generated beside them, which "

@@ -132,7 +132,12 @@ class Engine(Generator, Protocol):
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine of this process: takes many requests in one call, and can release its device."""
+    """An engine of this process: takes many requests in one call, and can release its device.
+
+    about: of ``engine=auto``, which engine it is, and why; empty otherwise.
+    """
+
+    about: str = ""
 
     def ask(self, questions: Iterable[Question]) -> None:
         """As ``generate`` for each question, without waiting: callbacks deliver the answers."""

@@ -20,6 +20,7 @@ class ModelsEngine(LocalEngine):
 
     def __init__(self, own: LocalEngine | None, others: Mapping[str, LocalEngine]) -> None:
         self._own, self._others = own, others
+        self.about = getattr(own, "about", "")
         self._all = [*([] if own is None else [own]), *others.values()]
 
     def _at(self, policy: PolicyRef) -> tuple[LocalEngine, PolicyRef]:

@@ -6,7 +6,7 @@ Nothing here imports vLLM.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -77,6 +77,59 @@ def check_installed(device: str | None = None) -> None:
             f"engine.name=vllm: {', '.join(installed)} does not run on hardware.device={device}; "
             f"in an environment of its own, {mend}"
         )
+
+
+def setting_problems(config: PolicyConfig) -> Iterator[tuple[str, str]]:
+    """What vLLM cannot do of a configuration: a key, and what is wrong with its value."""
+    engine = config.engine
+    if config.learner.train == "full":
+        yield (
+            "learner.train",
+            "vLLM swaps adapters, not whole models; use learner.train=lora or engine=transformers",
+        )
+    try:
+        lora_rank(config.model.lora.rank)
+    except ConfigError as error:
+        yield "model.lora.rank", str(error)
+    if not samples_at(engine.temperature):
+        yield "engine.temperature", TEMPERATURES
+    tokens = engine.vllm.max_num_batched_tokens
+    if tokens is not None and tokens < engine.max_parallel_seq:
+        yield (
+            "engine.vllm.max_num_batched_tokens",
+            f"a step holds one token of each of engine.max_parallel_seq={engine.max_parallel_seq} "
+            "sequences at least; raise the one or lower the other",
+        )
+
+
+TEMPERATURES = "vLLM samples at temperatures from 0.01 to 2"
+
+
+def samples_at(temperature: float) -> bool:
+    """Whether vLLM does; 0 is greedy."""
+    return temperature == 0 or 0.01 <= temperature <= 2
+
+
+def obstacle(config: PolicyConfig, device: str) -> str | None:
+    """Why ``engine=auto`` does not try vLLM on ``device`` (``cpu`` or ``cuda``); None: it does.
+
+    Example:
+        >>> obstacle(PolicyConfig(), "cpu")
+        'it runs on the CPU'
+    """
+    if device != "cuda":
+        return "it runs on the CPU"
+    if config.batch_invariant:
+        return "determinism=strict and engine.batch_invariant are what the embedded engine can do"
+    for key, problem in setting_problems(config):
+        return f"{key}: {problem}"
+    if not samples_at(config.eval_temperature):
+        return f"eval.temperature: {TEMPERATURES}"
+    try:
+        check_installed(device)
+    except ConfigError as error:
+        return str(error).removeprefix("engine.name=vllm: ")
+    return None
 
 
 def version_of(distribution: str) -> str | None:

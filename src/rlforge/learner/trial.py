@@ -44,13 +44,7 @@ class Trial:
         """The trial of a model as it is. Models magnify rounding differently: ``exact`` follows."""
         rows = _rows(model.config.get_text_config().vocab_size)
         plain = plain_logprobs(model)
-        generator = torch.Generator().manual_seed(0)
-
-        def last_bits(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-            drawn = torch.randint(-1, 2, embedded.shape, generator=generator)
-            return embedded * (1 + drawn.to(embedded) * torch.finfo(torch.float32).eps)
-
-        with model.get_input_embeddings().register_forward_hook(last_bits):
+        with last_bits(model, torch.float32):
             change = float((plain_logprobs(model) - plain).norm() / plain.norm())
         return cls(rows=rows, plain=plain, exact=max(EXACT, 10 * change))
 
@@ -60,6 +54,22 @@ class Trial:
         tempered = (self.plain / temperature).log_softmax(-1)
         picked = tempered.gather(1, torch.tensor(tokens, device=tempered.device)[:, None])
         return torch.stack([picked[:, 0], torch.special.entr(tempered.exp()).sum(-1)])
+
+
+@contextlib.contextmanager
+def last_bits(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """In the block embeddings are changed by the last bits that a number of ``dtype`` has.
+
+    Log-probs change as by rounding, which a model may magnify.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def changed(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        drawn = torch.randint(-1, 2, embedded.shape, generator=generator)
+        return embedded * (1 + drawn.to(embedded) * torch.finfo(dtype).eps)
+
+    with model.get_input_embeddings().register_forward_hook(changed):
+        yield
 
 
 def _rows(vocab_size: int) -> tuple[Row, ...]:

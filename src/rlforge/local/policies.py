@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -81,6 +82,10 @@ def start_engine(
         device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )
     hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
+    if config.engine.name == "auto":  # vLLM takes longer to start than a few games take
+        config = dataclasses.replace(
+            config, engine=dataclasses.replace(config.engine, name="transformers")
+        )
     own = any(one.kind == "checkpoint" for one in policies)
     if own:
         resolve_model(config.model, say)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
-from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
-from rlforge.errors import ConfigError
+from rlforge.engines.registry import check_playable
+from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, obstacle
+from rlforge.errors import ConfigError, refusals
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
@@ -21,6 +23,7 @@ from rlforge.preflight.memory.remedies import Option, largest_pass, mend, option
 from rlforge.preflight.model import (
     model_notes,
     model_problems,
+    saved_policies,
     saved_problems,
     shape_problems,
     weight_problems,
@@ -175,6 +178,43 @@ def divided(config: C) -> C:
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
 
 
+def with_engine_chosen(config: C) -> tuple[C, str | None]:
+    """``divided``, with the engine that ``engine.name=auto`` starts on this machine, and a note.
+
+    The name stays ``auto`` where the engines themselves try vLLM, with the trial of
+    ``rlforge.learner.engine_trial``; where they cannot, and the note says why, it is
+    ``transformers``. Plans of memory count ``auto`` as that: it takes over where the trial fails.
+    """
+    if config.engine.name != "auto":
+        return divided(config), None
+    wanted = divided(named_engine(config, "vllm"))
+    if (reason := _not_vllm(wanted)) is None:
+        return named_engine(wanted, "auto"), None
+    return named_engine(config, "transformers"), f"engine: transformers, not vLLM: {reason}"
+
+
+def named_engine(config: C, name: str) -> C:
+    """``config`` with another ``engine.name``."""
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, name=name))
+
+
+def _not_vllm(config: PolicyConfig) -> str | None:
+    """Why a run does not try vLLM, which ``config`` names; None: it does."""
+    machine = detect()
+    hardware = resolve_hardware(
+        config.hardware, machine, config.engine.num_engines, config.learner.num_learners
+    )
+    if (reason := obstacle(config, hardware.device)) is not None:
+        return reason
+    for policies in saved_policies(config).values():
+        for problem in refusals(partial(check_playable, policies, config)):
+            return str(problem)
+    memory = _memory_on(gpus(), config, locate(config.model))
+    if memory is not None and memory.plan.excess > 0:
+        return f"with it the run needs {_gib(memory.plan.excess)} more memory than there is"
+    return None
+
+
 def _memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
     """The plan for a machine with the cards ``found``; None where it cannot be made."""
     hardware = resolve_hardware(
@@ -314,6 +354,11 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
     if missing:
         detail = f"not installed: {', '.join(missing)}"
         findings.append(Finding(what="packages", state="problem", detail=detail))
+    if config.engine.name == "auto" and hardware is not None:
+        chosen = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
+        if (obstructed := obstacle(config, hardware.device)) is not None:
+            chosen = f"transformers, not vLLM: {obstructed}"
+        findings.append(Finding(what="engine", state="ok", detail=chosen))
     if config.engine.name == "vllm":
         try:
             check_installed(None if hardware is None else hardware.device)

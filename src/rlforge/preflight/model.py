@@ -177,7 +177,7 @@ def _of_empty_model(config: PolicyConfig) -> Iterator[str]:
     if config.learner.train == "lora":
         checks = (partial(check, model, lora) for check in (adapted_layers, numbers_of_layers))
         yield from map(str, refusals(*checks))
-    if config.batch_invariant and config.engine.name == "transformers":
+    if config.batch_invariant and config.engine.name != "vllm":
         from rlforge.engines.invariant import make_invariant
 
         yield from map(str, refusals(lambda: make_invariant(model)))
@@ -279,5 +279,5 @@ def _notes(config: PolicyConfig) -> Iterator[str]:
 
     model = empty_model(config.model)
     notes = [experts_note(model) if config.learner.train == "lora" else None]
-    notes += [whole_passes_note(model) if config.engine.name == "transformers" else None]
+    notes += [whole_passes_note(model) if config.engine.name != "vllm" else None]
     yield from (note for note in notes if note is not None)

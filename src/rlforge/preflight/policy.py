@@ -15,7 +15,12 @@ from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
-from rlforge.engines.vllm_settings import check_installed, lora_rank
+from rlforge.engines.vllm_settings import (
+    TEMPERATURES,
+    check_installed,
+    samples_at,
+    setting_problems,
+)
 from rlforge.errors import ConfigError, refusals
 from rlforge.models.load import check_source, load_tokenizer, local_copy
 from rlforge.models.made import made_model
@@ -143,9 +148,9 @@ def reader_problems(
 def temperature_problems(
     composed: Composed[PolicyConfig], key: str, given: float | None
 ) -> Problems:
-    """Temperatures at which vLLM does not sample; 0 is greedy."""
-    if composed.config.engine.name == "vllm" and given and not 0.01 <= given <= 2:
-        yield composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
+    """Temperatures at which vLLM does not sample."""
+    if composed.config.engine.name == "vllm" and not samples_at(given or 0):
+        yield composed.error(key, TEMPERATURES)
 
 
 def _engine_problems(composed: Composed[PolicyConfig]) -> Problems:
@@ -156,20 +161,8 @@ def _engine_problems(composed: Composed[PolicyConfig]) -> Problems:
                 "hardware.engine_gpus", "only engine=vllm divides a model among several GPUs"
             )
         return
-    if config.learner.train == "full":
-        yield composed.error(
-            "learner.train",
-            "vLLM swaps adapters, not whole models; use learner.train=lora or engine=transformers",
-        )
-    yield from composed.trial("model.lora.rank", lambda: lora_rank(config.model.lora.rank))
-    yield from temperature_problems(composed, "engine.temperature", engine.temperature)
-    tokens = engine.vllm.max_num_batched_tokens
-    if tokens is not None and tokens < engine.max_parallel_seq:
-        yield composed.error(
-            "engine.vllm.max_num_batched_tokens",
-            f"a step holds one token of each of engine.max_parallel_seq={engine.max_parallel_seq} "
-            "sequences at least; raise the one or lower the other",
-        )
+    for key, problem in setting_problems(config):
+        yield composed.error(key, problem)
 
 
 def _update_problems(composed: Composed[PolicyConfig]) -> Problems:

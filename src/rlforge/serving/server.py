@@ -208,6 +208,8 @@ async def _serve(
     try:
         starting = start_actors(graph, config, hardware, state_dir)
         actors = await ray_processes.during(starting)
+        for line in await actors.about_engines():
+            say(line)
     except Exception as error:  # Ray wraps what a constructor raised
         raise RunError(f"the engine could not be started: {reason(error)}") from error
     engine = RemoteEngine(

@@ -163,6 +163,8 @@ def execute(
             try:
                 starting = start_actors(graph, config, hardware, run_dir, part)
                 actors = await ray_processes.during(starting)
+                for line in await actors.about_engines():
+                    display.note(line)
             except Exception as error:
                 raise failures.explained(error, None) from None
             context = RunContext(
