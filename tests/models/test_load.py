@@ -165,6 +165,40 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, 
     assert 5 in load.stop_token_ids(config, load_tokenizer(config))
 
 
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        ([], True),
+        (["model.safetensors"], False),
+        (["pytorch_model.bin"], False),
+        (["model-1.safetensors"], True),
+        (["model-1.safetensors", "model-2.safetensors"], False),
+    ],
+)
+def test_weights_of_the_hub_are_here_once_all_their_files_are(
+    files, missing, tmp_path, monkeypatch
+):
+    repository = tmp_path / "models--org--m"
+    folder = repository / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = ModelConfig(kind="hf", name="org/m")
+    assert load.unfetched(config)
+    for name in ("config.json", *files):
+        (folder / name).write_text("{}")
+    index = folder / "model.safetensors.index.json"
+    if "model-1.safetensors" in files:
+        shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+        index.write_text(json.dumps({"weight_map": shards}))
+    assert load.unfetched(config) == missing
+    index.write_text("{")
+    assert load.unfetched(config)
+    for other in (ModelConfig(kind="hf", name=str(folder)), ModelConfig(kind="tiny")):
+        assert not load.unfetched(other)
+
+
 class Hub(BaseHTTPRequestHandler):
     """Answers about models as the hub does: by the last part of their name."""
 

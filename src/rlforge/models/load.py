@@ -84,7 +84,10 @@ def unfetched(config: ModelConfig) -> bool:
     if folder is None:
         return True
     for index in folder.glob("*.index.json"):
-        shards |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            shards |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError):  # loading says what is wrong
+            return True
     found = [*folder.glob("*.safetensors"), *folder.glob("*_model*.bin")]
     return not found or not shards <= {file.name for file in found}
 
