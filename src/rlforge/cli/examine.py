@@ -60,7 +60,7 @@ def graph(
     ```bash
     rlforge graph +experiment=simpletak_mirror
     rlforge graph +experiment=kuhn_grpo --format mermaid
-    rlforge graph +experiment=qwen3_1p7b_simpletak_tuned hardware=multi_gpu --gpus 3
+    rlforge graph +experiment=qwen3_1p7b_simpletak hardware=multi_gpu --gpus 3
     ```
     """
     from rlforge import launch

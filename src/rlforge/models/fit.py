@@ -110,8 +110,9 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         ("model.lora.use_rslora", bool(described.get("use_rslora")), lora.use_rslora),
         ("model.lora.target_modules", _ordered(targets), _ordered(lora.target_modules)),
         ("model.lora.last_layers", len(layers) if layers else None, lora.last_layers),
-        ("base model", _last_part(theirs or base) if base else base, _last_part(base)),
     ]
+    if theirs and base and not same_model(str(theirs), base):
+        compared.append(("base model", theirs, base))
     different = [
         f"{key} {there!r} against {here!r}" for key, there, here in compared if there != here
     ]
@@ -222,7 +223,7 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
             f"the adapter in {path} has {', '.join(beyond)}, {_MERGE.format('rlforge plays')}"
         )
     theirs = described.get("base_model_name_or_path")
-    if theirs and _last_part(theirs) != _last_part(base):
+    if theirs and not same_model(theirs, base):
         raise ConfigError(
             f"the adapter in {path} is for another base model: {theirs}; this one is {base}"
         )
@@ -369,9 +370,17 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _last_part(model: str) -> str:
-    """The last part of an id or path: caches are at other paths on other machines."""
-    return model.rstrip("/").rsplit("/", 1)[-1]
+def same_model(first: str, second: str) -> bool:
+    """Whether the last parts of two ids or paths are the same name, as the hub compares names.
+
+    Caches are at other paths on other machines.
+
+    Example:
+        >>> same_model("Qwen/Qwen3-1.7B-Base", "/models/qwen3-1.7b-base/")
+        True
+    """
+    name, other = (model.rstrip("/").rsplit("/", 1)[-1].casefold() for model in (first, second))
+    return name == other
 
 
 def with_own_start(config: C, run_dir: Path) -> C:
