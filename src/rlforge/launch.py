@@ -41,6 +41,7 @@ from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, with_engine_chosen
 from rlforge.preflight.games import check_room, game_notes, validate
+from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.machine import planned, started
 from rlforge.preflight.memory.plan import place
 from rlforge.preflight.model import (
@@ -102,7 +103,7 @@ def composed(
                 check_room(own)
             raise_all([*model_problems(own), *saved_problems(own)])
     notes = [f"a template or an extraction is not there: {mend}" for mend in absent.values()]
-    for note in [*notes, *([guess] if guess is not None else [])]:
+    for note in [*notes, *([guess] if guess is not None else []), *limit_notes(result)]:
         _say(f"note: {note}")
     return result.config if guess else config, build_graph(started(config), detect())
 
@@ -115,6 +116,7 @@ def _composed(
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     config = with_start(result)
     graph, more = _graph(config)
+    notes += [f"note: {note}" for note in limit_notes(result)]
     for note in notes:
         _say(note)
     return config, graph, [*notes, *more]

@@ -17,6 +17,7 @@ from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
 from rlforge.preflight.games import game_notes, validate
+from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.machine import planned, started
 from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
@@ -108,6 +109,8 @@ def examine(
     findings += [finding, *_packages(config, hardware), *_model(composed, assumed=assumed)]
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
+    limits = limit_notes(dataclasses.replace(composed, config=config))
+    findings += [Finding(what="limits", state="note", detail=note) for note in limits]
     if plain is not None:
         findings.append(Finding(what="prompts", state="note", detail=plain))
     if (dropout := adapter_dropout(config)) is not None:

@@ -1,0 +1,61 @@
+"""Limits that keep other values of a configuration from being reached, as notes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from operator import attrgetter
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import GamesConfig, PolicyConfig
+from rlforge.errors import ConfigError
+from rlforge.models.load import load_model_config, local_copy, positions
+from rlforge.preflight.machine import started
+from rlforge.rollout.lineup import other_models
+
+
+def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
+    """Values that cannot be reached, each with the key that is in the way, and what that does."""
+    config = composed.config
+    if not started(config).engine.num_engines:  # no answer is drawn
+        return
+
+    def said(key: str) -> str:
+        return f"{key}={attrgetter(key)(config)} ({composed.origin(key)})"
+
+    engine, learner, algorithm = config.engine, config.learner, config.algorithm
+    context, reason = engine.max_model_len, said("engine.max_model_len")
+    if local_copy(config.model) is not None:
+        with contextlib.suppress(ConfigError):  # which the checks of the model raise
+            context = min(context, positions(load_model_config(config.model)))
+    if context < engine.max_model_len:
+        reason = f"the {context:,} positions of {config.model.label}"
+        yield f"{said('engine.max_model_len')} is never reached: prompt and answer share {reason}"
+    if engine.max_tokens >= context:
+        yield (
+            f"{said('engine.max_tokens')} is never reached: prompt and answer share {reason}, so "
+            f"that a prompt of n tokens leaves {context} - n for the answer"
+        )
+    trained = learner.max_train_len or context
+    if trained < context and trained <= engine.max_tokens:
+        yield (
+            f"{said('learner.max_train_len')} is shared by prompt and answer, so that after a "
+            f"prompt of n tokens {trained} - n of the answer are learned from, and not "
+            f"{said('engine.max_tokens')}"
+        )
+    own = algorithm.max_generation_len is not None
+    key = "algorithm.max_generation_len" if own else "engine.max_tokens"
+    divisor = attrgetter(key)(config)
+    longest = min(engine.max_tokens, context - 1, trained - 1)
+    if algorithm.loss_aggregation == "constant" and divisor > longest:
+        yield (
+            f"algorithm.loss_aggregation=constant divides by {said(key)}, and no answer that is "
+            f"learned from has more than {longest:,} tokens: steps are smaller by that"
+        )
+    if isinstance(config, GamesConfig) and other_models(config):
+        other = config.pool.hf
+        if other.max_tokens >= other.max_model_len:
+            yield (
+                f"{said('pool.hf.max_tokens')} is never reached: prompt and answer share "
+                f"{said('pool.hf.max_model_len')}"
+            )
