@@ -38,8 +38,9 @@ def test_presets_reach_their_values(preset):
 
 def test_a_context_beyond_the_positions_of_the_model_is_noted(small_model):
     model = ["model=hf", f"model.name={small_model}", "env=tictactoe"]
-    context, answers = notes(*model)
-    assert context.startswith("engine.max_model_len=8192 (default) is never reached")
+    assert notes(*model) == []  # nothing is chosen
+    context, answers = notes(*model, "engine.max_model_len=4096")
+    assert context.startswith("engine.max_model_len=4096 (command line")
     assert "positions of " in context
     assert "positions of " in answers
     sizes = ["engine.max_model_len=128", "engine.max_tokens=16"]

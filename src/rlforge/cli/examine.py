@@ -102,7 +102,7 @@ def config(
     ```bash
     rlforge config +experiment=simpletak_mirror
     rlforge config +experiment=kuhn_grpo learner.batch_size=512
-    rlforge config +experiment=qwen3_1p7b_simpletak_tuned --gpus 3 --gpu-memory 48
+    rlforge config +experiment=qwen3_1p7b_simpletak --gpus 3 --gpu-memory 48
     ```
     """
     from rlforge import launch
@@ -139,7 +139,7 @@ def doctor(
     ```bash
     rlforge doctor +experiment=simpletak_mirror
     rlforge doctor +experiment=qwen3_1p7b_simpletak_tuned hardware=gpu_24gb
-    rlforge doctor +experiment=qwen3_1p7b_simpletak_tuned --gpus 3 --gpu-memory 48
+    rlforge doctor +experiment=qwen3_1p7b_simpletak --gpus 3 --gpu-memory 48
     rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
     ```
     """

@@ -15,7 +15,10 @@ from rlforge.rollout.lineup import other_models
 
 
 def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
-    """Values that cannot be reached, each with the key that is in the way, and what that does."""
+    """Values that cannot be reached, each with the key that is in the way, and what that does.
+
+    Where all that is involved is the default, nothing is said.
+    """
     config = composed.config
     if not started(config).engine.num_engines:  # no answer is drawn
         return
@@ -23,6 +26,10 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     def said(key: str) -> str:
         return f"{key}={attrgetter(key)(config)} ({composed.origin(key)})"
 
+    def chosen(*keys: str) -> bool:
+        return any(composed.origin(key) != composed.rest for key in keys)
+
+    shared = "is never reached: prompt and answer share"
     engine, learner, algorithm = config.engine, config.learner, config.algorithm
     context, reason = engine.max_model_len, said("engine.max_model_len")
     if local_copy(config.model) is not None:
@@ -30,10 +37,11 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             context = min(context, positions(load_model_config(config.model)))
     if context < engine.max_model_len:
         reason = f"the {context:,} positions of {config.model.label}"
-        yield f"{said('engine.max_model_len')} is never reached: prompt and answer share {reason}"
-    if engine.max_tokens >= context:
+        if chosen("engine.max_model_len"):
+            yield f"{said('engine.max_model_len')} {shared} {reason}"
+    if engine.max_tokens >= context and chosen("engine.max_tokens", "engine.max_model_len"):
         yield (
-            f"{said('engine.max_tokens')} is never reached: prompt and answer share {reason}, so "
+            f"{said('engine.max_tokens')} {shared} {reason}, so "
             f"that a prompt of n tokens leaves {context} - n for the answer"
         )
     trained = learner.max_train_len or context
@@ -55,7 +63,4 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     if isinstance(config, GamesConfig) and other_models(config):
         other = config.pool.hf
         if other.max_tokens >= other.max_model_len:
-            yield (
-                f"{said('pool.hf.max_tokens')} is never reached: prompt and answer share "
-                f"{said('pool.hf.max_model_len')}"
-            )
+            yield (f"{said('pool.hf.max_tokens')} {shared} {said('pool.hf.max_model_len')}")
