@@ -25,6 +25,7 @@ from rlforge.types import EvalResult
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
+    "port",
     *(
         "play",
         "replay",

@@ -1,4 +1,4 @@
-"""``rlforge graph``, ``config`` and ``doctor``: they start nothing."""
+"""``rlforge graph``, ``config``, ``doctor`` and ``port``: they start nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, must_be_run, write_result
+from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, must_be_run, say, write_result
+from rlforge.errors import ConfigError
+from rlforge.system.files import atomic_write
 
 #: Parts of a run that grow -> the keys that end or limit it.
 _LIMITS = {
@@ -138,7 +140,7 @@ def doctor(
 
     ```bash
     rlforge doctor +experiment=simpletak_mirror
-    rlforge doctor +experiment=qwen3_1p7b_simpletak_tuned hardware=gpu_24gb
+    rlforge doctor qwen3_1p7b_simpletak_tuned hardware=gpu_24gb
     rlforge doctor +experiment=qwen3_1p7b_simpletak --gpus 3 --gpu-memory 48
     rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
     ```
@@ -184,3 +186,44 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
     Console().print(table)
     size = readable_size(sum(part["size"] for part in parts))
     typer.echo(f"{run_dir}: {size}; {readable_size(free)} free on its disk")
+
+
+def port(
+    script: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCRIPT.py", help="A launch script of UnstableBaselines 0.1 or 0.2."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write it here instead of printing it."
+        ),
+    ] = None,
+) -> None:
+    """Write the experiment that a launch script of UnstableBaselines describes, as YAML.
+
+    The script is read and not executed. What it sets has its line, what its package takes where the
+    script says nothing the word "there"; what has no counterpart is a remark with its place.
+
+    **Examples**
+
+    ```bash
+    rlforge port run_selfplay.py
+    rlforge port run_selfplay.py --output mine/experiment/selfplay.yaml
+    rlforge config --config-dir mine +experiment=selfplay
+    ```
+    """
+    from rlforge.local.port import port as ported
+
+    found = ported(script)
+    for remark in found.remarks:
+        say(f"note: {remark}")
+    if output is None:
+        typer.echo(found.yaml, nl=False)
+        return
+    if output.exists():
+        raise ConfigError(f"--output {output}: is there already; choose another name")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(output, found.yaml)

@@ -1,0 +1,590 @@
+"""``rlforge port``: the YAML of an experiment from a launch script of UnstableBaselines.
+
+It has what the script sets, and what its package takes where the script says nothing and rlforge
+would take something else. Nothing of the script is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS, PARAMETERS, spelled_here
+from rlforge.errors import ConfigError
+from rlforge.local.launch_script import Call, Unread, calls_of
+from rlforge.types import value
+
+_LEARNER = (
+    *("model_name", "step_buffer", "model_pool", "algorithm", "batch_size", "mini_batch_size"),
+    *("max_generation_len", "learning_rate", "grad_clip", "batch_delay_buffer", "lora_cfg"),
+    *("initial_lora_path", "num_learners", "ckpt_root", "save_every", "tracker"),
+    *("activation_checkpointing", "gradient_checkpointing", "use_trainer_cache", "max_train_len"),
+)
+_LEARNER_2 = (
+    *("model_name", "lora_cfg", "batch_size", "mini_batch_size", "learning_rate", "grad_clip"),
+    *("buffer", "tracker", "model_registry", "activation_checkpointing", "gradient_checkpointing"),
+    *("use_trainer_cache", "initial_lora_path"),
+)
+_TRANSFORMATIONS = (
+    *("final_reward_transformation", "step_reward_transformation"),
+    "sampling_reward_transformation",
+)
+_BUFFER = ("max_buffer_size", "tracker", *_TRANSFORMATIONS, "buffer_strategy")
+_COLLECTOR = (
+    *("num_actors", "step_buffer", "model_pool", "tracker", "vllm_config", "training_envs"),
+    *("evaluation_envs", "evaluation_opponent", "max_eval_games_per_ckpt"),
+    *("filter_opponent_invalid", "action_extraction"),
+)
+_POSITIONS: Mapping[str, Sequence[str]] = {
+    "Tracker": ("run_name", "wandb_project"),
+    "StepBuffer": _BUFFER,
+    "EpisodeBuffer": _BUFFER,
+    "ModelPool": ("sample_mode", "max_active_lora", "tracker", "lag_range"),
+    "ModelRegistry": ("tracker", "beta"),
+    "Collector": _COLLECTOR,
+    "StandardLearner": _LEARNER,
+    "REINFORCELearner": _LEARNER_2,
+    "A2CLearner": _LEARNER_2,
+    "UniformRandomEnvSampler": ("train_env_specs", "eval_env_specs", "rng_seed"),
+    "initialize_algorithm": ("max_train_len", "max_generation_len"),
+    "collect": ("num_workers", "num_eval_workers"),
+    "train": ("iterations",),
+    "start": ("learning_steps", "num_collection_workers", "num_eval_workers"),
+    "build": (),
+    "add_fixed": ("name", "prior_mu"),
+    "add_checkpoint": ("path", "iteration"),
+}
+"""Calls that set something -> their arguments in order."""
+
+_PARTS = {
+    *("GameScheduler", "BaseModelSampler", "FixedOpponentModelSampler", "TerminalInterface"),
+    *("TrainEnvSpec", "EvalEnvSpec", "Reinforce", "AdvantageActorCritic", *COMPONENTS),
+    *("ComposeFinalRewardTransforms", "ComposeStepRewardTransforms"),
+    "ComposeSamplingRewardTransforms",
+}
+"""Calls that are read where they are arguments, or that have nothing to set."""
+
+_WIRES = {
+    *("step_buffer", "episode_buffer", "buffer", "model_pool", "tracker", "model_registry"),
+    *("game_scheduler", "model_sampler", "env_sampler", "logging_dir"),
+}
+"""Arguments that connect the parts, which the run's graph does here."""
+
+_WITHOUT = {
+    "ckpt_root": "versions are in checkpoints/ of the run directory, run_dir",
+    "rng_seed": "seed is the seed of everything",
+    "prior_mu": "ratings begin at 25",
+    "infer_mini_batch_size": "the critic reads passes of learner.micro_batch_tokens",
+    "env_sampling_strategy": "environments are drawn by env.train[].weight",
+    "inherit": "every version inherits its parent's rating",
+}
+"""Arguments without a counterpart, and what there is."""
+
+_MODES = {"fixed", "mirror", "lagged", "random", "match_quality", "ts_dist", "exploration"}
+_GEMINI = "google/gemini-2.0-flash-lite-001"
+_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_MORE_TARGETS = ["gate_proj", "up_proj", "down_proj"]
+_BY_SELF = {"max_turns": None, "timeout_s": None, "error_allowance": 0}
+"""How games of the package go: to their end, which an invalid move is."""
+
+_EFFECTIVE: Mapping[str, Any] = {
+    "model.prompt_template": "unstable:default",
+    "model.action_extraction": "unstable:default",
+    "model.lora.rank": 32,
+    "model.lora.alpha": 32,
+    "model.lora.dropout": 0.05,
+    "model.lora.target_modules": _TARGETS,
+    "engine.temperature": 0.7,
+    "engine.top_p": 0.95,
+    "engine.request_timeout_s": 3600.0,
+    "pool.rating_beta": 4.0,
+    "pool.api.temperature": None,
+    "pool.api.max_tokens": None,
+    "pool.api.timeout_s": 600.0,
+    "pool.api.prompt_template": "textarena:agent",
+    "pool.api.action_extraction": "raw",
+    "buffer.save_batches_as": ["parquet", "csv"],
+    "algorithm.importance_cap": None,
+    "algorithm.loss_aggregation": "constant",
+    "learner.grad_clip": 1.0,
+    "learner.weight_decay": 0.01,
+    "learner.batch_delay_buffer": 1.5,
+    "learner.activation_checkpointing": True,
+    "learner.gradient_checkpointing": True,
+    "collector.learned_seats": "one",
+    "eval.continuous": True,
+    "eval.max_games_per_checkpoint": 32,
+    "eval.games": 32,
+    "eval.opponents": [f"openrouter:{_GEMINI}"],
+    "eval.base": False,
+}
+"""What the package takes where a script says nothing, by the key that has it here."""
+
+_OF_BUILD: Mapping[str, Any] = {
+    "batch_size": 384,
+    "mini_batch_size": 1,
+    "learning_rate": 1e-5,
+    "gradient_clipping": 0.2,
+    "max_generation_len": 4096,
+    "fixed_opponents": [_GEMINI],
+    "lora_config": {"lora_dropout": 0.0, "target_modules": [*_TARGETS, *_MORE_TARGETS]},
+    "vllm_config": {"temperature": 0.6, "max_parallel_seq": 128, "max_loras": 8},
+    "algorithm": "reinforce",
+}
+"""The defaults of ``unstable.build``, which has its own rewards, too."""
+
+_REWARDS_OF_BUILD: Mapping[str, Any] = {
+    "rewards.final": [
+        {"name": "role_advantage_by_env", "decay": 0.999, "order": "update_then_subtract"}
+    ],
+    "rewards.step": [
+        {"name": "format_reward", "reward": 1.5},
+        {"name": "invalid_move_penalty", "reward": 1.0, "penalty": -1.0},
+    ],
+    "rewards.sampling": [{"name": "normalize_by_env", "z_score": True}],
+}
+
+_UNLIMITED = 1_000_000
+_TURNS = 8
+"""Turns of an episode, about: the package's buffer of episodes counts their turns."""
+
+
+@value
+class Ported:
+    """An experiment as YAML, and remarks on what it does not have, each with its place."""
+
+    yaml: str
+    remarks: tuple[str, ...]
+
+
+def port(script: Path) -> Ported:
+    """The experiment that a launch script of UnstableBaselines 0.1 or 0.2 describes.
+
+    Raises ConfigError for a file that is no such script.
+    """
+    calls = calls_of(script)
+    made = {call.name for call in calls}
+    if not made & {"Collector", "StandardLearner", "REINFORCELearner", "A2CLearner", "build"}:
+        raise ConfigError(
+            f"{script}: is no launch script of UnstableBaselines: it makes no Collector, learner "
+            "or unstable.build"
+        )
+    second = bool(made & {"build", "ModelRegistry", "REINFORCELearner", "GameScheduler"})
+    reader = _Reader(script.name, second=second)
+    for call in calls:
+        reader.take(call)
+    return reader.ported(script)
+
+
+class _Reader:
+    """Collects the values of keys, and remarks. second: the script is for version 0.2."""
+
+    def __init__(self, file: str, *, second: bool) -> None:
+        self._file, self._second = file, second
+        self._values: dict[str, Any] = dict(_EFFECTIVE)
+        self._lines: dict[str, int] = {}
+        self._remarks: list[tuple[int, str]] = []
+        self._line = 0
+        self._fixed: list[str] = []
+        self._templates: list[str] = []
+        self._takes: Mapping[str, Callable[[Any], None]] = {
+            **dict.fromkeys(("vllm_config", "lora_config", "lora_cfg"), self._table),
+            **dict.fromkeys(("training_envs", "train_envs", "train_env_specs"), self._train_envs),
+            **dict.fromkeys(("evaluation_envs", "eval_envs", "eval_env_specs"), self._eval_envs),
+            **{name: partial(self._transforms, name) for name in _TRANSFORMATIONS},
+            **dict.fromkeys(("iterations", "learning_steps"), self._updates),
+            **dict.fromkeys(("sample_mode", "opponent_sampling_strategy"), self._mode),
+            "evaluation_opponent": lambda name: self._set("eval.opponents", [_named(name)]),
+            "max_eval_games_per_ckpt": self._cap,
+            "fixed_opponents": self._opponents,
+            "num_eval_workers": self._eval_workers,
+            "action_extraction": self._extraction,
+            "algorithm": self._algorithm,
+            "run_name": lambda name: self._set("name", re.sub(r"[\s/\\]+", "-", name)),
+            "wandb_project": self._wandb,
+            "lag_range": lambda given: None,  # not used there
+        }
+        if second:
+            self._default("collector.learned_seats", "all")
+            self._default("eval.max_games_per_checkpoint", _UNLIMITED)
+
+    # ------------------------------------------------------------ what is found
+
+    def _default(self, key: str, found: Any) -> None:
+        self._values[key] = found
+        self._lines.pop(key, None)
+
+    def _set(self, key: str, found: Any) -> None:
+        self._values[key], self._lines[key] = found, self._line
+
+    def _remark(self, text: str) -> None:
+        if (self._line, text) not in self._remarks:
+            self._remarks.append((self._line, text))
+
+    # ------------------------------------------------------------ calls and arguments
+
+    def take(self, call: Call) -> None:
+        """Read a call that sets something."""
+        self._line = call.line
+        order = _POSITIONS.get(call.name)
+        if order is None:
+            if call.path.startswith("unstable.") and call.name not in _PARTS:
+                self._remark(f"{call.path}(…) is not known")
+            if call.name == "FixedOpponentModelSampler":
+                self._set("pool.mode", "fixed")
+            return
+        if call.name == "Collector" and self._second:
+            order = ("vllm_config", "tracker", "buffer", "game_scheduler")
+        given = call.named(order)
+        if call.name == "build":
+            given = self._of_build(given)
+        if call.name == "add_fixed":
+            given = {"fixed_opponents": [given.pop("name", _GEMINI)], **given}
+        elif call.name == "add_checkpoint":
+            if given.get("path") is not None:
+                self._remark("add_checkpoint: a run begins with learner.initial_adapter, if any")
+            return
+        elif call.name == "EpisodeBuffer":
+            self._set("buffer.kind", "episode")
+        elif call.name == "A2CLearner":
+            self._algorithm("a2c")
+        for argument, found in given.items():
+            self._argument(argument, found)
+
+    def _argument(self, argument: str, found: Any) -> None:
+        key = ARGUMENTS.get(argument)
+        if argument in _WIRES:
+            return
+        if argument in _WITHOUT:
+            self._remark(f"{argument}={found!r}: {_WITHOUT[argument]}")
+        elif (unread := next(_unread(found), None)) is not None:
+            mend = f"; set {key}" if key else ""
+            self._remark(f"{argument}: only running the script gives {unread.source}{mend}")
+        elif argument in self._takes:
+            try:
+                self._takes[argument](found)
+            except (TypeError, ValueError, AttributeError, LookupError):
+                self._remark(f"{argument}: {found!r} is of another form than is known; set {key}")
+        elif isinstance(found, Call):
+            self._remark(f"{argument}: only running the script gives {found.name}(…); set {key}")
+        elif key is not None:
+            self._set(key, found)
+        else:
+            self._remark(f"{argument}={found!r}: has no counterpart")
+
+    def _table(self, table: Mapping[str, Any]) -> None:
+        for argument, found in table.items():
+            self._argument(argument, found)
+
+    def _of_build(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that ``unstable.build`` is given, after its defaults were read."""
+        given = {name: found for name, found in given.items() if found is not None}
+        for key, stack in _REWARDS_OF_BUILD.items():
+            self._default(key, stack)
+        for argument, found in _OF_BUILD.items():
+            if argument not in given:
+                self._argument(argument, found)
+        whole = {**_OF_BUILD, **given}
+        if isinstance(whole["max_generation_len"], int):
+            self._default("engine.max_tokens", whole["max_generation_len"])
+        if isinstance(whole["batch_size"], int):
+            self._default("buffer.max_size", 2 * whole["batch_size"])
+        self._wandb("UnstableBaselines")  # whatever it is given
+        self._lines.clear()
+        return {name: found for name, found in given.items() if name != "wandb_project"}
+
+    # ------------------------------------------------------------ single arguments
+
+    def _train_envs(self, specs: Sequence[Any]) -> None:
+        entries, all_seats = [], True
+        for spec in specs:
+            entry = self._entry(spec, "num_actors")
+            actors, players = entry.pop("num_actors", None), entry["num_players"]
+            all_seats = all_seats and actors in (None, players)
+            if actors not in (None, 1, players):
+                self._remark(f"num_actors={actors} of {players} players: the policy takes one seat")
+            entries.append(entry)
+        self._set("env.train", entries)
+        if not all_seats and "pool.mode" not in self._values:
+            self._set("pool.mode", "fixed")
+
+    def _eval_envs(self, specs: Sequence[Any] | None) -> None:
+        if not specs:
+            self._no_evaluations()
+            return
+        entries = [self._entry(spec, "prompt_template") for spec in specs]
+        opponents = [entry.pop("fixed_opponent", None) for entry in entries]
+        named = [_named(name) for name in opponents if name is not None]
+        if len(set(named)) == 1:
+            self._set("eval.opponents", named[:1])
+        elif named:
+            for entry, name in zip(entries, opponents, strict=True):
+                entry["opponents"] = [_named(name or _GEMINI)]
+        self._set("env.eval", entries)
+
+    def _entry(self, spec: Any, third: str) -> dict[str, Any]:
+        """The entry of an environment: of a tuple, or of a TrainEnvSpec or EvalEnvSpec."""
+        if isinstance(spec, Call):
+            order = ("env_id", "num_players", third, "prompt_template", "action_extraction_fn")
+            given = spec.named(dict.fromkeys(order))
+        else:
+            given = dict(zip(("env_id", "num_players", "prompt_template"), spec, strict=False))
+        extraction = given.get("action_extraction_fn", "default")
+        if extraction != "default":
+            self._extraction(extraction)
+        template = given.get("prompt_template") or "default"
+        self._templates.append(template)
+        kept: dict[str, Any] = {
+            name: given[name] for name in ("num_actors", "fixed_opponent") if name in given
+        }
+        return {
+            "id": given["env_id"],
+            "num_players": given["num_players"],
+            "prompt_template": f"unstable:{template}",
+            **_BY_SELF,
+            **kept,
+        }
+
+    def _transforms(self, argument: str, found: Any) -> None:
+        """A list of transforms in ``Compose…Transforms``; None: none."""
+        stack, listed = [], found.arguments[0] if isinstance(found, Call) else found or []
+        for one in listed:
+            entry = self._transform(one)
+            if entry is None:
+                name = one.name if isinstance(one, Call) else repr(one)
+                self._remark(f"{name}: a transform of yours is named as module:Class here")
+            else:
+                stack.append(entry)
+        self._set(ARGUMENTS[argument], stack)
+
+    def _transform(self, one: Any) -> dict[str, Any] | None:
+        if not isinstance(one, Call) or one.name not in COMPONENTS:
+            return None
+        _, name = COMPONENTS[one.name]
+        orders = {
+            "win_draw_loss": ("win_reward", "draw_reward", "loss_reward"),
+            "format_reward": ("reward", "penalty"),
+            "invalid_move_penalty": ("reward", "penalty"),
+            "normalize": ("z_score",),
+            "normalize_by_env": ("z_score",),
+        }
+        given = one.named(orders.get(name, ("role_advantage", "tau")))
+        entry: dict[str, Any] = {"name": name}
+        if name.startswith("role_advantage"):
+            tau = given.pop("tau", 0.001)
+            entry |= {"decay": round(1 - tau, 12), "order": "update_then_subtract"}
+            if given:
+                self._remark(f"{one.name}: baselines begin at 0 here, not at {given}")
+        elif name.startswith("normalize"):
+            entry |= {"z_score": False}
+            entry |= given
+        else:
+            entry |= {PARAMETERS.get(argument, argument): each for argument, each in given.items()}
+        return entry
+
+    def _mode(self, mode: str) -> None:
+        mode = {"none": "mirror"}.get(mode, spelled_here(mode))
+        if mode not in _MODES:
+            raise ValueError(mode)
+        if mode in ("match_quality", "ts_dist"):
+            self._remark(f"{mode} is a softmax here, see docs/unstable_baselines.md")
+        if mode == "random":
+            self._set("pool.include_current", True)
+        self._set("pool.mode", mode)
+
+    def _algorithm(self, found: Any) -> None:
+        name = (found.name if isinstance(found, Call) else found).lower()
+        known = {"reinforce": "reinforce", "a2c": "a2c", "advantageactorcritic": "a2c"}
+        if name not in known:
+            self._remark(f"algorithm {name}: an algorithm of yours is named as module:Class here")
+            return
+        self._set("algorithm.name", known[name])
+        if known[name] == "a2c":
+            self._set("buffer.kind", "episode")
+            self._default("algorithm.gae_lambda", 1.0)
+            self._default("algorithm.normalize_advantages", False)
+            self._default("algorithm.value_learning_rate", 5e-5)
+            self._remark("a2c: the critic is a head of the policy here, an adapter there")
+
+    def _opponents(self, names: Sequence[str]) -> None:
+        self._fixed += map(_named, names)
+        self._lines["pool.fixed_opponents"] = self._line
+
+    def _extraction(self, name: str) -> None:
+        self._set("model.action_extraction", f"unstable:{name}")
+
+    def _cap(self, games: int) -> None:
+        if not games:
+            self._no_evaluations()
+            return
+        self._set("eval.max_games_per_checkpoint", games)
+        self._set("eval.games", games + games % 2)
+
+    def _eval_workers(self, number: int | None) -> None:
+        if number:
+            self._set("collector.num_eval_workers", number)
+        else:
+            self._no_evaluations()
+
+    def _no_evaluations(self) -> None:
+        self._set("eval.continuous", False)
+        self._set("eval.every", 0)
+        self._remark("no evaluations there; here the first and the last version are evaluated")
+
+    def _updates(self, number: int) -> None:
+        self._set("learner.total_updates", number)
+
+    def _wandb(self, project: str | None) -> None:
+        self._set("tracker.wandb_project", project)
+        if project is not None:
+            self._set("tracker.wandb_mode", "online")
+
+    # ------------------------------------------------------------ the YAML
+
+    def ported(self, script: Path) -> Ported:
+        """What was found."""
+        self._line = 0
+        self._finish(script)
+        remarks = tuple(
+            f"{self._file}:{line}: {text}" if line else f"{self._file}: {text}"
+            for line, text in sorted(self._remarks)
+        )
+        values = self._values
+        defaults = {
+            "model": "hf",
+            "pool": values.pop("pool.mode"),
+            "rewards": "none",
+            "algorithm": values.pop("algorithm.name"),
+            "buffer": values.pop("buffer.kind", "step"),
+        }
+        version = "0.2" if self._second else "0.1"
+        head = [
+            "# @package _global_",
+            f"# What {self._file}, a script of UnstableBaselines {version}, sets, with its lines; "
+            '"there" are',
+            "# values of its package that the script leaves as they are.",
+            *(f"# {remark}" for remark in remarks),
+            "defaults:",
+            *(f"  - override /{group}: {option}" for group, option in defaults.items()),
+        ]
+        return Ported(yaml="\n".join([*head, *self._tree()]) + "\n", remarks=remarks)
+
+    def _finish(self, script: Path) -> None:
+        """What follows from several calls."""
+        values = self._values
+        self._values.setdefault("name", script.stem)
+        values["name"] = re.sub(r"^[.]+$", "run", values["name"]) or "run"
+        values.setdefault("algorithm.name", "reinforce")
+        values.setdefault("pool.mode", "mirror")
+        for argument, key in (("model_name", "model.name"), ("training_envs", "env.train")):
+            if key not in values:
+                self._remark(f"{argument} was not found; set {key}")
+        if values["algorithm.name"] != "a2c":
+            for name in ("gae_lambda", "normalize_advantages", "value_learning_rate"):
+                values.pop(f"algorithm.{name}", None)
+        if len(set(self._templates)) == 1:  # the same everywhere
+            values["model.prompt_template"] = f"unstable:{self._templates[0]}"
+            self._lines["model.prompt_template"] = self._lines.get("env.train", 0)
+            for key in ("env.train", "env.eval"):
+                for entry in values.get(key, ()):
+                    del entry["prompt_template"]
+        opponents = list(dict.fromkeys(self._fixed))
+        if opponents or values["pool.mode"] == "fixed":
+            values["pool.fixed_opponents"] = opponents or [f"openrouter:{_GEMINI}"]
+        if values["pool.mode"] == "lagged" and isinstance(values.get("pool.max_active_lora"), int):
+            # Every active version is drawn there, the current one included.
+            self._default("pool.lag_range", [0, values["pool.max_active_lora"] - 1])
+        if self._second:
+            self._remark("engine.num_engines: there each GPU has one; the learner takes the last")
+        if self._second and "learner.total_updates" in values:
+            self._count_updates()
+        if values.get("buffer.kind") == "episode":
+            for key in ("learner.batch_size", "buffer.max_size"):
+                if key in values:
+                    values[key] = max(1, values[key] // _TURNS)
+            if self._second and values.get("rewards.sampling"):
+                self._default("rewards.sampling", [])
+                self._remark(
+                    "sampling_reward_transformation: EpisodeBuffer does not apply it there"
+                )
+            self._remark(
+                f"sizes of batch and buffer are turns there, and episodes here: divided by {_TURNS}"
+            )
+
+    def _count_updates(self) -> None:
+        """0.2 counts updates from 1, and those of A2C twice."""
+        number = self._values["learner.total_updates"]
+        done = max(1, number - 1)
+        if self._values["algorithm.name"] == "a2c":
+            done = max(1, number // 2)
+        self._values["learner.total_updates"] = done
+        self._remark(f"train({number}) ends after {done} updates there")
+
+    def _tree(self) -> Iterator[str]:
+        """The lines of the keys, by group."""
+        tree: dict[str, Any] = {}
+        for key in sorted(self._values, key=_place):
+            *groups, last = key.split(".")
+            node = tree
+            for group in groups:
+                node = node.setdefault(group, {})
+            line = self._lines.get(key)
+            node[last] = _Leaf(self._values[key], f"line {line}" if line else "there")
+        yield from _lines_of(tree)
+
+
+class _Leaf:
+    """A value with its comment."""
+
+    def __init__(self, found: Any, comment: str) -> None:
+        self.found, self.comment = found, comment
+
+
+_GROUPS = ("name", "model", "env", "engine", "pool", "buffer", "rewards", "algorithm", "learner")
+
+
+def _place(key: str) -> tuple[int, bool]:
+    """The group's place, and whether the key is of a group inside of it."""
+    group = key.split(".")[0]
+    return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key.count(".") > 1)
+
+
+def _lines_of(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, node in tree.items():
+        if isinstance(node, dict):
+            yield f"{indent}{key}:"
+            yield from _lines_of(node, f"{indent}  ")
+            continue
+        entries = node.found if isinstance(node.found, list) else []
+        comment = f"  # {node.comment}"
+        if entries and isinstance(entries[0], dict):
+            yield f"{indent}{key}:{comment}"
+            yield from (f"{indent}  - {_flow(entry)}" for entry in entries)
+        else:
+            yield f"{indent}{key}: {_flow(node.found)}{comment}"
+
+
+def _flow(found: Any) -> str:
+    text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
+def _named(name: str) -> str:
+    """A model of OpenRouter, as opponents are named."""
+    return f"openrouter:{name}"
+
+
+def _unread(found: Any) -> Iterator[Unread]:
+    """What of a value only running the script would give."""
+    if isinstance(found, Unread):
+        yield found
+    elif isinstance(found, Call):
+        yield from _unread([*found.arguments, *found.keywords.values()])
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _unread(one)

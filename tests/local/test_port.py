@@ -1,0 +1,187 @@
+"""Launch scripts of UnstableBaselines become experiments; nothing of them is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.compose import compose
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError
+from rlforge.games.originals import absent_noted
+from rlforge.launch import check
+from rlforge.local.launch_script import Unread, calls_of
+from rlforge.local.port import port
+
+SCRIPTS = Path(__file__).parent / "launch_scripts"
+
+
+def composed(script: Path, folder: Path) -> RunConfig:
+    """The checked configuration of what a script was made into, on three cards."""
+    experiment = folder / "experiment" / f"{script.stem}.yaml"
+    experiment.parent.mkdir(exist_ok=True)
+    experiment.write_text(port(script).yaml)
+    result = compose([f"+experiment={script.stem}", "hardware=multi_gpu"], folder)
+    with absent_noted():
+        check(result, keys=False)
+    return result.config
+
+
+def test_the_quick_start_becomes_its_preset(tmp_path):
+    ported = composed(SCRIPTS / "quick_start.py", tmp_path)
+    preset = compose(["qwen3_1p7b_simpletak", "hardware=multi_gpu"]).config
+    assert ported.model.name.casefold() == preset.model.name.casefold()
+    assert (ported.name, ported.tracker.wandb_project, ported.tracker.wandb_mode) == (
+        *("demo", "UB"),
+        "online",
+    )
+    labels = {
+        "name": preset.name,
+        "model": dataclasses.replace(ported.model, name=preset.model.name),
+        "tracker": preset.tracker,
+    }
+    assert dataclasses.replace(ported, **labels) == preset
+    assert port(SCRIPTS / "quick_start.py").remarks == ()
+
+
+def test_names_numbers_and_transforms_of_a_function_are_read(tmp_path):
+    config = composed(SCRIPTS / "opponents.py", tmp_path)
+    assert (config.model.name, config.name) == ("meta-llama/Llama-3.2-3B-Instruct", "opponents")
+    lora = config.model.lora
+    assert (lora.rank, lora.alpha, lora.dropout) == (16, 32, 0.05)
+    assert lora.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    engine = config.engine
+    assert (engine.temperature, engine.top_p, engine.max_tokens) == (1.0, 0.9, 1024)
+    assert [(env.id, env.prompt_template) for env in (*config.env.train, *config.env.eval)] == [
+        ("LiarsDice-v0-train", "unstable:llama-instruct-zs"),
+        ("Nim-v0-train", "unstable:llama-instruct-zs"),
+        ("KuhnPoker-v0-train", "unstable:default"),
+    ]
+    assert config.buffer.max_size == 768
+    assert config.pool.mode == "match_quality"
+    assert config.pool.fixed_opponents == ["openrouter:qwen/qwen-2.5-7b-instruct"]
+    assert config.rewards.final == [
+        {"name": "win_draw_loss", "draw": -0.2},
+        {"name": "role_advantage", "decay": 0.99, "order": "update_then_subtract"},
+    ]
+    assert config.rewards.step == [
+        {"name": "format_reward", "reward": 0.1, "penalty": -0.1},
+        {"name": "invalid_move_penalty", "penalty": -0.5},
+    ]
+    assert config.rewards.sampling == [{"name": "normalize", "z_score": False}]
+    learner = config.learner
+    assert (learner.grad_clip, learner.gradient_checkpointing, learner.save_every) == (1.0, True, 2)
+    assert (learner.mini_batch_size, learner.learning_rate, learner.total_updates) == (2, 5e-6, 50)
+    assert (config.eval.max_games_per_checkpoint, config.eval.games) == (20, 20)
+    assert config.collector.filter_opponent_invalid
+
+
+def test_what_has_no_counterpart_is_a_line_with_its_place_and_the_rest_is_written():
+    remarks = port(SCRIPTS / "opponents.py").remarks
+    lines = (SCRIPTS / "opponents.py").read_text().splitlines()
+    for part, said in {
+        "StepBuffer.remote(": "LengthBonus: a transform of yours is named as module:Class here",
+        "Games.remote(": "num_actors: only running the script gives int(…); set engine.num_engines",
+        "Tracker.remote(": "set name",
+        "StandardLearner.options": "shuffle=True: has no counterpart",
+        "add_fixed.remote(name))": "only running the script gives name; set pool.fixed_opponents",
+        "add_fixed.remote(name=": "prior_mu=27.0: ratings begin at 25",
+    }.items():
+        number = next(place for place, line in enumerate(lines, 1) if part in line)
+        [remark] = [one for one in remarks if said in one]
+        assert remark.startswith(f"opponents.py:{number}: ")
+    lagged = " ".join(port(SCRIPTS / "lagged.py").remarks)
+    assert "unstable.experimental.Curriculum(…) is not known" in lagged
+    assert "use_dora=True: has no counterpart" in lagged
+    assert "ckpt_root='somewhere': versions are in checkpoints/" in lagged
+
+
+def test_version_2_plays_all_seats_or_a_fixed_opponent(tmp_path):
+    config = composed(SCRIPTS / "standard.py", tmp_path)
+    assert (config.pool.mode, config.collector.learned_seats) == ("fixed", "all")
+    assert config.pool.fixed_opponents == ["openrouter:google/gemini-2.0-flash-lite-001"]
+    assert (config.pool.rating_beta, config.learner.total_updates) == (5.0, 99)
+    assert (config.eval.continuous, config.eval.every) == (False, 0)
+    assert (config.rewards.final, config.name) == ([], "fixed-4b")
+    assert [env.prompt_template for env in config.env.eval] == [
+        *("unstable:qwen3-zs", "unstable:qwen3-sp")
+    ]
+
+
+def test_the_runtime_object_has_its_own_defaults(tmp_path):
+    config = composed(SCRIPTS / "short.py", tmp_path)
+    assert (config.learner.batch_size, config.buffer.max_size) == (128, 256)
+    assert (config.learner.learning_rate, config.learner.grad_clip) == (2e-5, 0.2)
+    assert config.rewards == compose(["rewards=unstable_baselines"]).config.rewards
+    assert (config.engine.temperature, config.engine.max_loras) == (0.6, 8)
+    assert config.model.lora.target_modules[-1] == "down_proj"
+    assert config.eval.opponents == ["openrouter:openai/gpt-4o-mini"]
+    assert config.learner.total_updates == 59
+
+
+def test_a2c_of_version_2_learns_from_episodes(tmp_path):
+    config = composed(SCRIPTS / "a2c.py", tmp_path)
+    assert (config.algorithm.name, config.buffer.kind) == ("a2c", "episode")
+    assert (config.algorithm.gae_lambda, config.algorithm.value_learning_rate) == (1.0, 1e-4)
+    assert config.algorithm.normalize_advantages
+    assert (config.learner.batch_size, config.learner.total_updates) == (40, 50)
+    assert config.rewards.sampling == []  # its buffer of episodes does not apply them
+
+
+def test_lagged_opponents_are_all_active_versions_and_an_adapter_is_kept(tmp_path):
+    ported = port(SCRIPTS / "lagged.py").yaml
+    assert "initial_adapter: outputs/warm/checkpoints/iteration-30" in ported
+    assert "lag_range: [0, 3]" in ported
+    assert "run_dir:" not in ported
+
+
+def test_a_script_is_read_and_not_executed(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import os\nos.mkdir('made')\n"
+        "N, (A, B) = 3, [1, 2]\nfor N in range(4):\n    pass\n"
+        "X = {'a': 1, **{'b': -B}}\nX['c'] = f'{A}-{B}'\nY = [1 / 0, 2 * 3 // 4, 'a' * 9]\n"
+        "done = made.options(num_gpus=1).remote(N, X, k=Y, **{'z': X['b']})\n"
+    )
+    [call] = [one for one in calls_of(script) if one.name == "made"]
+    assert not (tmp_path / "made").exists()
+    assert call.line == 9
+    assert call.arguments == (Unread(source="N"), {"a": 1, "b": -2, "c": "1-2"})
+    assert call.keywords["k"] == [Unread(source="1 / 0"), 1, Unread(source="'a' * 9")]
+    assert call.keywords["z"] == -2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "run.py: cannot be read"),
+        ("print 'old'", "run.py:1: is not Python 3"),
+        ("a\0b", "run.py: is not Python 3"),
+        ("model.train(3)", "is no launch script of UnstableBaselines"),
+        ("x = " + "-" * 3000 + "1", "is nested too deeply|is not Python 3"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, said):
+    script = tmp_path / "run.py"
+    if text is not None:
+        script.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        port(script)
+
+
+def test_odd_arguments_are_remarks(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import unstable\n"
+        "unstable.Collector.remote(vllm_config=[1], training_envs=[('A-v0',)], num_actors=None)\n"
+        "unstable.ModelPool.remote(sample_mode=3)\n"
+    )
+    found = port(script)
+    assert "model_name was not found; set model.name" in found.remarks[0] + found.remarks[1]
+    others = " ".join(found.remarks)
+    for said in ("2: vllm_config: [1] is of another form", "2: training_envs: [('A-v0',)] is"):
+        assert f"run.py:{said}" in others
+    assert "run.py:3: sample_mode: 3 is of another form than is known; set pool.mode" in others
+    assert "num_engines: null" in found.yaml
