@@ -101,7 +101,7 @@ def composed(
             own = with_start(dataclasses.replace(result, config=config))
             if isinstance(own, RunConfig):
                 check_room(own)
-            raise_all([*model_problems(own), *saved_problems(own)])
+            raise_all([*model_problems(own, fetch=False), *saved_problems(own)])
     notes = [f"a template or an extraction is not there: {mend}" for mend in absent.values()]
     for note in [*notes, *([guess] if guess is not None else []), *limit_notes(result)]:
         _say(f"note: {note}")
@@ -164,7 +164,7 @@ def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
     except ConfigError as error:
         judged = not collected(value_problems(result))
         if judged and local_copy(result.config.model) is not None:
-            raise_all([error, *model_problems(result.config)])
+            raise_all([error, *model_problems(result.config, fetch=False)])
         raise
 
 

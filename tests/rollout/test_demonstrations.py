@@ -12,7 +12,15 @@ from tests.factories import CHATML, model_files
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, ModelConfig, RunConfig
+from rlforge.config.schema import (
+    EngineConfig,
+    EnvConfig,
+    EnvEntry,
+    HfConfig,
+    ModelConfig,
+    PoolConfig,
+    RunConfig,
+)
 from rlforge.config.sft import DataConfig, SftConfig
 from rlforge.errors import RunError
 from rlforge.games.actions import extract
@@ -246,6 +254,31 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
     won = config(tiny, players=[], run=str(run), keep="wins")
     if any(record.rewards[0] > 0 for record in records):
         assert {s.raw_reward for s in await samples(won, tmp_path / "won")} == {1.0}
+
+
+async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
+    tiny, chat_model, small_model, tmp_path
+):
+    """It is the small model, which answers boards; what learns has another tokenizer."""
+    teacher, hf = f"hf:{small_model}", HfConfig(prompt_template="board", temperature=1.0)
+    hf = dataclasses.replace(hf, action_extraction="bracket", max_tokens=4, max_model_len=128)
+    asked = config(chat_model, players=[teacher, "random_legal"], imitate=[teacher], games=6)
+    asked = dataclasses.replace(asked, pool=PoolConfig(hf=hf))
+    made = await samples(dataclasses.replace(asked, seed=3), tmp_path / "data")
+    tokenizer = load_tokenizer(chat_model)
+    assert {step.policy_uid for step in made} == {teacher}
+    for step in made:
+        said = tokenizer.decode(step.token_ids, skip_special_tokens=True)
+        assert extract("boxed", said, None).action == step.action
+    # In the records of such games are its tokens, which mean other texts to the run's model.
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(to_yaml(RunConfig(model=chat_model)))
+    writer = GameWriter(run)
+    writer.add(list(read_games(tmp_path / "data")))
+    writer.close()
+    with pytest.raises(RunError, match="no sample is left"):
+        await samples(config(chat_model, players=[], run=str(run)), tmp_path / "own")
 
 
 class Reasoner(ChatHandler):

@@ -1,15 +1,17 @@
 """Probes are positions of the run's games; both versions play the same held-out games."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
+from tests.factories import causal_folder
 
 from rlforge.config.schema import EnvEntry
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.models.load import stop_token_ids
 from rlforge.serving.game_checks import GameHoldout, game_probes
-from rlforge.types import PolicyRef
+from rlforge.types import Completion, PolicyRef
 
 BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 
@@ -30,6 +32,22 @@ async def test_two_versions_play_the_same_games_and_equal_ones_get_equal_rewards
     outcomes = await small_holdout(adapter.policy(), BASE)
     assert outcomes.current == alone.current
     assert np.any(np.array(outcomes.candidate) != np.array(outcomes.current))
+
+
+async def test_versions_are_compared_against_another_model(config, tokenizer, tmp_path):
+    """Its engine gives every answer, of both versions and of the other model."""
+    rival = f"hf:{causal_folder(tmp_path / 'gpt2', 'gpt2')}"
+    asked = Counter()
+
+    class Counting:
+        async def generate(self, prompt, params, policy):
+            asked[policy.uid] += 1
+            return Completion(text="no action")
+
+    config.deployment.holdout_games, config.deployment.holdout_opponent = 4, rival
+    outcomes = await GameHoldout(config, Counting(), tokenizer, ())(BASE, BASE)
+    assert len(outcomes.current) == 4
+    assert asked[rival] > 0 < asked[BASE.uid]
 
 
 async def test_failed_games_are_an_error_with_their_cause(config, engine, tokenizer):

@@ -11,6 +11,7 @@ from tests.harness.in_process import rlforge_here, use_actors_in_process
 from tests.harness.live_run import strict_arguments
 
 from rlforge.errors import RunError
+from rlforge.local.verify import verify
 from rlforge.tracking.digests import FILE, broken_at, digest_of
 from rlforge.tracking.files import read_json, read_jsonl
 from rlforge.tracking.game_files import read_games
@@ -97,3 +98,12 @@ def test_a_strict_run_against_it_is_the_same_again_also_when_it_failed_meanwhile
     assert ended(tmp_path, "train", "--resume", "run") == 0
     assert digests(tmp_path / "run") == digests(run)
     assert [*digests(run)] == [1, 2]
+
+
+def test_its_answers_are_no_versions_of_the_run_to_compute_again(run: Path) -> None:
+    verified = verify(run, whole=True)
+    assert verified.problems == []
+    [logprobs] = (check for check in verified.checks if check.name == "log-probs")
+    assert logprobs.checked > 5
+    [note] = logprobs.notes
+    assert note.endswith("answers are of other models (hf:)")

@@ -56,7 +56,7 @@ class DeploymentConfig(Group):
     #: Games, or episodes in a market, played with the new and with the current version; 0: versions
     #: are not compared. Nor are they without games or a market (``continuous.source``).
     holdout_games: Whole = 200
-    #: Opponent in those games: a scripted player or ``base``.
+    #: Opponent in those games: a scripted player, ``base``, ``hf:ORG/MODEL`` or ``hf:FOLDER``.
     holdout_opponent: Text = "random_legal"
     #: Loss of mean reward that is acceptable.
     margin: NotNegative = 0.25

@@ -25,8 +25,8 @@ class DataConfig(Group):
     """The answers that are learned from (group ``data``): of players, of a run, or of a file."""
 
     #: Players of games in ``env.train``, which take turns at the seats: scripted ones,
-    #: ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``. In a market: scripted
-    #: traders.
+    #: ``hf:ORG/MODEL``, ``hf:FOLDER``, ``openai:MODEL``, ``openrouter:MODEL`` or
+    #: ``litellm:PROVIDER/MODEL``. In a market: scripted traders.
     players: list[Text] = field(default_factory=list)
     #: Those of ``data.players`` that are learned from; empty: all.
     imitate: list[Text] = field(default_factory=list)

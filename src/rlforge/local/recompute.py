@@ -184,10 +184,13 @@ class Updates:
 def check_logprobs(run: RecordedGames, say: Say) -> Check:
     """Whether the saved adapters give the recorded answers the recorded probabilities."""
     by_version: dict[str, list[Answered]] = defaultdict(list)
-    made_again = 0
+    made_again = of_others = 0
     for record in run.records.values():
         for number, turn in enumerate(record.turns, 1):
             if not turn.completion.token_ids or record.error is not None:
+                continue
+            if record.spec.seats[turn.player_id].policy.kind == "hf":
+                of_others += 1
                 continue
             if run.made_in(turn.completion.policy_uid) > record.spec.part:
                 made_again += 1
@@ -205,6 +208,8 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
     if made_again:
         notes.append(f"{made_again} answers are of versions that the run, resumed, made again")
+    if of_others:
+        notes.append(f"{of_others} answers are of other models (hf:)")
     largest, checked, problems = 0.0, 0, list[str]()
     allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
     scorer = Answers(run.config) if known else None

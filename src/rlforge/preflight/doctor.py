@@ -376,7 +376,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
     config = composed.config
     try:
         check_source(config.model)
-        problems = [*model_problems(config)]
+        problems = [*model_problems(config, fetch=not assumed)]
         if local_copy(config.model) is not None:
             config = with_start(composed)
             problems += [*saved_problems(config), *weight_problems(config)]
@@ -390,6 +390,11 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
         return [_problem("model", text) for text in problems]
     detail = f"{config.model.label}: {locate(config.model).place}"
     findings = [Finding(what="model", state="ok", detail=detail)]
+    for uid, other in as_played_by(config, other_models(config)).items():
+        located = locate(other.model)
+        unplanned = "" if located.shape else "; its memory is not planned: its shape is not known"
+        detail = f"{uid}: {located.place}{unplanned}"
+        findings.append(Finding(what="opponent", state="ok", detail=detail))
     notes = [*model_notes(config)]
     if unfetched(config.model):
         notes.append("its weights are on the hub only: training fetches them, and reads them then")

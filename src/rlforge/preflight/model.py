@@ -77,11 +77,12 @@ def shape_problems(config: PolicyConfig) -> Iterator[str]:
     yield from _of_heads(config, [shape.head_dim], latent=False)
 
 
-def model_problems(config: PolicyConfig) -> Iterator[str]:
-    """Why the model cannot be trained as ``config`` says.
+def model_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]:
+    """Why the model cannot be trained as ``config`` says, or other models cannot play.
 
     Of a model that is on the hub only, configuration and tokenizer are fetched; nothing is known of
-    one that this package has still to make.
+    one that this package has still to make. fetch: False leaves out what is to be known of other
+    models (``hf:``) that are not on this machine.
     """
     if made_model(config.model.kind) is not None:
         yield from shape_problems(config)
@@ -89,8 +90,13 @@ def model_problems(config: PolicyConfig) -> Iterator[str]:
         yield from _of_empty_model(config)
     if config.model.chat_template_args and local_copy(config.model) is not None:
         yield from _of_template(config.model)
+    yield from other_problems(config, fetch=fetch)
+
+
+def other_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]:
+    """Why other models (``hf:``) of ``config`` cannot play. fetch: as of ``model_problems``."""
     for key, own in _other_models(config):
-        yield from (f"{key}: {problem}" for problem in other_model_problems(own))
+        yield from (f"{key}: {problem}" for problem in other_model_problems(own, fetch=fetch))
 
 
 def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
@@ -103,18 +109,20 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
     yield from ((keys[uid], own) for uid, own in as_played_by(config, named).items())
 
 
-def other_model_problems(own: GamesConfig) -> Iterator[str]:
+def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[str]:
     """Why another model (``hf:``) cannot play, as far as its weights do not say.
 
-    own: of ``as_played_by``.
+    own: of ``as_played_by``. fetch: as of ``model_problems``.
     """
     name, found = own.model.label, list[str]()
     if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / MODEL_CONFIG).is_file():
         found = [f"it is an adapter; one of the trained model is checkpoint:{name}"]
     else:
-        found = [str(error) for error in refusals(lambda: check_source(own.model))]
-        found = found or [*_of_empty_model(own), *_of_template(own.model)]
-        if not found:
+        check = check_source if fetch else resolve_model
+        found = [str(error) for error in refusals(lambda: check(own.model))]
+        known = not found and (fetch or local_copy(own.model) is not None)
+        found += [*_of_empty_model(own), *_of_template(own.model)] if known else []
+        if known and not found:
             formed, _ = with_own_form(own)
             found += collected(refusals(lambda: check_room(formed)))
     yield from (_as_opponent(name, line) for text in found for line in text.splitlines())
@@ -263,6 +271,9 @@ def model_notes(config: PolicyConfig) -> Iterator[str]:
     if made_model(config.model.kind) is None:
         yield from _notes(config)
     for key, own in _other_models(config):
+        if local_copy(own.model) is None:
+            yield f"{key}: hf:{own.model.label} is not on this machine: training fetches it"
+            continue
         formed, _ = with_own_form(own)
         if formed.model.prompt_template != own.model.prompt_template:
             yield (

@@ -6,6 +6,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import collected, raise_all
 from rlforge.preflight.games import lineup_problems, opponent_problems
+from rlforge.preflight.model import other_problems
 from rlforge.preflight.policy import Problems, machine_problems, policy_problems, value_problems
 from rlforge.rollout.lineup import eval_envs
 
@@ -30,7 +31,8 @@ def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: b
         yield from lineup_problems(composed, keys=keys)
     if games and config.deployment.holdout_games:
         key, opponent = "deployment.holdout_opponent", [config.deployment.holdout_opponent]
-        yield from opponent_problems(composed, key, opponent, eval_envs(config))
+        found = collected(opponent_problems(composed, key, opponent, eval_envs(config)))
+        yield from found or other_problems(config)
     needed = 3 if config.deployment.strategy == "ab_test" else 2
     if config.engine.max_loras < needed:
         yield composed.error(

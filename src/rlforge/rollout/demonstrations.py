@@ -21,6 +21,7 @@ import numpy as np
 
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.config.sft import ACTION, DataConfig, SftConfig
+from rlforge.engines.registry import make_engine
 from rlforge.errors import RunError
 from rlforge.games.actions import extract
 from rlforge.games.base import View
@@ -31,7 +32,7 @@ from rlforge.rollout.collector import Collector
 from rlforge.rollout.conversation import conversation_in
 from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
 from rlforge.rollout.episode import Answer
-from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.rollout.traders import trader_samples
@@ -175,12 +176,11 @@ async def _of_players(
     """The samples of games that ``data.players`` play; the games go to disk."""
     data, specs = config.data, demonstration_games(config)
     say(f"{', '.join(data.players)} play {len(specs):,} games")
-    absent: Any = None  # neither tokenizer nor engine: no seat has the run's model
-    table = _Table(SeatPolicies(config, absent, absent, ()))
-    ports: Any = None
-    collector = Collector(config.collector, ports, table.answers)
-    async with _reported(table, say):
-        records = await collector.evaluate(specs)
+    async with _players(config) as policies:
+        table = _Table(policies)
+        collector = Collector(config.collector, None, table.answers)
+        async with _reported(table, say):
+            records = await collector.evaluate(specs)
     failed = [record for record in records if record.error is not None]
     if len(failed) == len(records):
         raise RunError(f"all {len(records)} games failed; the last one: {failed[-1].error}")
@@ -200,6 +200,23 @@ async def _of_players(
         for step in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
         if _counts(record, step.player_id, data, left_out) and _has_answer(step, left_out)
     ]
+
+
+@contextlib.asynccontextmanager
+async def _players(config: SftConfig) -> AsyncIterator[SeatPolicies]:
+    """Who answers for ``data.players``; other models (``hf:``) are loaded for the block."""
+    absent: Any = None  # of the run's model, which has no seat
+    refs = [parse_opponent(name) for name in config.data.players]
+    others = as_played_by(config, refs)
+    if not others:
+        yield SeatPolicies(config, absent, absent, ())
+        return
+    device, threads = config.hardware.device, config.hardware.threads
+    engine = make_engine(config, device=device, threads=threads, others=others, own=False)
+    try:
+        yield SeatPolicies(config, absent, engine, (), refs)
+    finally:
+        await engine.close()
 
 
 class _Table:
@@ -330,6 +347,8 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Ste
         for turn in record.turns:
             index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
             answer = turn.completion
+            if record.spec.seats[turn.player_id].policy.kind == "hf":  # in another tokenizer
+                continue
             if not answer.token_ids or not _is_good(turn) or answer.finish_reason != "stop":
                 continue
             if index < _first_learned(numbers[turn.player_id], data):

@@ -10,6 +10,8 @@ from typing import TypeVar
 from rlforge.config.compose import compose
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig, RunConfig
+from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
@@ -79,13 +81,18 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
 
 
 def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
-    """The other models (``hf:``) that a run meets, each with the key that names it."""
-    if not isinstance(config, RunConfig):
-        return {}
-    met = {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
-    for name in policy_names(config):
-        key = f"policies.{name}.pool.fixed_opponents" if name else "pool.fixed_opponents"
-        met[key] = fixed_opponents(of_policy(config, name))
+    """The other models (``hf:``) that a run or service meets, each with the key that names it."""
+    met: dict[str, Iterable[PolicyRef]] = {}
+    if isinstance(config, RunConfig):
+        met = {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
+        for name in policy_names(config):
+            key = f"policies.{name}.pool.fixed_opponents" if name else "pool.fixed_opponents"
+            met[key] = fixed_opponents(of_policy(config, name))
+    elif isinstance(config, SftConfig) and config.market is None:
+        met["data.players"] = map(parse_opponent, config.data.players)
+    elif isinstance(config, ServingConfig) and config.deployment.holdout_games:
+        rival = config.deployment.holdout_opponent
+        met["deployment.holdout_opponent"] = [parse_opponent(rival)]
     return {one: key for key, opponents in met.items() for one in opponents if one.kind == "hf"}
 
 

@@ -16,7 +16,7 @@ from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import Pairing, plan_evaluation
-from rlforge.rollout.lineup import eval_envs
+from rlforge.rollout.lineup import eval_envs, other_models
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.serving.records import PROBE_TOKENS, PROBES, PairedOutcomes, Probe
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams
@@ -37,7 +37,8 @@ class GameHoldout:
         self, config: ServingConfig, engine: Engine, tokenizer: Any, stop_token_ids: Sequence[int]
     ) -> None:
         self._config = config
-        self._answers = SeatPolicies(config, tokenizer, engine, stop_token_ids)
+        others = other_models(config)
+        self._answers = SeatPolicies(config, tokenizer, engine, stop_token_ids, others)
         self._slots = asyncio.Semaphore(config.collector.num_eval_workers)
 
     async def __call__(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:

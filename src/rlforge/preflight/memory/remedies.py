@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from rlforge.config.schema import LearnerConfig, PolicyConfig
+from rlforge.config.schema import GamesConfig, LearnerConfig, PolicyConfig
 from rlforge.preflight.memory.plan import Plan, train_length
 from rlforge.types import value
 
@@ -64,7 +64,7 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
     for key, text, changed in _changes(config):
         then = replan(changed)
         saved = now.learner.total - then.learner.total
-        if key.startswith(("engine.", "model.")):
+        if key.startswith(("engine.", "model.", "pool.")):
             saved += now.engine.total - then.engine.total
         found.append(Option(key=key, value=text, saves=saved))
     return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
@@ -89,6 +89,13 @@ def _changes(config: PolicyConfig) -> list[tuple[str, str, PolicyConfig]]:
         half = getattr(engine, name) // 2
         if half:
             changes.append((f"engine.{name}", str(half), with_engine(config, **{name: half})))
+    if not isinstance(config, GamesConfig):
+        return changes
+    for name in ("max_parallel_seq", "max_model_len"):
+        if half := getattr(config.pool.hf, name) // 2:
+            hf = dataclasses.replace(config.pool.hf, **{name: half})
+            pool = dataclasses.replace(config.pool, hf=hf)
+            changes.append((f"pool.hf.{name}", str(half), dataclasses.replace(config, pool=pool)))
     return changes
 
 
