@@ -112,3 +112,30 @@ def test_a_tokenizer_of_another_model_is_refused(refused, tmp_path):
     folder = causal_folder(tmp_path / "qwen3", "qwen3", vocab_size=100)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 100
     assert "have no row in the model" in refused(f"hf:{folder}")
+
+
+def test_doctor_shows_where_it_is_and_what_it_takes(base, good):
+    report = examine(composed(*base, f"eval.opponents=[hf:{good}]"), check=launch.check)
+    assert [one.detail for one in report.findings if one.what == "opponent"] == [
+        f"hf:{good}: {good}"
+    ]
+    named = [part.name for part in report.memory.plan.engine.parts]
+    assert {"other models", "their caches"} <= set(named)
+    keys = {option.key for option in report.memory.options}
+    assert {"pool.hf.max_parallel_seq", "pool.hf.max_model_len"} <= keys
+    alone = examine(composed(*base, "eval.opponents=[random_legal]"), check=launch.check)
+    assert not any(option.key.startswith("pool.") for option in alone.memory.options)
+
+
+def test_a_run_is_prepared_where_the_model_is_not_and_does_not_start_there(base):
+    given = [*base, "eval.opponents=[hf:org/model]"]
+    launch.composed(given, None)
+    with pytest.raises(ConfigError, match=r"^eval\.opponents: hf:org/model: not on this machine"):
+        launch.train(given, None)
+    elsewhere = [*base, "eval.opponents=[hf:org/model]", "hardware=gpu_24gb"]
+    report = examine(composed(*elsewhere), gpu_memory_gb=24, check=launch.check)
+    notes = [one.detail for one in report.findings if one.state == "note"]
+    assert any("hf:org/model is not on this machine: training fetches it" in one for one in notes)
+    [opponent] = (one.detail for one in report.findings if one.what == "opponent")
+    assert opponent.endswith("its memory is not planned: its shape is not known")
+    assert report.healthy
