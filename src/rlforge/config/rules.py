@@ -239,10 +239,10 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _judged(hint: Any, value: Any) -> Iterator[Problem]:
     """Problems of one value; keys begin with a dot, or are empty where it is the value itself."""
-    if value is None:
-        return
     kind, rules = parts(hint)
     origin, choices, found = typing.get_origin(kind), typing.get_args(kind), False
+    if value is None and (not is_union(kind) or type(None) in choices):  # OmegaConf judged others
+        return
     if is_union(kind):
         fit = [one for one in choices if isinstance(value, _class_of(one))]
         if fit:
