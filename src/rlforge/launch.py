@@ -39,7 +39,8 @@ from rlforge.games.originals import absent_noted
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
-from rlforge.preflight.doctor import check_fit, with_engine_chosen
+from rlforge.preflight.doctor import check_fit
+from rlforge.preflight.engine import with_engine_chosen
 from rlforge.preflight.games import check_room, game_notes, validate
 from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.machine import planned, started

@@ -13,12 +13,12 @@ from rlforge import launch
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.preflight import doctor as examined
-from rlforge.preflight import machine as planned_machine
-from rlforge.preflight.doctor import check_fit, divided, examine, with_engine_chosen
+from rlforge.preflight.doctor import check_fit, examine
 from rlforge.preflight.doctor_view import render, to_values
+from rlforge.preflight.engine import divided
 from rlforge.preflight.memory.plan import GIB
 from rlforge.preflight.model import shape_problems
-from rlforge.system.hardware import Gpu, Machine
+from rlforge.system.hardware import Gpu
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak_tuned"
 ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
@@ -28,18 +28,6 @@ ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
 def _environment(monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    """Lets the examined machine have other cards than this one."""
-
-    def has(*cards: Gpu) -> None:
-        monkeypatch.setattr(examined, "gpus", lambda: cards)
-        for module in (examined, planned_machine):
-            monkeypatch.setattr(module, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
-
-    return has
 
 
 def finding(report, what, state=None):
@@ -322,59 +310,3 @@ def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
     report = examine(composed(QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"))
     assert not report.healthy
     assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """vLLM for GPUs is installed."""
-    installed = {"vllm": vllm_settings.VLLM_VERSION}.get
-    monkeypatch.setattr(vllm_settings, "version_of", installed)
-
-
-def chosen(*overrides):
-    """What ``engine=auto`` starts: the name, vLLM's share of the card, and the note."""
-    smaller = ("learner.gradient_checkpointing=true", "engine.max_model_len=4096")
-    config, note = with_engine_chosen(composed(QUICK_START, *smaller, *overrides).config)
-    return config.engine.name, config.engine.vllm.gpu_memory_utilization, note
-
-
-def test_auto_tries_vllm_on_a_gpu_where_it_is_installed_and_gives_it_its_share(machine, vllm):
-    machine(ADA)
-    name, share, note = chosen()
-    assert (name, note) == ("auto", None)
-    assert 0.3 < share < 0.9
-    report = examine(composed(QUICK_START, "hardware=gpu_48gb"))
-    assert "if it passes a trial at the start" in finding(report, "engine").detail
-
-
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("hardware=cpu", "it runs on the CPU"),
-        ("determinism=strict", "what the embedded engine can do"),
-        ("learner.train=full", "learner.train: vLLM swaps adapters"),
-        ("engine.temperature=2.5", "engine.temperature: vLLM samples at"),
-        ("eval.temperature=0.001", "eval.temperature: vLLM samples at"),
-        ("model.lora.rank=600", "model.lora.rank: vLLM runs adapters up to rank 512"),
-    ],
-)
-def test_auto_is_the_embedded_engine_where_vllm_cannot_be(override, why, machine, vllm):
-    machine(dataclasses.replace(ADA, memory=141 * GIB))
-    name, share, note = chosen(override)
-    assert (name, share) == ("transformers", None)
-    assert note.startswith("engine: transformers, not vLLM: ")
-    assert why in note
-
-
-def test_auto_says_how_to_install_vllm_where_there_is_a_gpu(machine, monkeypatch):
-    machine(ADA)
-    monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
-    name, _, note = chosen()
-    assert name == "transformers"
-    assert note.endswith("vLLM is not installed; pip install 'rlforge[vllm]'")
-
-
-def test_a_named_engine_is_not_chosen_anew(machine, vllm):
-    machine(ADA)
-    assert chosen("engine=transformers") == ("transformers", None, None)
-    assert chosen("engine=vllm")[0] == "vllm"

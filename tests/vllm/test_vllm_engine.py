@@ -16,7 +16,6 @@ import torch
 from rlforge.config.schema import LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.grammars import Grammars, json_grammar
 from rlforge.engines.registry import make_engine
-from rlforge.engines.versions import AdapterTable
 from rlforge.errors import ConfigError, EngineError
 from rlforge.learner.engine_trial import try_out
 from rlforge.models.tiny.vocabulary import build_tokenizer
@@ -58,19 +57,6 @@ async def test_logprobs_are_those_of_the_learner(engine, base, base_policy, vers
 @pytest.mark.smoke
 async def test_vllm_passes_the_trial_of_engine_auto(engine, make_config):
     assert await try_out(engine, make_config(), "cpu") < 1e-4
-
-
-async def test_adapters_that_share_an_id_fail_the_trial(engine, make_config, monkeypatch):
-    """vLLM goes on with the weights that it has under the id."""
-    use = AdapterTable.use
-
-    def under_one_id(table, key):
-        adapter = use(table, key)
-        return None if adapter is None else dataclasses.replace(adapter, number=10**6)
-
-    monkeypatch.setattr(AdapterTable, "use", under_one_id)
-    with pytest.raises(EngineError, match=r"log-probs of adapter \d were .* from the learner's"):
-        await try_out(engine, make_config(), "cpu")
 
 
 async def test_answers_keep_to_their_grammar_with_the_log_probs_of_what_it_leaves(

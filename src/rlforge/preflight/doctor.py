@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
-from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, obstacle
-from rlforge.errors import ConfigError, refusals
+from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
@@ -24,7 +22,6 @@ from rlforge.preflight.memory.remedies import Option, largest_pass, mend, option
 from rlforge.preflight.model import (
     model_notes,
     model_problems,
-    saved_policies,
     saved_problems,
     shape_problems,
     weight_problems,
@@ -128,8 +125,8 @@ def examine(
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
             if size is not None and wanted > size:
-                moves = f"hardware.alternate moves up to {_gib(wanted)} to the host"
-                detail = f"{moves}, which has {_gib(size)}"
+                moves = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
+                detail = f"{moves}, which has {in_gib(size)}"
                 findings.append(Finding(what="RAM", state="problem", detail=detail))
     return Report(findings=tuple(findings), memory=memory)
 
@@ -140,85 +137,28 @@ def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
     here: by the cards of this machine, too. Says nothing where the shape of the model or the memory
     of the card cannot be known.
     """
-    memory = _memory_on(gpus() if here else (), config, locate(config.model))
+    memory = memory_on(gpus() if here else (), config, locate(config.model))
     if memory is None or memory.plan.excess == 0:
         return
     plan = memory.plan
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
-    saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
+    saving = ", ".join(f"{option.key} ({in_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
     ranks = "the learner" if card.learners == 1 else f"{card.learners} learner ranks"
     engines = f"{card.engines} engine{'s' if card.engines > 1 else ''}"
     parts = ((card.learners, ranks), (card.engines, engines))
     who = " and ".join(text for number, text in parts if number)
     turns = " in turns" if plan.alternate else ""
-    room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
+    room = f"{memory.device} of {in_gib(card.capacity)} ({in_gib(card.usable)} usable)"
     raise ConfigError(
         f"{config.model.label} does not fit {room} with "
         f"hardware={config.hardware.name}: {who} need{turns} "
-        f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
+        f"{in_gib(plan.need(card))}, {in_gib(plan.excess)} too much; {change}; "
         "rlforge doctor shows each part"
     )
 
 
-def divided(config: C) -> C:
-    """``config`` with the share of its card that each engine takes, where the plan decides it.
-
-    Where the shape of the model or the memory of the card cannot be known, it stays as it is.
-    """
-    vllm = config.engine.vllm
-    if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
-        return config
-    memory = _memory_on(gpus(), config, locate(config.model))
-    if memory is None or memory.plan.share is None:
-        return config
-    # vLLM counts by the card itself, of which the profile may use a part.
-    planned = memory.plan.cards[0].capacity
-    here = config.hardware.ray_address is None
-    whole = min((gpu.memory for gpu in gpus() if here), default=planned)
-    share = memory.plan.share * planned / whole
-    vllm = dataclasses.replace(vllm, gpu_memory_utilization=share)
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
-
-
-def with_engine_chosen(config: C) -> tuple[C, str | None]:
-    """``divided``, with the engine that ``engine.name=auto`` starts on this machine, and a note.
-
-    The name stays ``auto`` where the engines themselves try vLLM, with the trial of
-    ``rlforge.learner.engine_trial``; where they cannot, and the note says why, it is
-    ``transformers``. Plans of memory count ``auto`` as that: it takes over where the trial fails.
-    """
-    if config.engine.name != "auto":
-        return divided(config), None
-    wanted = divided(named_engine(config, "vllm"))
-    if (reason := _not_vllm(wanted)) is None:
-        return named_engine(wanted, "auto"), None
-    return named_engine(config, "transformers"), f"engine: transformers, not vLLM: {reason}"
-
-
-def named_engine(config: C, name: str) -> C:
-    """``config`` with another ``engine.name``."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, name=name))
-
-
-def _not_vllm(config: PolicyConfig) -> str | None:
-    """Why a run does not try vLLM, which ``config`` names; None: it does."""
-    machine = detect()
-    hardware = resolve_hardware(
-        config.hardware, machine, config.engine.num_engines, config.learner.num_learners
-    )
-    if (reason := obstacle(config, hardware.device)) is not None:
-        return reason
-    for policies in saved_policies(config).values():
-        for problem in refusals(partial(check_playable, policies, config)):
-            return str(problem)
-    memory = _memory_on(gpus(), config, locate(config.model))
-    if memory is not None and memory.plan.excess > 0:
-        return f"with it the run needs {_gib(memory.plan.excess)} more memory than there is"
-    return None
-
-
-def _memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
+def memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
     """The plan for a machine with the cards ``found``; None where it cannot be made."""
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
@@ -229,7 +169,7 @@ def _memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -
     return _memory(config, located, hardware, capacity, found)
 
 
-def _gib(size: int) -> str:
+def in_gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
@@ -306,9 +246,9 @@ def _configuration(
 
 def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
     size = ram()
-    shown = "unknown" if size is None else _gib(size)
+    shown = "unknown" if size is None else in_gib(size)
     cores = f"{detect().cpus} cores, {shown} of RAM"
-    cards = ", ".join(f"{gpu.name} ({_gib(gpu.memory)})" for gpu in found)
+    cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in found)
     return [
         Finding(what="machine", state="ok", detail=cores),
         Finding(what="GPUs", state="ok", detail=cards or "none that nvidia-smi shows"),
