@@ -218,7 +218,8 @@ def batches(
     """
     from rlforge.local import batches as local
 
-    batch, console = local.find_batch(run_dir, number), Console(highlight=False)
+    batch = local.find_batch(run_dir, number)
+    console = Console(width=max(Console().width, 80), highlight=False)  # else ids break
     shown = local.batch_table(batch, rows, console.width)
     if sample is not None:
         shown = local.sample_in_full(batch, sample)

@@ -29,7 +29,10 @@ from rlforge.types import Step, value
 _STEPS = Codec(Step, form="json")
 
 WIDE = 110
-"""Columns from which a table has room for answers, and for the reward after each transform."""
+"""Columns from which a table has room for environments and for the reward after each transform."""
+
+#: Most characters of an action in a table.
+_ACTION = 24
 
 
 @value
@@ -101,41 +104,43 @@ def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
 
 def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
     """The first ``most`` samples, a line each, below what they are together; width: columns."""
-    steps = [sample.step for sample in batch.samples]
-    shown = batch.samples[:most]
-    played = any(step.game_id for step in steps)
-    several = len({step.env_id for step in steps}) > 1
-    texts = width >= WIDE and any(one.answer.strip() != one.step.action for one in shown)
+    shown, wide = batch.samples[:most], width >= WIDE
+    several = wide and len({one.step.env_id for one in batch.samples}) > 1
+    updated = batch.samples[0].advantage is not None
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", justify="right", no_wrap=True, style="dim")
-    table.add_column("game", overflow="fold")
+    table.add_column("game", no_wrap=True)
     if several:
         table.add_column("environment", overflow="fold")
     for title in ("player", "turn"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("action", overflow="fold")
-    if texts:
-        table.add_column("answer", no_wrap=True, overflow="ellipsis", ratio=1)
-    if played:
+    if wide:
+        table.add_column("tokens", justify="right", no_wrap=True)
+    if updated:
         table.add_column("rewards", overflow="fold")
-        table.add_column("advantage", justify="right", no_wrap=True)
-        table.add_column("version", justify="right", no_wrap=True)
+        for title in ("advantage", "version"):
+            table.add_column(title, justify="right", no_wrap=True)
     for index, sample in enumerate(shown):
         step = sample.step
+        action = " ".join(step.action.split())
+        after = [step.raw_reward, *step.rewards.values()]
+        if not wide:
+            after[1:] = after[1:] and [step.reward]
         table.add_row(
             str(index),
-            Text(step.game_id),
+            Text(step.game_id or "given"),
             *([Text(step.env_id)] if several else []),
             str(step.player_id),
             str(step.turn_index),
-            Text(step.action),
-            *([Text(" ".join(sample.answer.split()))] if texts else []),
-            *([_chain(step, width)] if played else []),
-            *([_signed(sample.advantage), str(step.policy_version)] if played else []),
+            Text(action if len(action) <= _ACTION else f"{action[: _ACTION - 1]}…"),
+            *([str(len(step.token_ids))] if wide else []),
+            *([" → ".join(digits(one, 3) for one in after)] if updated else []),
+            *([_signed(sample.advantage), str(step.policy_version)] if updated else []),
         )
     left = len(batch.samples) - len(shown)
     more = [Text(f"and {left:,} more; --rows {len(batch.samples)} shows all")] if left else []
-    heading = Text("\n".join(_heading(batch, width)), style="dim", overflow="fold")
+    heading = Text("\n".join(_heading(batch, wide=wide)), style="dim", overflow="fold")
     return Group(heading, table, *more)
 
 
@@ -176,7 +181,7 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
     )
 
 
-def _heading(batch: ShownBatch, width: int) -> list[str]:
+def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
     """What the samples are together, and what their rewards are."""
     steps = [sample.step for sample in batch.samples]
     versions = sorted({step.policy_version for step in steps})
@@ -190,20 +195,12 @@ def _heading(batch: ShownBatch, width: int) -> list[str]:
     span = f"version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else "")
     mean = round(sum(step.reward for step in steps) / len(steps), 6)
     size = sum(map(abs, advantages)) / len(advantages)
-    names = [*steps[0].rewards] if width >= WIDE else ["after all transforms"]
+    names = [*steps[0].rewards] if wide else ["after all transforms"]
     return [
         f"{head}, {span}",
         f"mean reward {digits(mean, 3)}, mean size of an advantage {digits(size, 3)}",
         *([f"rewards: of the game → {' → '.join(names)}"] if steps[0].rewards else []),
     ]
-
-
-def _chain(step: Step, width: int) -> Text:
-    """The reward of the game, and after each transform, or after all where there is no room."""
-    after = [step.reward] if step.rewards else []
-    if width >= WIDE:
-        after = [*step.rewards.values()]
-    return Text(" → ".join(digits(one, 3) for one in (step.raw_reward, *after)))
 
 
 def _signed(number: float | None) -> str:
