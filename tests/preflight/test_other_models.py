@@ -74,6 +74,13 @@ def test_settings_that_leave_no_room_are_named_as_those_of_the_opponents(refused
     assert f"hf:{good}: pool.hf.max_model_len=64: the first prompt of TicTacToe-v0-train" in second
 
 
+def test_conversations_that_leave_no_room_for_an_answer_are_refused(refused, good):
+    drops = ["env.context=conversation", "env.overflow=drop_oldest", "engine.max_tokens=2"]
+    sizes = ["pool.hf.max_model_len=1024", "pool.hf.max_tokens=1024"]
+    said = refused(f"hf:{good}", more=[*drops, *sizes])
+    assert f"hf:{good}: pool.hf.max_tokens=1024 leaves no room for a prompt: 1024 tokens" in said
+
+
 def test_arguments_that_its_template_does_not_read_are_refused(refused, good):
     said = refused(f"hf:{good}", more=["pool.hf.chat_template_args={enable_thinking: false}"])
     assert f"hf:{good}: pool.hf.chat_template_args.enable_thinking: the chat template" in said

@@ -26,7 +26,7 @@ from rlforge.types import Completion
 OWN_TEMPLATE = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}"
     "{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}<end_of_turn>{% endfor %}"
-    "{% if add_generation_prompt %}<model>{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
@@ -133,7 +133,7 @@ class Asked:
 
     async def generate(self, prompt_token_ids, params, policy):
         self.asked.append((prompt_token_ids, params, policy))
-        return Completion(text=r"\boxed{[4]}")
+        return Completion(text=r"\boxed{[4]}", token_ids=(7, 8), logprobs=(-1.0, -1.0))
 
 
 def test_it_is_sampled_and_stopped_in_its_own_way(config, folders):
@@ -174,3 +174,26 @@ def test_the_keys_that_name_other_models_are_known():
     ).config
     found = {policy.uid: key for policy, key in other_models(config).items()}
     assert found == {"hf:a/b": "pool.fixed_opponents", "hf:c/d": "eval.opponents"}
+
+
+def test_in_conversations_a_prompt_continues_the_tokens_of_its_own_answers(config, folders):
+    folder, engine = folders["gemma3_text"], Asked()
+    config = changed(config, env={"context": "conversation"})
+    policy, [env] = parse_opponent(f"hf:{folder}"), train_envs(config)
+    spec = game_spec("g", env, line_up(env, [policy, policy], trained_uid=None))
+    answer = SeatPolicies(config, None, engine, (), [policy]).for_game(spec)
+    first = View(player_id=0, observation="You begin.", legal_actions=("[4]",))
+    later = dataclasses.replace(first, observation="You begin.\n\nNow [5].", news="Now [5].")
+
+    async def two_turns():
+        for view in (first, later):
+            await answer(spec.seats[0], view, 0)
+
+    asyncio.run(two_turns())
+    (before, params, _), (after, again, _) = engine.asked
+    assert after[: len(before)] == before
+    said, asked = after[len(before) :][:2], after[len(before) :][2:]
+    assert said == (7, 8)  # as it drew them
+    text = AutoTokenizer.from_pretrained(folder).decode(asked)
+    assert text.startswith("<end_of_turn><user>Now [5].")
+    assert params.conversation == again.conversation is not None

@@ -79,7 +79,7 @@ class HfConfig(Group):
     #: Most tokens of prompt and answer together, at most what the model has positions for.
     max_model_len: Count = 4096
     #: Answers of each model that are generated at the same time in one engine.
-    max_parallel_seq: Count = 16
+    max_parallel_seq: Count = 32
 
     def clashes(self) -> Iterator[Problem]:
         if problem := template_args_problem(self.chat_template_args):

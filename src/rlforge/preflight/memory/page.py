@@ -56,7 +56,8 @@ longest step and `learner.micro_batch_tokens`; one chunk of logits, of the same 
 
 **What an engine holds.** Weights; `engine.max_loras` adapters; keys and values of
 `engine.max_parallel_seq` sequences, each of up to `engine.max_model_len` tokens. A plan *fits* when
-all of them may be at full length at once, and is *tight* when one may be but not all.
+all of them may be at full length at once, and is *tight* when one may be but not all. Other models
+that are opponents ([pool](pool.md#other-models)) come on top, on every engine.
 """
 
 PARTS = """## A card for the learner
