@@ -44,7 +44,7 @@ from rlforge.preflight.engine import with_engine_chosen
 from rlforge.preflight.games import check_room, game_notes, validate
 from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.machine import planned, started
-from rlforge.preflight.memory.plan import place
+from rlforge.preflight.memory.cards import place
 from rlforge.preflight.model import (
     model_notes,
     model_problems,

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.preflight.doctor import Finding, Memory, Report
-from rlforge.preflight.memory.plan import GIB, Card, Need, Plan
+from rlforge.preflight.memory.cards import Card
+from rlforge.preflight.memory.plan import GIB, Need, Plan
 
 _STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}

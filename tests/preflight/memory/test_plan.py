@@ -9,8 +9,9 @@ from tests.harness.composed import composed
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.models.shape import KNOWN, known_shape
+from rlforge.preflight.memory.cards import Card
 from rlforge.preflight.memory.engine import EngineJob
-from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Card, Plan, make_plan, place
+from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Plan, make_plan
 from rlforge.preflight.memory.remedies import (
     largest_pass,
     mend,
@@ -65,25 +66,6 @@ def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
     assert [(card.learners, card.engines) for card in made.cards] == [(1, 0), (0, 1)]
     assert made.cards[1].count == config.engine.num_engines
     assert made.excess == 0
-
-
-@pytest.mark.parametrize(
-    ("hardware", "learners", "engines", "cards"),
-    [
-        (HardwareConfig(device="cpu"), 1, 3, [(1, 3, 1)]),
-        (HardwareConfig(device="cpu"), 3, 2, [(3, 2, 1)]),
-        (cuda(0.5, 0.5), 1, 1, [(1, 1, 1)]),
-        (cuda(0.4, 0.3), 1, 2, [(1, 2, 1)]),
-        (cuda(0.5, 0.5), 1, 4, [(1, 1, 1), (0, 2, 2)]),
-        (cuda(1, 1), 1, 2, [(1, 0, 1), (0, 1, 2)]),
-        (cuda(1, 0.5), 1, 3, [(1, 0, 1), (0, 2, 2)]),
-        (cuda(1, 0.5), 3, 2, [(1, 0, 3), (0, 2, 1)]),
-        (cuda(1 / 3, 1 / 3), 1, 2, [(1, 2, 1)]),
-    ],
-)
-def test_cards_are_filled_as_ray_packs_them(hardware, learners, engines, cards):
-    made = place(hardware, learners, engines, GIB)
-    assert [(card.learners, card.engines, card.count) for card in made] == cards
 
 
 def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.models.shape import KNOWN, ModelShape
-from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, USABLE, make_plan
+from rlforge.preflight.memory.cards import USABLE
+from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, make_plan
 from rlforge.preflight.memory.remedies import largest_pass, with_engine, with_learner, with_turns
 
 CARDS = (12, 16, 24, 32, 48, 80)

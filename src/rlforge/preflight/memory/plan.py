@@ -12,6 +12,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.models.shape import ModelShape
 from rlforge.preflight.memory import engine as engine_memory
 from rlforge.preflight.memory import learner as learner_memory
+from rlforge.preflight.memory.cards import Card, place
 from rlforge.preflight.memory.engine import EngineJob
 from rlforge.preflight.memory.learner import LearnerJob
 from rlforge.system.limits import (
@@ -24,9 +25,6 @@ from rlforge.system.limits import (
 from rlforge.types import value
 
 GIB = 2**30
-
-#: Share of a card that a plan may use: allocators lose some to fragments, drivers keep some.
-USABLE = 0.95
 
 #: Bytes of a process without its tensors. cuda: context, libraries and their workspace, a usual
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
@@ -66,24 +64,6 @@ def _stored(need: Need, idle: Need) -> int:
     """Bytes that wait on the host: lasting parts that are not kept on the card."""
     kept = {part.name for part in idle.parts}
     return sum(part.bytes for part in need.parts if part.name in LASTING - kept)
-
-
-@value
-class Card:
-    """A kind of card, and how many learner ranks and engines share one.
-
-    count: cards of this kind. capacity: bytes of one, usable or not.
-    """
-
-    learners: int
-    engines: int
-    count: int
-    capacity: int
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a plan may use."""
-        return int(self.capacity * USABLE)
 
 
 @value
@@ -396,24 +376,3 @@ def reserved_need(
     else:
         cache = int((VLLM_CPU_CACHE_GB if given is None else given) * GIB)
     return Need(parts=(*parts, Part(name="KV cache", bytes=cache)))
-
-
-def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
-    """Which processes share a card: first the cards of the learner's ranks, then all others.
-
-    On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
-    Ray packs them; an engine or learner that asks for one card or more has cards of its own.
-    """
-    if hardware.device != "cuda":
-        return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
-    share = hardware.engine_gpus
-    sharing = 0
-    if hardware.learner_gpus < 1 and 0 < share < 1:
-        sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
-    cards = [Card(learners=1, engines=sharing, count=learners, capacity=capacity)]
-    left = engines - sharing
-    if left:
-        together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
-        count = -(-left // together) * max(1, int(share))
-        cards.append(Card(learners=0, engines=together, count=count, capacity=capacity))
-    return tuple(cards)
