@@ -177,6 +177,7 @@ def test_odd_arguments_are_remarks(tmp_path):
         "import unstable\n"
         "unstable.Collector.remote(vllm_config=[1], training_envs=[('A-v0',)], num_actors=None)\n"
         "unstable.ModelPool.remote(sample_mode=3)\n"
+        "learner.train.remote('all', extra=[one\n  for one in range(99)])\n"
     )
     found = port(script)
     assert "model_name was not found; set model.name" in found.remarks[0] + found.remarks[1]
@@ -184,4 +185,6 @@ def test_odd_arguments_are_remarks(tmp_path):
     for said in ("2: vllm_config: [1] is of another form", "2: training_envs: [('A-v0',)] is"):
         assert f"run.py:{said}" in others
     assert "run.py:3: sample_mode: 3 is of another form than is known; set pool.mode" in others
+    assert "run.py:4: iterations: 'all' is of another form" in others
+    assert "run.py:4: extra: only running the script gives [one for one in range(99)]" in others
     assert "num_engines: null" in found.yaml

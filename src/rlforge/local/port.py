@@ -10,144 +10,28 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
-
-import yaml
 
 from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS, PARAMETERS, spelled_here
 from rlforge.errors import ConfigError
+from rlforge.local.experiment_yaml import experiment_yaml
 from rlforge.local.launch_script import Call, Unread, calls_of
+from rlforge.local.unstable_package import (
+    EFFECTIVE,
+    MODES,
+    OF_BUILD,
+    OF_GAMES,
+    OPPONENT,
+    PARTS,
+    POSITIONS,
+    POSITIONS_2,
+    REWARDS_OF_BUILD,
+    TRANSFORMATIONS,
+    WIRES,
+    WITHOUT,
+)
 from rlforge.types import value
-
-_LEARNER = (
-    *("model_name", "step_buffer", "model_pool", "algorithm", "batch_size", "mini_batch_size"),
-    *("max_generation_len", "learning_rate", "grad_clip", "batch_delay_buffer", "lora_cfg"),
-    *("initial_lora_path", "num_learners", "ckpt_root", "save_every", "tracker"),
-    *("activation_checkpointing", "gradient_checkpointing", "use_trainer_cache", "max_train_len"),
-)
-_LEARNER_2 = (
-    *("model_name", "lora_cfg", "batch_size", "mini_batch_size", "learning_rate", "grad_clip"),
-    *("buffer", "tracker", "model_registry", "activation_checkpointing", "gradient_checkpointing"),
-    *("use_trainer_cache", "initial_lora_path"),
-)
-_TRANSFORMATIONS = (
-    *("final_reward_transformation", "step_reward_transformation"),
-    "sampling_reward_transformation",
-)
-_BUFFER = ("max_buffer_size", "tracker", *_TRANSFORMATIONS, "buffer_strategy")
-_COLLECTOR = (
-    *("num_actors", "step_buffer", "model_pool", "tracker", "vllm_config", "training_envs"),
-    *("evaluation_envs", "evaluation_opponent", "max_eval_games_per_ckpt"),
-    *("filter_opponent_invalid", "action_extraction"),
-)
-_POSITIONS: Mapping[str, Sequence[str]] = {
-    "Tracker": ("run_name", "wandb_project"),
-    "StepBuffer": _BUFFER,
-    "EpisodeBuffer": _BUFFER,
-    "ModelPool": ("sample_mode", "max_active_lora", "tracker", "lag_range"),
-    "ModelRegistry": ("tracker", "beta"),
-    "Collector": _COLLECTOR,
-    "StandardLearner": _LEARNER,
-    "REINFORCELearner": _LEARNER_2,
-    "A2CLearner": _LEARNER_2,
-    "UniformRandomEnvSampler": ("train_env_specs", "eval_env_specs", "rng_seed"),
-    "initialize_algorithm": ("max_train_len", "max_generation_len"),
-    "collect": ("num_workers", "num_eval_workers"),
-    "train": ("iterations",),
-    "start": ("learning_steps", "num_collection_workers", "num_eval_workers"),
-    "build": (),
-    "add_fixed": ("name", "prior_mu"),
-    "add_checkpoint": ("path", "iteration"),
-}
-"""Calls that set something -> their arguments in order."""
-
-_PARTS = {
-    *("GameScheduler", "BaseModelSampler", "FixedOpponentModelSampler", "TerminalInterface"),
-    *("TrainEnvSpec", "EvalEnvSpec", "Reinforce", "AdvantageActorCritic", *COMPONENTS),
-    *("ComposeFinalRewardTransforms", "ComposeStepRewardTransforms"),
-    "ComposeSamplingRewardTransforms",
-}
-"""Calls that are read where they are arguments, or that have nothing to set."""
-
-_WIRES = {
-    *("step_buffer", "episode_buffer", "buffer", "model_pool", "tracker", "model_registry"),
-    *("game_scheduler", "model_sampler", "env_sampler", "logging_dir"),
-}
-"""Arguments that connect the parts, which the run's graph does here."""
-
-_WITHOUT = {
-    "ckpt_root": "versions are in checkpoints/ of the run directory, run_dir",
-    "rng_seed": "seed is the seed of everything",
-    "prior_mu": "ratings begin at 25",
-    "infer_mini_batch_size": "the critic reads passes of learner.micro_batch_tokens",
-    "env_sampling_strategy": "environments are drawn by env.train[].weight",
-    "inherit": "every version inherits its parent's rating",
-}
-"""Arguments without a counterpart, and what there is."""
-
-_MODES = {"fixed", "mirror", "lagged", "random", "match_quality", "ts_dist", "exploration"}
-_GEMINI = "google/gemini-2.0-flash-lite-001"
-_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-_MORE_TARGETS = ["gate_proj", "up_proj", "down_proj"]
-_BY_SELF = {"max_turns": None, "timeout_s": None, "error_allowance": 0}
-"""How games of the package go: to their end, which an invalid move is."""
-
-_EFFECTIVE: Mapping[str, Any] = {
-    "model.prompt_template": "unstable:default",
-    "model.action_extraction": "unstable:default",
-    "model.lora.rank": 32,
-    "model.lora.alpha": 32,
-    "model.lora.dropout": 0.05,
-    "model.lora.target_modules": _TARGETS,
-    "engine.temperature": 0.7,
-    "engine.top_p": 0.95,
-    "engine.request_timeout_s": 3600.0,
-    "pool.rating_beta": 4.0,
-    "pool.api.temperature": None,
-    "pool.api.max_tokens": None,
-    "pool.api.timeout_s": 600.0,
-    "pool.api.prompt_template": "textarena:agent",
-    "pool.api.action_extraction": "raw",
-    "buffer.save_batches_as": ["parquet", "csv"],
-    "algorithm.importance_cap": None,
-    "algorithm.loss_aggregation": "constant",
-    "learner.grad_clip": 1.0,
-    "learner.weight_decay": 0.01,
-    "learner.batch_delay_buffer": 1.5,
-    "learner.activation_checkpointing": True,
-    "learner.gradient_checkpointing": True,
-    "collector.learned_seats": "one",
-    "eval.continuous": True,
-    "eval.max_games_per_checkpoint": 32,
-    "eval.games": 32,
-    "eval.opponents": [f"openrouter:{_GEMINI}"],
-    "eval.base": False,
-}
-"""What the package takes where a script says nothing, by the key that has it here."""
-
-_OF_BUILD: Mapping[str, Any] = {
-    "batch_size": 384,
-    "mini_batch_size": 1,
-    "learning_rate": 1e-5,
-    "gradient_clipping": 0.2,
-    "max_generation_len": 4096,
-    "fixed_opponents": [_GEMINI],
-    "lora_config": {"lora_dropout": 0.0, "target_modules": [*_TARGETS, *_MORE_TARGETS]},
-    "vllm_config": {"temperature": 0.6, "max_parallel_seq": 128, "max_loras": 8},
-    "algorithm": "reinforce",
-}
-"""The defaults of ``unstable.build``, which has its own rewards, too."""
-
-_REWARDS_OF_BUILD: Mapping[str, Any] = {
-    "rewards.final": [
-        {"name": "role_advantage_by_env", "decay": 0.999, "order": "update_then_subtract"}
-    ],
-    "rewards.step": [
-        {"name": "format_reward", "reward": 1.5},
-        {"name": "invalid_move_penalty", "reward": 1.0, "penalty": -1.0},
-    ],
-    "rewards.sampling": [{"name": "normalize_by_env", "z_score": True}],
-}
 
 _UNLIMITED = 1_000_000
 _TURNS = 8
@@ -175,18 +59,18 @@ def port(script: Path) -> Ported:
             "or unstable.build"
         )
     second = bool(made & {"build", "ModelRegistry", "REINFORCELearner", "GameScheduler"})
-    reader = _Reader(script.name, second=second)
+    experiment = _Experiment(script.name, second=second)
     for call in calls:
-        reader.take(call)
-    return reader.ported(script)
+        experiment.take(call)
+    return experiment.ported(script)
 
 
-class _Reader:
+class _Experiment:
     """Collects the values of keys, and remarks. second: the script is for version 0.2."""
 
     def __init__(self, file: str, *, second: bool) -> None:
         self._file, self._second = file, second
-        self._values: dict[str, Any] = dict(_EFFECTIVE)
+        self._values: dict[str, Any] = dict(EFFECTIVE)
         self._lines: dict[str, int] = {}
         self._remarks: list[tuple[int, str]] = []
         self._line = 0
@@ -196,7 +80,7 @@ class _Reader:
             **dict.fromkeys(("vllm_config", "lora_config", "lora_cfg"), self._table),
             **dict.fromkeys(("training_envs", "train_envs", "train_env_specs"), self._train_envs),
             **dict.fromkeys(("evaluation_envs", "eval_envs", "eval_env_specs"), self._eval_envs),
-            **{name: partial(self._transforms, name) for name in _TRANSFORMATIONS},
+            **{name: partial(self._transforms, name) for name in TRANSFORMATIONS},
             **dict.fromkeys(("iterations", "learning_steps"), self._updates),
             **dict.fromkeys(("sample_mode", "opponent_sampling_strategy"), self._mode),
             "evaluation_opponent": lambda name: self._set("eval.opponents", [_named(name)]),
@@ -223,6 +107,7 @@ class _Reader:
         self._values[key], self._lines[key] = found, self._line
 
     def _remark(self, text: str) -> None:
+        text = shorten(text, 200)
         if (self._line, text) not in self._remarks:
             self._remarks.append((self._line, text))
 
@@ -231,20 +116,20 @@ class _Reader:
     def take(self, call: Call) -> None:
         """Read a call that sets something."""
         self._line = call.line
-        order = _POSITIONS.get(call.name)
+        order = POSITIONS.get(call.name)
         if order is None:
-            if call.path.startswith("unstable.") and call.name not in _PARTS:
+            if call.path.startswith("unstable.") and call.name not in PARTS:
                 self._remark(f"{call.path}(…) is not known")
             if call.name == "FixedOpponentModelSampler":
                 self._set("pool.mode", "fixed")
             return
-        if call.name == "Collector" and self._second:
-            order = ("vllm_config", "tracker", "buffer", "game_scheduler")
+        if self._second:
+            order = POSITIONS_2.get(call.name, order)
         given = call.named(order)
         if call.name == "build":
             given = self._of_build(given)
         if call.name == "add_fixed":
-            given = {"fixed_opponents": [given.pop("name", _GEMINI)], **given}
+            given = {"fixed_opponents": [given.pop("name", OPPONENT)], **given}
         elif call.name == "add_checkpoint":
             if given.get("path") is not None:
                 self._remark("add_checkpoint: a run begins with learner.initial_adapter, if any")
@@ -258,10 +143,10 @@ class _Reader:
 
     def _argument(self, argument: str, found: Any) -> None:
         key = ARGUMENTS.get(argument)
-        if argument in _WIRES:
+        if argument in WIRES:
             return
-        if argument in _WITHOUT:
-            self._remark(f"{argument}={found!r}: {_WITHOUT[argument]}")
+        if argument in WITHOUT:
+            self._remark(f"{argument}={found!r}: {WITHOUT[argument]}")
         elif (unread := next(_unread(found), None)) is not None:
             mend = f"; set {key}" if key else ""
             self._remark(f"{argument}: only running the script gives {unread.source}{mend}")
@@ -284,12 +169,12 @@ class _Reader:
     def _of_build(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that ``unstable.build`` is given, after its defaults were read."""
         given = {name: found for name, found in given.items() if found is not None}
-        for key, stack in _REWARDS_OF_BUILD.items():
+        for key, stack in REWARDS_OF_BUILD.items():
             self._default(key, stack)
-        for argument, found in _OF_BUILD.items():
+        for argument, found in OF_BUILD.items():
             if argument not in given:
                 self._argument(argument, found)
-        whole = {**_OF_BUILD, **given}
+        whole = {**OF_BUILD, **given}
         if isinstance(whole["max_generation_len"], int):
             self._default("engine.max_tokens", whole["max_generation_len"])
         if isinstance(whole["batch_size"], int):
@@ -324,7 +209,7 @@ class _Reader:
             self._set("eval.opponents", named[:1])
         elif named:
             for entry, name in zip(entries, opponents, strict=True):
-                entry["opponents"] = [_named(name or _GEMINI)]
+                entry["opponents"] = [_named(name or OPPONENT)]
         self._set("env.eval", entries)
 
     def _entry(self, spec: Any, third: str) -> dict[str, Any]:
@@ -346,7 +231,7 @@ class _Reader:
             "id": given["env_id"],
             "num_players": given["num_players"],
             "prompt_template": f"unstable:{template}",
-            **_BY_SELF,
+            **OF_GAMES,
             **kept,
         }
 
@@ -389,7 +274,7 @@ class _Reader:
 
     def _mode(self, mode: str) -> None:
         mode = {"none": "mirror"}.get(mode, spelled_here(mode))
-        if mode not in _MODES:
+        if mode not in MODES:
             raise ValueError(mode)
         if mode in ("match_quality", "ts_dist"):
             self._remark(f"{mode} is a softmax here, see docs/unstable_baselines.md")
@@ -437,6 +322,8 @@ class _Reader:
         self._remark("no evaluations there; here the first and the last version are evaluated")
 
     def _updates(self, number: int) -> None:
+        if not isinstance(number, int):
+            raise TypeError(number)
         self._set("learner.total_updates", number)
 
     def _wandb(self, project: str | None) -> None:
@@ -455,24 +342,24 @@ class _Reader:
             for line, text in sorted(self._remarks)
         )
         values = self._values
-        defaults = {
+        options = {
             "model": "hf",
             "pool": values.pop("pool.mode"),
             "rewards": "none",
             "algorithm": values.pop("algorithm.name"),
             "buffer": values.pop("buffer.kind", "step"),
         }
+        comments = {
+            key: f"line {line}" if (line := self._lines.get(key)) else "there" for key in values
+        }
         version = "0.2" if self._second else "0.1"
         head = [
-            "# @package _global_",
-            f"# What {self._file}, a script of UnstableBaselines {version}, sets, with its lines; "
+            f"What {self._file}, a script of UnstableBaselines {version}, sets, with its lines; "
             '"there" are',
-            "# values of its package that the script leaves as they are.",
-            *(f"# {remark}" for remark in remarks),
-            "defaults:",
-            *(f"  - override /{group}: {option}" for group, option in defaults.items()),
+            "values of its package that the script leaves as they are.",
+            *remarks,
         ]
-        return Ported(yaml="\n".join([*head, *self._tree()]) + "\n", remarks=remarks)
+        return Ported(yaml=experiment_yaml(values, comments, options, head), remarks=remarks)
 
     def _finish(self, script: Path) -> None:
         """What follows from several calls."""
@@ -495,17 +382,17 @@ class _Reader:
                     del entry["prompt_template"]
         opponents = list(dict.fromkeys(self._fixed))
         if opponents or values["pool.mode"] == "fixed":
-            values["pool.fixed_opponents"] = opponents or [f"openrouter:{_GEMINI}"]
+            values["pool.fixed_opponents"] = opponents or [f"openrouter:{OPPONENT}"]
         if values["pool.mode"] == "lagged" and isinstance(values.get("pool.max_active_lora"), int):
             # Every active version is drawn there, the current one included.
             self._default("pool.lag_range", [0, values["pool.max_active_lora"] - 1])
         if self._second:
-            self._remark("engine.num_engines: there each GPU has one; the learner takes the last")
+            self._remark("engine.num_engines is not set there: one for each GPU that Ray has left")
         if self._second and "learner.total_updates" in values:
             self._count_updates()
         if values.get("buffer.kind") == "episode":
             for key in ("learner.batch_size", "buffer.max_size"):
-                if key in values:
+                if isinstance(values.get(key), int):
                     values[key] = max(1, values[key] // _TURNS)
             if self._second and values.get("rewards.sampling"):
                 self._default("rewards.sampling", [])
@@ -524,54 +411,6 @@ class _Reader:
             done = max(1, number // 2)
         self._values["learner.total_updates"] = done
         self._remark(f"train({number}) ends after {done} updates there")
-
-    def _tree(self) -> Iterator[str]:
-        """The lines of the keys, by group."""
-        tree: dict[str, Any] = {}
-        for key in sorted(self._values, key=_place):
-            *groups, last = key.split(".")
-            node = tree
-            for group in groups:
-                node = node.setdefault(group, {})
-            line = self._lines.get(key)
-            node[last] = _Leaf(self._values[key], f"line {line}" if line else "there")
-        yield from _lines_of(tree)
-
-
-class _Leaf:
-    """A value with its comment."""
-
-    def __init__(self, found: Any, comment: str) -> None:
-        self.found, self.comment = found, comment
-
-
-_GROUPS = ("name", "model", "env", "engine", "pool", "buffer", "rewards", "algorithm", "learner")
-
-
-def _place(key: str) -> tuple[int, bool]:
-    """The group's place, and whether the key is of a group inside of it."""
-    group = key.split(".")[0]
-    return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key.count(".") > 1)
-
-
-def _lines_of(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for key, node in tree.items():
-        if isinstance(node, dict):
-            yield f"{indent}{key}:"
-            yield from _lines_of(node, f"{indent}  ")
-            continue
-        entries = node.found if isinstance(node.found, list) else []
-        comment = f"  # {node.comment}"
-        if entries and isinstance(entries[0], dict):
-            yield f"{indent}{key}:{comment}"
-            yield from (f"{indent}  - {_flow(entry)}" for entry in entries)
-        else:
-            yield f"{indent}{key}: {_flow(node.found)}{comment}"
-
-
-def _flow(found: Any) -> str:
-    text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10_000)
-    return text.removesuffix("...\n").strip()
 
 
 def _named(name: str) -> str:

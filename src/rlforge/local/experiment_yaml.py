@@ -1,0 +1,74 @@
+"""Writes the YAML of an experiment, each value with a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+_GROUPS = ("name", "model", "env", "engine", "pool", "buffer", "rewards", "algorithm", "learner")
+"""In this order; others follow."""
+
+
+def experiment_yaml(
+    values: Mapping[str, Any],
+    comments: Mapping[str, str],
+    options: Mapping[str, str],
+    head: Sequence[str],
+) -> str:
+    """The text of a file in ``experiment/``.
+
+    values: by dotted key. comments: of some of them. options: chosen of each group. head: lines of
+    the comment that the file begins with.
+
+    Example:
+        >>> print(experiment_yaml({"seed": 3}, {"seed": "why"}, {"pool": "mirror"}, ["About it."]))
+        # @package _global_
+        # About it.
+        defaults:
+          - override /pool: mirror
+        seed: 3  # why
+        <BLANKLINE>
+    """
+    tree: dict[str, Any] = {}
+    for key in sorted(values, key=_place):
+        *groups, last = key.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        comment = f"  # {comments[key]}" if key in comments else ""
+        node[last] = (values[key], comment)
+    lines = [
+        "# @package _global_",
+        *(f"# {line}" for line in head),
+        "defaults:",
+        *(f"  - override /{group}: {option}" for group, option in options.items()),
+        *_lines_of(tree, ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _place(key: str) -> tuple[int, bool]:
+    """The group's place, and whether the key is of a group inside of it."""
+    group = key.split(".")[0]
+    return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key.count(".") > 1)
+
+
+def _lines_of(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, node in tree.items():
+        if isinstance(node, dict):
+            yield f"{indent}{key}:"
+            yield from _lines_of(node, f"{indent}  ")
+            continue
+        found, comment = node
+        if isinstance(found, list) and found and isinstance(found[0], dict):
+            yield f"{indent}{key}:{comment}"
+            yield from (f"{indent}  - {_flow(entry)}" for entry in found)
+        else:
+            yield f"{indent}{key}: {_flow(found)}{comment}"
+
+
+def _flow(found: Any) -> str:
+    text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("...\n").strip()
