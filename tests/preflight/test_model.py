@@ -169,6 +169,20 @@ def test_a_model_whose_weights_are_not_whole_is_refused(tmp_path, refused, chang
     assert re.search(reason, refused(folder, by_config=False))
 
 
+def test_quantised_weights_that_transformers_reads_are_taken(tmp_path):
+    folder = causal_folder(tmp_path / "model", "llama")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [one for one in tensors if "_proj" in one]:
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    described(quantization_config=how)(folder)
+    assert found(folder) == []
+    described(quantization_config={"quant_method": "own"})(folder)
+    assert "no quantization_config that transformers knows" in found(folder)[0]
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", "null", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2, [3]]}']
 )

@@ -216,10 +216,13 @@ def lacking_weights(config: ModelConfig) -> str:
 
     The files are read, and nothing is kept. Raises ConfigError when they cannot be loaded.
     """
-    model, lacking = _load(config, read_model, device_map="meta")
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    lacking = str(_load(config, read_model, device_map="meta")[1])
     folder = local_copy(config)
-    if lacking or folder is None or getattr(model, "hf_quantizer", None) is not None:
-        return str(lacking)
+    how = getattr(load_model_config(config), "quantization_config", None)
+    if lacking or folder is None or (how and AutoHfQuantizer.supports_quant_method(how)):
+        return lacking
     return _quantised(folder)
 
 
@@ -237,7 +240,7 @@ def _quantised(folder: Path) -> str:
                 if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16"):
                     return (
                         f"{name} is of {kind} numbers, and its config.json has no "
-                        "quantization_config by which they are read; take a version of it that is "
+                        "quantization_config that transformers knows; take a version of it that is "
                         "not quantised"
                     )
     return ""
