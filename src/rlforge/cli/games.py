@@ -206,7 +206,7 @@ def batches(
     rows: Annotated[int, typer.Option(metavar="N", help="Samples in the table.", min=1)] = 20,
     json_file: JsonFile = None,
 ) -> None:
-    """Show what an update learned from: prompts, answers, rewards and advantages.
+    """Show what an update learned from, as a table or one sample in full.
 
     **Examples**
 
