@@ -46,6 +46,8 @@ def parse_opponent(name: str) -> PolicyRef:
     prefix, colon, rest = name.partition(":")
     if prefix not in _PREFIXES or not colon:
         families = {form.partition(":")[0]: form for form in PLAYERS.forms}
+        last = rest or name  # a folder, or an id of the hub
+        model = f"; did you mean hf:{last}?" if "/" in last else ""
         if prefix in families and not rest:
             raise ConfigError(
                 f"opponent {name!r} lacks what is behind the colon: "
@@ -54,16 +56,17 @@ def parse_opponent(name: str) -> PolicyRef:
         if (problem := PLAYERS.problem(name)) is None:
             return PolicyRef(uid=name, kind="scripted", path_or_name=name)
         if colon:
-            close = "" if prefix in families else nearest(prefix, [*_PREFIXES, *families])
+            close = "" if prefix in families else nearest(prefix, [*_PREFIXES, *families]) or model
             raise ConfigError(f"opponent {name!r}: {problem}{close}")
         if name in PLAYERS.names():
             raise ConfigError(f"opponent {name!r}: {problem}")
         known = [*PLAYERS.names(), BASE.uid]
         prefixed = (f"{prefix}:{what}" for prefix, what in _PREFIXES.items())
         forms = [*known, *PLAYERS.forms, *prefixed]
+        close = model or nearest(name, [*known, *_PREFIXES, *families])
         raise ConfigError(
-            f"opponent {name!r} is unknown{nearest(name, [*known, *_PREFIXES, *families])} "
-            f"(known: {', '.join(forms)}; or name your own as package.module:Thing)"
+            f"opponent {name!r} is unknown{close} (known: {', '.join(forms)}; or name your own as "
+            "package.module:Thing)"
         )
     if not rest:
         wanted = "directory" if prefix == "checkpoint" else "model"
