@@ -18,7 +18,7 @@ import gc
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -124,15 +124,18 @@ async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> flo
         reference = _Reference(config, dtype, Path(folder))
         async with asyncio.timeout(PATIENCE_S):
             answers = await _answers(engine, reference, temperature)
-    largest = 0.0
-    for uid, drawn in answers.items():
-        found = {
-            other: reference.logprobs(other, drawn, temperature) for other in reference.policies
+    drawn = [answer for own in answers.values() for answer in own]
+    engines = torch.tensor([answer.logprobs for answer in drawn])
+    scored = {uid: reference.logprobs(uid, drawn, temperature) for uid in reference.policies}
+    end, largest = 0, 0.0
+    for uid, answered in answers.items():
+        own = slice(end, end := end + len(answered))
+        gaps = {
+            other: float((logprobs[own] - engines[own]).abs().mean())
+            for other, logprobs in scored.items()
         }
-        engines = torch.tensor([number for one in drawn for number in one.logprobs])
-        gaps = {other: float((own - engines).abs().mean()) for other, own in found.items()}
-        again = reference.logprobs(uid, drawn, temperature, rounded=True)
-        noise = float((again - found[uid]).abs().mean())
+        again = reference.logprobs(uid, answered, temperature, rounded=True)
+        noise = float((again - scored[uid][own]).abs().mean())
         allowed = max(HARMLESS, ROUNDING * noise)
         told_by = min(gap for other, gap in gaps.items() if other != uid)
         log.info(
@@ -228,7 +231,12 @@ class _Reference:
     def logprobs(
         self, uid: str, drawn: list[Completion], temperature: float, *, rounded: bool = False
     ) -> Tensor:
-        """Those of the tokens of all answers under a policy; rounded: with other last bits."""
+        """[N, ANSWER_TOKENS]: those of the tokens of N answers under a policy, in one pass.
+
+        Prompts have one length, and answers. rounded: with other last bits (``last_bits``).
+        """
+        tokens = torch.tensor([answer.token_ids for answer in drawn])
+        prompts = torch.tensor([answer.prompt_token_ids for answer in drawn])
         with contextlib.ExitStack() as stack:
             if uid == BASE:
                 stack.enter_context(self._model.disable_adapter())
@@ -236,11 +244,7 @@ class _Reference:
                 self._use(uid)
             if rounded:
                 stack.enter_context(last_bits(self._model, self._model.dtype))
-            return torch.cat(list(self._scored(drawn, temperature)))
-
-    def _scored(self, drawn: list[Completion], temperature: float) -> Iterator[Tensor]:
-        for one in drawn:
-            ids = torch.tensor([[*one.prompt_token_ids, *one.token_ids]])
-            logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
-            before = logits[len(one.prompt_token_ids) - 1 : -1] / temperature
-            yield before.log_softmax(-1).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+            ids = torch.cat([prompts, tokens], dim=1)
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
+        before = logits[:, PROMPT_TOKENS - 1 : -1].float() / temperature
+        return before.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
