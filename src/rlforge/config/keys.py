@@ -13,7 +13,7 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
-from rlforge.config.unstable_names import in_place_of
+from rlforge.config.unstable_names import in_place_of, spelled_here
 from rlforge.errors import ConfigError, nearest
 
 ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, SftConfig, RunConfig)
@@ -79,6 +79,9 @@ def alike(key: str, known: Sequence[str]) -> str:
     if other in all_keys():  # else it is no key, and those that end so are nearer
         same = found if len(found) < _MOST_ALIKE else []
         found = [other, *(one for one in same if one != other)]
+    head, dot, name = key.rpartition(".")
+    if (renamed := f"{head}{dot}{spelled_here(name)}") != key and renamed in known:
+        found = [renamed]
     if 0 < len(found) <= _MOST_ALIKE:
         return f"; did you mean {', '.join(found)}?"
     return f"; in its place there is {other}" if other else nearest(key, known)

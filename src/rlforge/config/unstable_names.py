@@ -100,6 +100,9 @@ PARAMETERS = {
 }
 """Parameters of reward transforms that have other names here."""
 
+ENTRIES = {"env_id": "id"}
+"""Fields of an environment that have other names in an entry of ``env.train`` or ``env.eval``."""
+
 MODES = {"match-quality": "match_quality", "ts-dist": "ts_dist"}
 """Modes of the pool that are spelled otherwise."""
 
@@ -185,11 +188,12 @@ def in_place_of(name: str) -> str | None:
 
 
 def spelled_here(name: str) -> str:
-    """The name here of a transform, one of its parameters or a mode; other names as they are.
+    """The name here of a transform, a parameter, a field of entries or a mode; others as they are.
 
     Example:
         >>> spelled_here("ts-dist"), spelled_here("tau"), spelled_here("mirror")
         ('ts_dist', 'decay', 'mirror')
     """
-    named = COMPONENTS.get(name, ("", name))[1]
-    return MODES.get(named) or PARAMETERS.get(named) or named
+    if name in COMPONENTS:
+        return COMPONENTS[name][1]
+    return {**MODES, **PARAMETERS, **ENTRIES}.get(name, name)

@@ -60,6 +60,11 @@ def parse_opponent(name: str) -> PolicyRef:
             raise ConfigError(f"opponent {name!r}: {problem}{close}")
         if name in PLAYERS.names():
             raise ConfigError(f"opponent {name!r}: {problem}")
+        if "/" in name:  # as UnstableBaselines names its opponents
+            raise ConfigError(
+                f"opponent {name!r} is unknown: a model behind OpenRouter is openrouter:{name}, "
+                f"one of the hub hf:{name}, and a folder hf:FOLDER or checkpoint:DIR"
+            )
         known = [*PLAYERS.names(), BASE.uid]
         prefixed = (f"{prefix}:{what}" for prefix, what in _PREFIXES.items())
         forms = [*known, *PLAYERS.forms, *prefixed]
