@@ -31,6 +31,9 @@ _STEPS = Codec(Step, form="json")
 WIDE = 110
 """Columns from which a table has room for environments and for the reward after each transform."""
 
+#: What ``Step.info`` knows of an answer, and how it is called.
+_MARKS = (("well_formed", "has the form"), ("legal", "is legal"))
+
 #: Most characters of an action in a table.
 _ACTION = 24
 
@@ -150,7 +153,7 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
     step = sample.step
     lines = [
         ("action", step.action or "none was found"),
-        ("formed, legal", f"{_yes(step, 'well_formed')}, {_yes(step, 'legal')}"),
+        *((word, "yes" if step.info[key] else "no") for key, word in _MARKS if key in step.info),
         ("tokens", f"{len(step.prompt_token_ids):,} read, {len(step.token_ids):,} drawn"),
     ]
     if any(step.logprobs):
@@ -206,7 +209,3 @@ def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
 def _signed(number: float | None) -> str:
     text = digits(number, 3)
     return f"+{text}" if number is not None and number > 0 else text
-
-
-def _yes(step: Step, what: str) -> str:
-    return {True: "yes", False: "no"}.get(step.info.get(what, None), "unknown")
