@@ -310,3 +310,5 @@ def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
     report = examine(composed(QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"))
     assert not report.healthy
     assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail
+    elsewhere = examine(composed(QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"), 1, 16)
+    assert re.search(r"up to [\d.]+ GiB to the host$", finding(elsewhere, "RAM", "note").detail)

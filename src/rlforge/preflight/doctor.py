@@ -124,9 +124,11 @@ def examine(
             memory = _memory(config, located, hardware, capacity, cards)
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
-            if size is not None and wanted > size:
-                moves = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
-                detail = f"{moves}, which has {in_gib(size)}"
+            detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
+            if assumed and wanted:
+                findings.append(Finding(what="RAM", state="note", detail=detail))
+            elif size is not None and wanted > size:
+                detail += f", which has {in_gib(size)}"
                 findings.append(Finding(what="RAM", state="problem", detail=detail))
     return Report(findings=tuple(findings), memory=memory)
 
