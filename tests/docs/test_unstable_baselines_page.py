@@ -187,7 +187,7 @@ def test_names_of_the_left_column_are_answered_with_what_is_in_their_place():
         ("tau=0.001", "there is decay of an entry of rewards.final"),
         ("submit_prompt=1", "there is rlforge.engines.base.Generator.generate"),
         ("env.train.0.env_id=Nim-v0-train", "did you mean env.train.0.id?"),
-        ("eval.opponents=[openai/gpt-4o-mini]", "OpenRouter is openrouter:openai/gpt-4o-mini"),
+        ("eval.opponents=[openai/gpt-4o-mini]", "or openrouter:openai/gpt-4o-mini?"),
         ("pool.mode=ts-dist", "did you mean ts_dist?"),
         ("pool.mode=match-quality", "did you mean match_quality?"),
         ("rewards.step=[{name: PenaltyForInvalidMove}]", "did you mean invalid_move_penalty?"),

@@ -32,8 +32,11 @@ def test_a_checkpoint_is_named_by_its_directory(tmp_path):
         ("randm_legal", "did you mean random_legal"),
         ("bse", "did you mean base"),
         ("opnai:gpt-x", "did you mean openai"),
-        ("Qwen/Qwen3-0.6B", "is unknown; did you mean hf:Qwen/Qwen3-0.6B?"),
-        ("huggingface:Qwen/Qwen3-0.6B", "did you mean hf:Qwen/Qwen3-0.6B?"),
+        (
+            "Qwen/Qwen3-0.6B",
+            "is unknown; did you mean hf:Qwen/Qwen3-0.6B, or openrouter:Qwen/Qwen3-0.6B",
+        ),
+        ("huggingface:Qwen/Qwen3-0.6B", "did you mean hf:Qwen/Qwen3-0.6B, or "),
         ("opnai:lab/model", "did you mean openai"),
         ("something else", "known: .*win_block, minimax, base, mcts:SIMULATIONS, checkpoint:DIR"),
         ("mcts", "lacks what is behind the colon: mcts:SIMULATIONS, as in mcts:200"),

@@ -46,8 +46,8 @@ def parse_opponent(name: str) -> PolicyRef:
     prefix, colon, rest = name.partition(":")
     if prefix not in _PREFIXES or not colon:
         families = {form.partition(":")[0]: form for form in PLAYERS.forms}
-        last = rest or name  # a folder, or an id of the hub
-        model = f"; did you mean hf:{last}?" if "/" in last else ""
+        last = rest or name  # a folder, or an id of the hub or of OpenRouter
+        model = f"; did you mean hf:{last}, or openrouter:{last}?" if "/" in last else ""
         if prefix in families and not rest:
             raise ConfigError(
                 f"opponent {name!r} lacks what is behind the colon: "
@@ -60,11 +60,6 @@ def parse_opponent(name: str) -> PolicyRef:
             raise ConfigError(f"opponent {name!r}: {problem}{close}")
         if name in PLAYERS.names():
             raise ConfigError(f"opponent {name!r}: {problem}")
-        if "/" in name:  # as UnstableBaselines names its opponents
-            raise ConfigError(
-                f"opponent {name!r} is unknown: a model behind OpenRouter is openrouter:{name}, "
-                f"one of the hub hf:{name}, and a folder hf:FOLDER or checkpoint:DIR"
-            )
         known = [*PLAYERS.names(), BASE.uid]
         prefixed = (f"{prefix}:{what}" for prefix, what in _PREFIXES.items())
         forms = [*known, *PLAYERS.forms, *prefixed]
