@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from rlforge.games.originals import absent_noted
 from rlforge.launch import check
 from rlforge.local.launch_script import Unread, calls_of
 from rlforge.local.port import port
+from rlforge.local.unstable_package import EFFECTIVE, POSITIONS, POSITIONS_2
 
 SCRIPTS = Path(__file__).parent / "launch_scripts"
 
@@ -188,3 +192,48 @@ def test_odd_arguments_are_remarks(tmp_path):
     assert "run.py:4: iterations: 'all' is of another form" in others
     assert "run.py:4: extra: only running the script gives [one for one in range(99)]" in others
     assert "num_engines: null" in found.yaml
+
+
+def signatures(package: Path) -> dict[str, dict[str, object]]:
+    """Arguments and defaults of each ``__init__``, function and method, by class or own name."""
+    found: dict[str, dict[str, object]] = {}
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            owner = node.name if isinstance(node, ast.ClassDef) else ""
+            for one in node.body if owner else [node]:
+                if isinstance(one, ast.FunctionDef):
+                    names = [each.arg for each in one.args.args if each.arg != "self"]
+                    defaults = [ast.unparse(each) for each in one.args.defaults]
+                    bare = [None] * (len(names) - len(defaults))
+                    name = owner if one.name == "__init__" else one.name
+                    found.setdefault(name, dict(zip(names, [*bare, *defaults], strict=True)))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.1.2", "0.2.2"])
+def test_arguments_and_defaults_are_those_of_the_package(version, tmp_path):
+    asked = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    done = subprocess.run(
+        [*asked, f"unstable-rl=={version}"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"it cannot be installed here: {done.stderr[-200:]}")
+    package = signatures(tmp_path / "unstable")
+    orders = {**POSITIONS, **(POSITIONS_2 if version.startswith("0.2") else {})}
+    both = package.keys() & orders.keys() - {"build", "start", "initialize_algorithm"}
+    assert len(both) >= 8
+    for name in both:
+        assert list(package[name])[: len(orders[name])] == list(orders[name]), name
+    if "BaseLearner" in package:
+        assert list(package["BaseLearner"]) == list(orders["A2CLearner"])
+    if version == "0.1.2":
+        learner, collector = package["StandardLearner"], package["Collector"]
+        assert float(str(learner["grad_clip"])) == EFFECTIVE["learner.grad_clip"]
+        assert float(str(learner["batch_delay_buffer"])) == EFFECTIVE["learner.batch_delay_buffer"]
+        assert learner["gradient_checkpointing"] == learner["activation_checkpointing"] == "True"
+        games = int(str(collector["max_eval_games_per_ckpt"]))
+        assert games == EFFECTIVE["eval.max_games_per_checkpoint"]
+        text = (tmp_path / "unstable" / "actor.py").read_text()
+        assert f"'temperature', {EFFECTIVE['engine.temperature']}" in text.replace('"', "'")
+        assert f"'top_p', {EFFECTIVE['engine.top_p']}" in text.replace('"', "'")
