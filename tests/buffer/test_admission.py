@@ -9,13 +9,20 @@ from hypothesis import strategies as st
 from tests.buffer.episodes import make_episode
 
 from rlforge.buffer import BUFFERS, EpisodeBuffer, StepBuffer
-from rlforge.buffer.admission import Admission
+from rlforge.buffer.admission import Admission, Yield
 from rlforge.buffer.base import BufferSettings
 
 
 def buffer_of(kind, **settings):
     defaults = {"max_size": 10_000, "max_staleness": 0, "batch_delay": 1.0, "seed": 0}
     return kind(BufferSettings(**{**defaults, **settings}))
+
+
+def admission_of(*, batch_size=10, max_staleness=1, **settings):
+    defaults = {"ready_size": batch_size, "max_stored": 1000, "samples_per_game": 1.0}
+    return Admission(
+        **{"batch_size": batch_size, "max_staleness": max_staleness, **defaults, **settings}
+    )
 
 
 def test_the_kind_in_the_configuration_is_the_one_in_a_checkpoint():
@@ -30,62 +37,70 @@ def test_the_initial_estimate_of_samples_per_game_is_configurable():
     assert first_grant(samples_per_game=16.0) == 4
 
 
-def test_stored_and_expected_samples_stay_within_both_limits():
-    admission = Admission(max_stored=10, max_ahead=20, samples_per_game=2.0)
-    assert admission.reserve(100, stored=3, short=True) == 3
-    assert admission.reserve(100, stored=3, short=True) == 0
+def test_stored_and_expected_samples_fill_one_batch():
+    admission = admission_of(samples_per_game=2.0)
+    assert admission.reserve(100, stored=3, lacks=10) == 3
+    assert admission.reserve(100, stored=3, lacks=10) == 0
     admission.drawn(13, version=0)
     admission.release(3)
-    assert admission.reserve(100, stored=0, short=True) == 3
+    assert admission.reserve(100, stored=0, lacks=10) == 3
+
+
+def test_no_more_is_expected_than_is_kept():
+    assert admission_of(max_stored=8).reserve(100, stored=0, lacks=10) == 8
 
 
 def test_the_expectation_is_that_of_a_game_in_progress():
     """At a random moment a game of 30 turns is in progress ten times as often as one of 3."""
-    admission = Admission(max_stored=100, max_ahead=100, samples_per_game=50.0)
+    admission = admission_of(samples_per_game=50.0)
     assert admission.samples_per_game == 50
-    admission.observe([0])
+    admission.observe([Yield(0, 0, 0)])
     assert admission.samples_per_game == 50
-    admission.observe([3, 0, 30])
+    admission.observe([Yield(3, 3, 0), Yield(0, 0, 0), Yield(30, 30, 0)])
     assert admission.samples_per_game == pytest.approx((1 * 3 + 10 * 30) / 11)
 
 
+def test_games_played_before_the_start_are_the_first_expectation():
+    assert admission_of(yields=(2, 0, 4)).samples_per_game == pytest.approx(20 / 6)
+
+
 def test_rounding_of_the_mean_yield_does_not_cost_a_game():
-    admission = Admission(max_stored=29, max_ahead=29, samples_per_game=1.0)
-    admission.observe([2, 5])  # 29 / 7 a game
-    assert admission.reserve(100, stored=0, short=True) == 7
+    admission = admission_of(batch_size=29)
+    admission.observe([Yield(2, 2, 0), Yield(5, 5, 0)])  # 29 / 7 a game
+    assert admission.reserve(100, stored=0, lacks=10) == 7
 
 
 def test_one_game_may_start_when_none_runs_and_a_batch_is_incomplete():
-    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=100.0)
-    assert admission.reserve(5, stored=8, short=False) == 0
-    assert admission.reserve(0, stored=8, short=True) == 0
-    assert admission.reserve(5, stored=8, short=True) == 1
-    assert admission.reserve(5, stored=8, short=True) == 0
+    admission = admission_of(samples_per_game=100.0)
+    assert admission.reserve(5, stored=8, lacks=0) == 0
+    assert admission.reserve(0, stored=8, lacks=10) == 0
+    assert admission.reserve(5, stored=8, lacks=10) == 1
+    assert admission.reserve(5, stored=8, lacks=10) == 0
 
 
 def test_a_batch_counts_until_the_version_made_of_it_is_published():
-    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
+    admission = admission_of(max_staleness=0)
     admission.drawn(10, version=0)
-    assert admission.reserve(5, stored=0, short=True) == 0
+    assert admission.reserve(5, stored=0, lacks=10) == 0
     admission.published(0)
-    assert admission.reserve(5, stored=0, short=True) == 0
+    assert admission.reserve(5, stored=0, lacks=10) == 0
     admission.published(1)
     admission.drawn(5, version=1)
-    assert admission.reserve(100, stored=0, short=True) == 5
+    assert admission.reserve(100, stored=0, lacks=10) == 5
     admission.published(1)  # the newer batch goes on counting
-    assert admission.reserve(100, stored=0, short=True) == 0
+    assert admission.reserve(100, stored=0, lacks=10) == 0
 
 
 def test_impossible_numbers_are_refused():
-    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
-    admission.reserve(2, stored=0, short=True)
+    admission = admission_of()
+    admission.reserve(2, stored=0, lacks=10)
     for games in (-1, 3):
         with pytest.raises(ValueError, match="cannot release"):
             admission.release(games)
     with pytest.raises(ValueError, match="cannot reserve -1"):
-        admission.reserve(-1, 0, True)
+        admission.reserve(-1, 0, 1)
     with pytest.raises(ValueError, match="must be above 0"):
-        Admission(max_stored=1, max_ahead=1, samples_per_game=0.0)
+        admission_of(samples_per_game=0.0)
 
 
 def play_updates(buffer, batch_size, updates, game, rng, workers=50):
@@ -199,13 +214,14 @@ def test_failing_games_do_not_stop_collection(failing, seed):
 
 def test_with_staleness_games_start_while_the_learner_works():
     buffer = buffer_of(EpisodeBuffer, batch_size=8, max_staleness=1, samples_per_game=1.0)
-    assert buffer.reserve(100) == 16
-    buffer.add([make_episode(f"g{i}") for i in range(16)])
-    buffer.release(16)
+    assert buffer.reserve(100) == 8
+    buffer.add([make_episode(f"g{i}") for i in range(8)])
+    buffer.release(8)
     assert buffer.draw(8, version=0) is not None
+    assert buffer.reserve(100) == 8
     assert buffer.reserve(100) == 0
     buffer.set_version(1)
-    assert buffer.reserve(100) == 8
+    assert buffer.reserve(100) == 0
 
 
 @settings(max_examples=40)
@@ -299,19 +315,20 @@ def test_long_games_are_learned_from_as_often_as_they_are_played(kind, staleness
     size = 256 if kind is StepBuffer else 18
     buffer = buffer_of(kind, batch_size=size, max_staleness=staleness)
     games, under_way, played, learned, ages = {}, {}, Counter(), Counter(), set()
-    version, ends = 0, None
+    version, ends, tick = 0, None, 0.0
     while version < 160:
+        tick += 1
         if ends == 0:
             buffer.set_version(version)
         ends = None if ends is None or ends == 0 else ends - 1
-        for _ in range(buffer.reserve(200 - len(under_way))):
+        for _ in range(buffer.reserve(200 - len(under_way), tick)):
             name = f"g{len(games)}"
             games[name], under_way[name] = rng.choice([5] * 9 + [100]), []
         for name, versions in list(under_way.items()):
             versions.append(buffer.version)
             if len(versions) == games[name]:
                 buffer.add([make_episode(name, tuple(under_way.pop(name)))])
-                buffer.release(1)
+                buffer.release(1, float(games[name]))
                 played[games[name]] += games[name] * (version >= 30)
         if ends is None and buffer.ready() and (batch := buffer.draw(size, version)) is not None:
             ages |= {version - step.policy_version for step in batch.steps}

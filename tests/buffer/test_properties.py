@@ -85,7 +85,7 @@ class BufferMachine(RuleBasedStateMachine):
             for group in state["groups"]:
                 games = {episode["game_id"] for episode in group["episodes"]}
                 if group["group_id"] == group_id and 0 < len(games) < group["games"]:
-                    newest = max(newest, group["version"])
+                    newest = max(newest, group["stamp"][0] - MAX_STALENESS)
         return newest < self.version - MAX_STALENESS
 
     @rule(turns=st.lists(st.integers(0, 2), min_size=1, max_size=4), seats=st.integers(1, 2))
@@ -153,7 +153,7 @@ class BufferMachine(RuleBasedStateMachine):
         if self.kind is StepBuffer:
             left = inside["steps"]
             # Every step that is not stored, drawn or evicted was dropped as stale.
-            self.dropped += inside["dropped_stale_steps"]
+            self.dropped += inside["losses"]["stale"]
             total = len(self.drawn) + self.evicted + self.dropped + len(left)
             assert total == len(self.offered)
         else:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import math
+import statistics
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,8 @@ from rlforge.config.per_policy import (
     turns,
 )
 from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from rlforge.games.registry import make_game
+from rlforge.games.trial import trial_turns
 from rlforge.league.budget import ApiBudget, api_players
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
@@ -200,11 +207,27 @@ class PoolActor(ModelPool):
         self._under_way.load_state_dict(state["under_way"])
 
 
+def _first_yields(config: RunConfig, seats: int) -> tuple[int, ...]:
+    """Trained turns of about twenty games of random players; seats: that are trained in each."""
+    envs, enough_s = train_envs(config), 1.0
+    if config.determinism == "strict":
+        enough_s = math.inf  # the number of games does not depend on the machine
+    yields = list[int]()
+    for env in envs:
+        games = math.ceil(20 * env.weight / math.fsum(other.weight for other in envs))
+        played = trial_turns(partial(make_game, env), games, enough_s / len(envs))
+        for number, players in enumerate(played):
+            own = {(number + place) % env.num_players for place in range(seats)}
+            yields.append(sum(player in own for player in players))
+    return tuple(yields)
+
+
 class _Samples:
     """The samples of one policy: its buffer, and how rewards are shaped on the way in and out."""
 
     def __init__(self, config: RunConfig, name: str) -> None:
-        own = of_policy(config, name)
+        seats = trained_seats(config, name)
+        own, workers = of_policy(config, name), config.collector.num_train_workers
         self.rewards = RewardPipeline(own.rewards)
         self.batch_size = own.learner.batch_size
         algorithm, most_replaced = own.algorithm, 0  # episodes of groups without advantage, a batch
@@ -217,20 +240,21 @@ class _Samples:
             batch_size=self.batch_size,
             batch_delay=own.learner.batch_delay_buffer,
             seed=config.seed,
-            # The step buffer cannot know how many turns a game will have.
-            samples_per_game=(
-                float(trained_seats(config, name)) if config.buffer.kind == "episode" else None
-            ),
+            samples_per_game=float(seats) if config.buffer.kind == "episode" else None,
             max_replaced=most_replaced,
             save_every=config.learner.save_every,
             wait=longest_wait(config, name),
+            max_age=config.buffer.max_age,
+            workers=None if workers == "auto" else workers * config.collector.num_collectors,
+            slots=config.engine.num_engines * config.engine.max_parallel_seq,
+            yields=_first_yields(config, seats) if config.buffer.kind == "step" else (),
         )
         self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()
 
-    def reserve(self, collector: str, games: int) -> int:
-        granted = self.buffer.reserve(games)
+    def reserve(self, collector: str, games: int, now: float | None) -> int:
+        granted = self.buffer.reserve(games, now)
         self.reserved[collector] += granted
         return granted
 
@@ -242,16 +266,28 @@ class _Samples:
             if not episodes and record.error is None and record.spec.group_id is not None:
                 self.buffer.pass_over(record.spec.group_id, record.spec.group_size)
         # A failed game keeps its place for its replacement: only played games release theirs.
-        ended = sum(record.error is None for record, _ in games)
-        ended = min(ended, self.reserved[collector])
+        durations = [record.duration_s for record, _ in games if record.error is None]
+        ended = min(len(durations), self.reserved[collector])
         self.reserved[collector] -= ended
-        self.buffer.release(ended)
+        self.buffer.release(ended, statistics.mean(durations) if durations else None)
 
     def release_all(self, collector: str) -> None:
         self.buffer.release(self.reserved.pop(collector, 0))
 
     def figures(self) -> dict[str, float]:
-        figures = {"buffer_size": float(self.buffer.size())}
+        flow, losses = self.buffer.flow, self.buffer.losses
+        figures = {
+            "buffer_size": float(self.buffer.size()),
+            "games_in_progress": flow.games,
+            "games_wanted": flow.target,
+            "expected_age": flow.age,
+            "lost_share": flow.lost,
+            "dropped_old": float(losses.old),
+            "dropped_old_length": losses.old_length,
+            "evicted": float(losses.evicted),
+        }
+        if isinstance(self.buffer, EpisodeBuffer):
+            figures["group_wait"] = self.buffer.group_wait
         if isinstance(self.buffer, EpisodeBuffer) and self._dynamic:
             figures["episodes_replaced"] = float(self.buffer.replaced)
         return figures
@@ -262,6 +298,10 @@ class _Samples:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.buffer.load_state_dict(state["buffer"])
         self.rewards.load_state_dict(state["rewards"])
+
+
+PACE_S = 0.1
+"""Longest time until a wait for room looks at the clock again."""
 
 
 class BufferActor:
@@ -282,6 +322,8 @@ class BufferActor:
         self._formats = config.buffer.save_batches_as if config.buffer.save_batches else []
         self._changed = asyncio.Condition()
         self._stopped = False
+        #: By policy, when its last batch was handed out, and asked for.
+        self._handed: dict[str, float] = {}
         self._deaths: Counter[str] = Counter()
         freeze_gc()
 
@@ -293,22 +335,23 @@ class BufferActor:
         async with self._changed:
             deaths, granted = self._deaths[collector], dict[str, int]()
             while not (self._stopped or self._deaths[collector] > deaths or granted):
-                granted = self._admit(collector, games)
-                if not granted:
-                    await self._changed.wait()
+                granted = self._admit(collector, games, time.monotonic())
+                if not granted:  # a delivery, a draw or time makes room
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), PACE_S)
             return granted
 
     async def admit(self, collector: str, games: int) -> dict[str, int]:
-        """As ``reserve``, of what fits now; does not wait."""
+        """Games of a round, all played before the next draw; does not wait."""
         async with self._changed:
-            return self._admit(collector, games)
+            return self._admit(collector, games, None)
 
-    def _admit(self, collector: str, games: int) -> dict[str, int]:
+    def _admit(self, collector: str, games: int, now: float | None) -> dict[str, int]:
         left, granted = games, dict[str, int]()
         begin = (self._update - 1) % len(self._turns)
         # All policies, in the order of their next updates.
         for name in dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]):
-            if left and (fitting := self._samples[name].reserve(collector, left)):
+            if left and (fitting := self._samples[name].reserve(collector, left, now)):
                 granted[name] = fitting
                 left -= fitting
         return granted
@@ -349,7 +392,7 @@ class BufferActor:
         it is not full. Two values: the caller awaits only the second, the digest of the batch, and
         hands the reference of the first to the learner.
         """
-        samples = self._samples[name]
+        samples, asked = self._samples[name], time.monotonic()
         async with self._changed:
             self._update = update
             drawn = None
@@ -358,6 +401,10 @@ class BufferActor:
                     return None, None
                 if samples.buffer.ready():
                     drawn = samples.buffer.draw(samples.batch_size, version)
+                    if drawn is not None and wait:
+                        now = time.monotonic()
+                        handed, self._handed[name] = self._handed.get(name, asked), now
+                        samples.buffer.waited(now - asked, asked - handed)
                     # Even if nothing was drawn, stale samples may have been dropped.
                     self._changed.notify_all()
                 if drawn is None and not wait:

@@ -1,107 +1,332 @@
-"""Admission control: how many games may start, so that no game is dropped as stale."""
+"""Admission control: how many games may start, so that the learner is busy and little is lost."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rlforge.types import value
+
+WANTED_AGE = 1.0
+"""Mean age, in updates, that ``num_train_workers: auto`` aims at for turns of games in progress."""
+
+_WINDOW = 512
+_LOST = 5.0
+_MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
+_LONGEST_WAIT = 8.0
+
+
+class Yield(NamedTuple):
+    """What a game that ended brought: samples, its trained turns, and its life.
+
+    life: updates from the version of its oldest turn to the version that is current when its
+    samples can be drawn.
+    """
+
+    samples: int
+    turns: int
+    life: int
+
+
+@value
+class Flow:
+    """The state of admission, for people: games, ages in updates, and shares of time or samples.
+
+    games: mean number in progress. target: games that the rule asks for now. workers: most that may
+    be in progress. age: expected mean age of a turn when it is learned from, from the time that its
+    game is in progress (``expected_age``). waiting: share of the time in which the learner waits
+    for samples. lost: share of the samples that are thrown away.
+    """
+
+    games: float
+    target: float
+    workers: int
+    age: float
+    waiting: float
+    lost: float
+
+
+def expected_age(games: float, per_game: float, batch_size: int) -> float:
+    """Mean age in updates of turns learned from, by Little's law: games · E / (2 · B).
+
+    games: in progress. per_game: E[l²] / E[l] of the trained samples l of a game. batch_size: B,
+    samples of an update.
+
+    ``games`` games that each bring l samples pass through updates of B samples in games · l / B
+    updates. A trained seat continues with the newest version, so a turn in the middle of its game
+    is half of that old at the end of the game, and long games hold most of the turns.
+
+    Example: the quick start of UnstableBaselines, where one seat of each game is learned from:
+        >>> expected_age(384, 7.0, 384)
+        3.5
+    """
+    return games * per_game / (2 * batch_size)
 
 
 class Admission:
-    """Back-pressure by expected samples (the staleness control of AReaL, Fu et al. 2025).
+    """Base-stock control of the samples that are stored and expected.
 
     With E the expected samples of one game in progress, games are admitted while
 
-        stored + E · in_flight              ≤ max_stored   and
-        stored + E · in_flight + learning   ≤ max_ahead,
+        stored + E · in_flight ≤ stock + B · L · (1 + w - 5d).
 
-    where ``learning`` counts samples drawn for versions that are not published yet. With
-    ``max_ahead`` = (s + 1) batches no sample is more than s updates old when it is trained on, up
-    to the error of E.
+    This is the order-up-to rule of inventory theory: what is there and what is ordered covers the
+    demand of the lead time, and a stock. B is the batch size, L the life of a game in updates.
+    Where the learner waits for samples w times as long as it works, it would make more updates in
+    the life of a game, so more games start, up to ``workers``: the engines are the bottleneck.
+    Where it does not wait, in_flight settles at the B · L / E games that keep it busy (Little's
+    law). w is taken in proportion to what a full batch lacks now. d is the share of samples that
+    were lost: more games would only lose more. The stock is
 
-    E is the mean yield of the last 512 games that ended, weighted by yield: Σy² / Σy. The more
-    samples a game brings, the longer it lasts and the more often it is found in progress. With the
+        min(max_stored, (max_staleness + 1) · ready_size - learning,
+            ready_size + 2 · √(B · E · min(1, L))),
+
+    where ``learning`` counts samples drawn for versions that are not published yet, and the last
+    line is a full batch and two standard deviations of the samples that end in one update. w and d
+    are running means over 3 + L draws.
+
+    E is the mean yield y of the last 512 games that ended, weighted by their turns l: Σyl / Σl. The
+    more turns a game has, the longer it lasts and the more often it is found in progress. With the
     plain mean, the places of short games that have ended would be filled while the long ones, which
-    count too little, go on: more samples would come than are used in time, and the late ones,
-    those of long games, would go stale. Games without samples have no weight, so that their places
-    are filled as soon as they have ended.
+    count too little, go on. Games without samples have no weight, so that their places are filled
+    as soon as they have ended. L is the mean life, weighted by yield; one update of games with
+    L = 1 counts until games have ended.
 
-    samples_per_game: E until the first game has ended. save_every: updates from one published
-    version to the next.
+    **Pace.** Games that start together end together, and many batches of one version would arrive
+    at once. So beyond those of the first batches, games start at most at max(1.2, min(3, target /
+    games)) times the rate games / D that replaces those that end; D is their mean duration. The
+    bursts of the start so widen with each generation of games, and the number in progress at most
+    grows by twice itself while one game lasts.
+
+    **Rounds.** Without a clock (``now`` is None) all games end before the next draw: L and w are 0,
+    and there is no pace. The same holds with ``max_staleness`` 0.
+
+    **Nothing waits for ever.** The learner waits only while no full batch is stored. Then either a
+    game is in progress, which ends and brings samples or frees its place; or none is, and one is
+    admitted at once, whatever the rule says, unless a publication is due, which needs no game.
+
+    samples_per_game: E until games have ended. yields: of games played before the start, which
+    count as the first ones. save_every: updates from one published version to the next. workers:
+    most games in progress; None: as many as give turns a mean age of ``WANTED_AGE``, at most
+    ``slots``, the sequences that the engines generate at the same time.
 
     Example:
-        >>> admission = Admission(max_stored=64, max_ahead=64, samples_per_game=8.0)
-        >>> admission.reserve(games=100, stored=0, short=True)
+        >>> admission = Admission(
+        ...     batch_size=64, ready_size=64, max_stored=128, max_staleness=1, samples_per_game=8.0
+        ... )
+        >>> admission.reserve(games=100, stored=0, lacks=64)
         8
     """
 
     def __init__(
-        self, *, max_stored: int, max_ahead: int, samples_per_game: float, save_every: int = 1
+        self,
+        *,
+        batch_size: int,
+        ready_size: int,
+        max_stored: int,
+        max_staleness: int,
+        samples_per_game: float,
+        yields: Iterable[int] = (),
+        save_every: int = 1,
+        workers: int | None = None,
+        slots: int | None = None,
     ) -> None:
         if samples_per_game <= 0:
             raise ValueError(f"samples per game must be above 0, not {samples_per_game}")
         self.in_flight = 0
-        self._max_stored = max_stored
-        self._max_ahead = max_ahead
+        self._batch, self._ready = batch_size, ready_size
+        self._max_stored, self._max_staleness = max_stored, max_staleness
         self._guess = samples_per_game
         self._save_every = save_every
+        self._given, self._slots = workers, slots
+        first = [Yield(samples, samples, 0) for samples in yields if samples > 0]
         # Integers with exact sums: the mean of a constant yield is exact.
-        self._yields: deque[int] = deque(maxlen=512)
+        self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
+        self._ended = 0  # games, of those that count
+        self._durations: deque[float] = deque(maxlen=64)
         #: Samples drawn, by the version they were drawn for.
         self._learning: dict[int, int] = {}
+        self._draws, self._shortage, self._lost, self._waiting = 0, 0.0, 0.0, 0.0
+        self._since: float | None = None  # of the last reservation
+        self._mean, self._tokens = 0.0, 0.0
 
     @property
     def samples_per_game(self) -> float:
         """Expected samples of one game in progress."""
-        total = sum(self._yields)
-        return sum(samples * samples for samples in self._yields) / total if total else self._guess
+        total = sum(game.turns for game in self._games)
+        return (
+            sum(game.samples * game.turns for game in self._games) / total if total else self._guess
+        )
 
-    def observe(self, yields: Iterable[int]) -> None:
-        """Update the expectation with the sample counts of games that ended."""
-        self._yields.extend(samples for samples in yields if samples > 0)
+    def _age(self, games: float) -> float:
+        """``expected_age`` with ``games`` in progress."""
+        turns = sum(game.turns for game in self._games)
+        if not turns:
+            return expected_age(games, self._guess, self._batch)
+        per_game = sum(game.turns**2 for game in self._games) / turns
+        batch = self._batch * turns / sum(game.samples for game in self._games)
+        return games * per_game / (2 * batch)
 
-    def drawn(self, samples: int, version: int) -> None:
-        """``samples`` were drawn for the update that makes ``version`` + 1."""
+    @property
+    def workers(self) -> int:
+        """Most games in progress."""
+        if self._given is not None:
+            return self._given
+        aged = math.ceil(WANTED_AGE / self._age(1))
+        first = math.ceil(self._ready / self.samples_per_game)
+        return max(first, min(aged, self._slots or aged))
+
+    @property
+    def flow(self) -> Flow:
+        """The state, as of the last reservation."""
+        games = self._mean
+        return Flow(
+            games=games,
+            target=min(float(self.workers), self._target(0, self._ready, True)),
+            workers=self.workers,
+            age=self._age(games),
+            waiting=self._waiting,
+            lost=self._lost,
+        )
+
+    def life(self, share: float) -> float:
+        """Updates that a game lasts which ``share`` of all turns come from, or from shorter ones.
+
+        By Little's law, as in ``expected_age``. Infinite without a clock, and until 64 games have
+        ended.
+        """
+        if self._since is None or self._ended < 64:
+            return math.inf
+        by_turns = sorted(self._games, key=lambda game: game.turns)
+        total, seen, longest = sum(game.turns for game in by_turns), 0, 0
+        for game in by_turns:
+            longest = game.turns
+            seen += longest
+            if seen >= share * total:
+                break
+        batch = self._batch * total / sum(game.samples for game in by_turns)
+        return longest * max(self._mean, self.in_flight) / batch
+
+    def observe(self, ended: Iterable[Yield]) -> None:
+        """Update the expectations with games whose samples can be drawn, or were dropped."""
+        for game in ended:
+            if game.samples > 0:
+                self._games.append(game)
+                self._ended += 1
+
+    def drawn(self, samples: int, version: int, lost: float = 0.0) -> None:
+        """``samples`` were drawn for the update that makes ``version`` + 1.
+
+        lost: share that was thrown away of what came since the last draw.
+        """
         self._learning[version] = self._learning.get(version, 0) + samples
+        self._lost += self._weight * (lost - self._lost)
+
+    def waited(self, waiting_s: float, working_s: float) -> None:
+        """Before this draw the learner waited, after it had worked on the last batch."""
+        if working_s > 0:
+            self._draws += 1
+            ratio = min(waiting_s / working_s, _LONGEST_WAIT)
+            self._shortage += self._weight * (ratio - self._shortage)
+            share = waiting_s / (waiting_s + working_s)
+            self._waiting += self._weight * (share - self._waiting)
+
+    @property
+    def _weight(self) -> float:
+        """Of the newest draw in the running means, which span the life of a game: what is
+        decided now shows that much later."""
+        life = self._mean * self.samples_per_game / self._batch
+        return 1 / min(max(1, self._draws), 3 + life)
 
     def published(self, version: int) -> None:
         """New games play with ``version``: samples drawn to make it no longer count."""
         self._learning = {v: n for v, n in self._learning.items() if v >= version}
 
-    def reserve(self, games: int, stored: int, short: bool) -> int:
+    def reserve(self, games: int, stored: int, lacks: int, now: float | None = None) -> int:
         """Admit up to ``games`` new games, given ``stored`` samples; returns the number admitted.
 
-        short: the buffer holds no full batch. At least one game is then admitted when none is in
-        progress and no publication is due, so that the learner never waits for ever.
+        lacks: samples to a full batch. With any, at least one game is admitted when none is in
+        progress and no publication is due, so that the learner never waits for ever. now: seconds;
+        None: games are played in rounds.
         """
         if games < 0:
             raise ValueError(f"cannot reserve {games} games")
-        learning = sum(self._learning.values())
-        room = min(self._max_stored, self._max_ahead - learning) - stored
+        flowing = now is not None and self._max_staleness > 0
+        target = min(self.workers, self._target(stored, lacks, flowing))
         # 1e-9 absorbs the rounding error of a mean such as 7 / 3.
-        fitting = math.floor(room / self.samples_per_game - self.in_flight + 1e-9)
-        granted = max(0, min(games, fitting))
+        granted = max(0, min(games, math.floor(target - self.in_flight + 1e-9)))
+        if flowing:
+            assert now is not None
+            granted = min(granted, self._pace(target, now))
         # Whether the update from the newest batch, which may not be made yet, is published.
         due = bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
-        if granted == 0 and games > 0 and short and not self.in_flight and not due:
+        if granted == 0 and games > 0 and lacks and not self.in_flight and not due:
             granted = 1
+        self._tokens = max(0.0, self._tokens - granted)
         self.in_flight += granted
         return granted
 
-    def release(self, games: int) -> None:
-        """Free the places of games that ended, with samples or without."""
+    def _target(self, stored: int, lacks: int, flowing: bool) -> float:
+        """Games that the base-stock rule wants in progress."""
+        per_game, life = self.samples_per_game, 0.0
+        if flowing:
+            # A batch of games with a life of one update, as long as little else is known.
+            ended = islice(reversed(self._games), self._ended)
+            samples = lives = self._ready
+            for game in ended:
+                samples += game.samples
+                lives += game.samples * game.life
+            life = lives / samples
+            hungry = self._shortage * lacks / self._ready
+            life *= max(0.5, 1 + hungry - _LOST * self._lost)
+        ahead = (self._max_staleness + 1) * self._ready - sum(self._learning.values())
+        safety = 2 * math.sqrt(self._batch * per_game * min(1.0, life))
+        stock = min(self._max_stored, ahead, self._ready + safety)
+        return (stock - stored + self._batch * life) / per_game
+
+    def _pace(self, target: float, now: float) -> int:
+        """Games that may start now without a burst."""
+        if self._since is None:
+            most = min(self._max_stored, 2 * self._ready) / self.samples_per_game
+            self._tokens = max(1.0, min(target, most))
+            self._mean = self._tokens
+        elif self._durations:
+            duration = max(1e-3, sum(self._durations) / len(self._durations))
+            passed = now - self._since
+            self._mean += (self.in_flight - self._mean) * -math.expm1(-passed / duration)
+            few = min(target, self._ready / self.samples_per_game)
+            games = max(1.0, few, self._mean)
+            growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
+            rate = games / duration * max(_MARGIN, growth)
+            self._tokens = min(self._tokens + rate * passed, max(1.0, games / _BURST))
+        self._since = now
+        return math.floor(self._tokens)
+
+    def release(self, games: int, duration_s: float | None = None) -> None:
+        """Free the places of games that ended, with samples or without.
+
+        duration_s: their mean duration; None: they did not end, and may be started again at once.
+        """
         if not 0 <= games <= self.in_flight:
             raise ValueError(f"cannot release {games} games: {self.in_flight} are under way")
         self.in_flight -= games
+        if duration_s is None:
+            self._tokens += games
+        else:
+            self._durations.extend([duration_s] * min(games, 64))
 
     def state_dict(self) -> dict[str, Any]:
-        """The observed yields. Games in progress do not survive a restart."""
-        return {"yields": list(self._yields)}
+        """The observed yields and lives. Games in progress do not survive a restart."""
+        return {"games": [list(game) for game in self._games], "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``, with no game in progress and no batch unpublished."""
-        self._yields.clear()
-        self._yields.extend(state["yields"])
+        self._games.clear()
+        self._games.extend(Yield(*game) for game in state["games"])
+        self._ended = state["ended"]
         self._learning.clear()
         self.in_flight = 0
+        self._since = None

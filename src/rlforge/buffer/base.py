@@ -6,13 +6,15 @@ them one at a time neither loses nor duplicates a sample.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from rlforge.buffer.admission import Admission
+from rlforge.buffer.admission import Admission, Flow, Yield
 from rlforge.errors import CheckpointError
 from rlforge.types import Episode, Step, TrainBatch, value
 
@@ -98,7 +100,9 @@ class BufferSettings:
     most samples of groups without advantage that are left out for one batch (dynamic sampling of
     DAPO, Yu et al. 2025); only for buffers that keep groups together. save_every: updates from one
     published version to the next. wait: most updates of the run from one that draws from this
-    buffer to the next, as those between are of other policies.
+    buffer to the next, as those between are of other policies. max_age: most updates between the
+    version of the oldest turn of a game and the version that is trained; ``auto``: see ``Buffer``.
+    workers, slots, yields: see ``Admission``.
     """
 
     max_size: int
@@ -110,10 +114,57 @@ class BufferSettings:
     max_replaced: int = 0
     save_every: int = 1
     wait: int = 1
+    max_age: int | Literal["auto"] = "auto"
+    workers: int | None = None
+    slots: int | None = None
+    yields: tuple[int, ...] = ()
 
     @property
     def ready_size(self) -> int:
         return math.ceil(self.batch_size * self.batch_delay)
+
+
+class Stamp(NamedTuple):
+    """How long the samples of a game, or of a group of games, may be trained on.
+
+    last: the last version. old: it follows from the age of the oldest turn, else from that of the
+    newest. steps: of the game or group.
+    """
+
+    last: int
+    old: bool
+    steps: int
+
+
+@dataclasses.dataclass
+class Losses:
+    """Steps thrown away between two draws.
+
+    stale: their newest turn passed ``max_staleness``. old: their oldest turn passed ``max_age``.
+    evicted: there was no room. old_squares: Σ steps · steps of the game, over those of ``old``.
+    """
+
+    stale: int = 0
+    old: int = 0
+    evicted: int = 0
+    old_squares: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.stale + self.old + self.evicted
+
+    @property
+    def old_length(self) -> float:
+        """Mean trained turns of a game that a step in ``old`` is from; 0 without any."""
+        return self.old_squares / self.old if self.old else 0.0
+
+    def add(self, stamp: Stamp, steps: int) -> None:
+        """Count ``steps`` that may not be trained on any more, of a game with ``stamp``."""
+        if stamp.old:
+            self.old += steps
+            self.old_squares += steps * stamp.steps
+        else:
+            self.stale += steps
 
 
 class Buffer(ABC):
@@ -121,8 +172,8 @@ class Buffer(ABC):
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
     Beyond ``max_size``, samples are evicted uniformly at random, old and new alike.
-    Batches are drawn from the oldest version first, uniformly among the samples of one version, so
-    that admitted games are trained on before they go stale.
+    Batches are drawn by the last version that may be trained on a sample, uniformly among those of
+    the same one, so that samples are trained on before they are dropped.
 
     Samples more than ``max_staleness`` versions old are dropped, all of a game (and its group) or
     none, so that of long games no less is learned than of short ones. Their version is that of the
@@ -130,6 +181,11 @@ class Buffer(ABC):
     and its first turns are as much older as it lasted. With ``max_staleness`` 0 no turn may be
     older, and none is: the learner waits for the games in progress, which all end in the version
     in which they began.
+
+    ``max_age`` bounds the version of the oldest turn in the same way. ``auto`` is half as much
+    again as the life of games that are as long as all but 2 % of the samples' (Little's law, as in
+    ``expected_age``), and the updates that a sample may wait: games that take much longer than
+    others of their length are dropped, and no others.
     """
 
     kind: ClassVar[str]
@@ -140,14 +196,21 @@ class Buffer(ABC):
         self.version = 0
         self._settings = settings
         self._random = random.Random(settings.seed)
-        self._dropped_stale_steps = 0
+        self._losses = Losses()
+        #: What was lost between the last two draws.
+        self.losses = Losses()
         #: The first version whose samples are taken.
         self._first_version = 0
         self._admission = Admission(
+            batch_size=settings.batch_size,
+            ready_size=settings.ready_size,
             max_stored=settings.max_size,
-            max_ahead=(settings.max_staleness + 1) * settings.ready_size,
+            max_staleness=settings.max_staleness,
             samples_per_game=settings.samples_per_game or self.default_samples_per_game,
+            yields=settings.yields,
             save_every=settings.save_every,
+            workers=settings.workers,
+            slots=settings.slots,
         )
 
     # ------------------------------------------------------------ samples in, batches out
@@ -174,11 +237,10 @@ class Buffer(ABC):
         games: dict[str, list[Episode]] = {}
         for episode in episodes:
             games.setdefault(episode.game_id, []).append(episode)
-        self._admission.observe([sum(map(self._samples_in, game)) for game in games.values()])
         for game in games.values():
             self._store(game)
         while self.size() > self._settings.max_size:
-            self._evict_one()
+            self._losses.evicted += self._evict_one()
 
     def draw(self, n: int, version: int) -> TrainBatch | None:
         """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
@@ -191,34 +253,34 @@ class Buffer(ABC):
         if self.drawable() < n:
             return None
         steps, samples = self._take(n)
-        self._admission.drawn(samples, version)
-        dropped, self._dropped_stale_steps = self._dropped_stale_steps, 0
+        self.losses, self._losses = self._losses, Losses()
+        lost = self.losses.steps
+        self._admission.drawn(samples, version, lost / (lost + len(steps)))
         versions = [step.policy_version for step in steps]
         return TrainBatch(
             steps=tuple(steps),
             whole_episodes=self.kind == "episode",
             min_version=min(versions),
             max_version=max(versions),
-            dropped_stale=dropped,
+            dropped_stale=self.losses.stale,
         )
 
     def set_version(self, version: int) -> int:
-        """New games play with ``version`` from now on; returns the steps dropped as stale.
+        """New games play with ``version`` from now on; returns the steps that are dropped.
 
         Until then, the batches drawn to make it count against admission: with max_staleness + 1
         unpublished batches, no game starts until a newer version is published.
         """
         self._admission.published(version)
-        return self._advance(version)
+        before = self._losses.steps
+        self._advance(version)
+        return self._losses.steps - before
 
-    def _advance(self, version: int) -> int:
-        """Drop what is stale at ``version``, published or not; returns the number of steps."""
-        if version <= self.version:
-            return 0
-        self.version = version
-        dropped = self._drop_stale(self._oldest_allowed())
-        self._dropped_stale_steps += dropped
-        return dropped
+    def _advance(self, version: int) -> None:
+        """Drop what may not be trained on at ``version``, published or not."""
+        if version > self.version:
+            self.version = version
+            self._drop_before(max(version, self._first_version))
 
     def pass_over(self, group_id: str, group_size: int) -> None:  # noqa: B027
         """A game of a group of ``group_size`` ended without an episode to learn from.
@@ -237,13 +299,29 @@ class Buffer(ABC):
 
     # ------------------------------------------------------------ admission
 
-    def reserve(self, games: int) -> int:
-        """Number of ``games`` that may start now; each must end with ``release``."""
-        return self._admission.reserve(games, self.size(), short=not self.ready())
+    def reserve(self, games: int, now: float | None = None) -> int:
+        """Number of ``games`` that may start now; each must end with ``release``.
 
-    def release(self, games: int) -> None:
-        """``games`` that were reserved have ended; their samples were added before."""
-        self._admission.release(games)
+        now: seconds; None: the games are played in a round, all of them before the next draw.
+        """
+        lacks = max(0, self._settings.ready_size - self.drawable())
+        return self._admission.reserve(games, self.size(), lacks, now)
+
+    def release(self, games: int, duration_s: float | None = None) -> None:
+        """``games`` that were reserved have ended; their samples were added before.
+
+        duration_s: their mean duration.
+        """
+        self._admission.release(games, duration_s)
+
+    def waited(self, waiting_s: float, working_s: float) -> None:
+        """The learner waited for the batch that is drawn next, after it worked on the last one."""
+        self._admission.waited(waiting_s, working_s)
+
+    @property
+    def flow(self) -> Flow:
+        """The games in progress, and what limits them."""
+        return self._admission.flow
 
     @property
     def in_flight(self) -> int:
@@ -260,7 +338,7 @@ class Buffer(ABC):
             "version": self.version,
             "first_version": self._first_version,
             "random": [kind, list(internal), gauss],
-            "dropped_stale_steps": self._dropped_stale_steps,
+            "losses": dataclasses.asdict(self._losses),
             "admission": self._admission.state_dict(),
             **self._contents(),
         }
@@ -276,7 +354,7 @@ class Buffer(ABC):
         self._random.setstate((kind, tuple(internal), gauss))
         self.version = state["version"]
         self._first_version = state["first_version"]
-        self._dropped_stale_steps = state["dropped_stale_steps"]
+        self._losses = Losses(**state["losses"])
         self._admission.load_state_dict(state["admission"])
         self._restore(state)
 
@@ -287,19 +365,19 @@ class Buffer(ABC):
 
     @abstractmethod
     def _store(self, game: Sequence[Episode]) -> None:
-        """Store the episodes of one game unless it is stale."""
+        """Store the episodes of one game unless they may not be trained on any more."""
 
     @abstractmethod
-    def _evict_one(self) -> None:
-        """Remove one random sample or group."""
+    def _evict_one(self) -> int:
+        """Remove one random sample or group; returns its steps."""
 
     @abstractmethod
     def _take(self, n: int) -> tuple[list[Step], int]:
         """Remove ``n`` samples, or more to keep groups whole; returns their steps and number."""
 
     @abstractmethod
-    def _drop_stale(self, oldest: int) -> int:
-        """Remove samples older than version ``oldest``; returns the number of steps."""
+    def _drop_before(self, version: int) -> None:
+        """Remove, and count, samples whose last version is before ``version``."""
 
     @abstractmethod
     def _contents(self) -> dict[str, Any]: ...
@@ -307,15 +385,32 @@ class Buffer(ABC):
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None: ...
 
-    def _oldest_allowed(self) -> int:
-        oldest = self.version - self._settings.max_staleness * self._settings.wait
-        return max(oldest, self._first_version)
+    def _observe(self, episodes: Iterable[Episode]) -> None:
+        """Let admission see games, with all their episodes, that can be drawn or were dropped."""
+        oldest, samples, turns = self.version, Counter[str](), Counter[str]()
+        for episode in episodes:
+            samples[episode.game_id] += self._samples_in(episode)
+            turns[episode.game_id] += len(episode.steps)
+            oldest = min([oldest, *(step.policy_version for step in episode.steps)])
+        life = self.version - oldest
+        self._admission.observe([Yield(samples[game], turns[game], life) for game in samples])
 
-    def _version_that_counts(self, versions: Iterable[int]) -> int:
-        """The version of a game or group, of those of its turns."""
-        return max(versions) if self._settings.max_staleness else min(versions)
+    def _stamp(self, episodes: Sequence[Episode]) -> Stamp:
+        """The stamp of a game or group with the turns of ``episodes``."""
+        versions = [step.policy_version for episode in episodes for step in episode.steps]
+        settings, oldest, newest = self._settings, min(versions), max(versions)
+        if newest < self._first_version:
+            return Stamp(-1, False, len(versions))
+        if not settings.max_staleness:
+            return Stamp(oldest, False, len(versions))
+        by_newest = newest + settings.max_staleness * settings.wait
+        by_oldest = oldest + self._max_age()
+        return Stamp(math.floor(min(by_newest, by_oldest)), by_oldest < by_newest, len(versions))
 
-    def _version_of(self, game: Sequence[Episode]) -> int:
-        return self._version_that_counts(
-            step.policy_version for episode in game for step in episode.steps
-        )
+    def _max_age(self) -> float:
+        """Most updates between the oldest turn of a game and the version that is trained."""
+        settings = self._settings
+        if settings.max_age != "auto":
+            return settings.max_age * settings.wait
+        life = self._admission.life(0.98)
+        return settings.wait * (1.5 * life + settings.max_staleness + settings.save_every)

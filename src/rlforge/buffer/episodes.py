@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
+from rlforge.buffer.base import Buffer, BufferSettings, Stamp, VersionQueue
 from rlforge.rewards.sampling import is_constant
 from rlforge.system.values import Codec
 from rlforge.types import Episode, Step
@@ -19,14 +20,15 @@ _EPISODES = Codec(Episode, form="json")
 class _Group:
     """Episodes that stay together: a GRPO group, or a single episode that has no group.
 
-    games: those that bring episodes: all of the group but the ones passed over. version: the one
-    from which staleness counts; None without episodes.
+    games: those that bring episodes: all of the group but the ones passed over. stamp: None without
+    episodes. ended: sum of the versions in which its games ended.
     """
 
     group_id: str | None
     games: int
     episodes: list[Episode]
-    version: int | None = None
+    stamp: Stamp | None = None
+    ended: int = 0
 
     @property
     def complete(self) -> bool:
@@ -46,9 +48,9 @@ class _Group:
         return not all(is_constant(of_player) for of_player in scores.values())
 
 
-def _version_of_group(group: _Group) -> int:
-    assert group.version is not None, "it has episodes"
-    return group.version
+def _last(group: _Group) -> int:
+    assert group.stamp is not None, "it has episodes"
+    return group.stamp.last
 
 
 class EpisodeBuffer(Buffer):
@@ -73,8 +75,8 @@ class EpisodeBuffer(Buffer):
         ...     max_size=64, max_staleness=1, batch_size=8, batch_delay=1.0, seed=0
         ... )
         >>> buffer = EpisodeBuffer(settings)
-        >>> buffer.reserve(100)  # two batches of 8 episodes, 2 episodes a game
-        8
+        >>> buffer.reserve(100)  # a batch of 8 episodes, 2 episodes a game
+        4
         >>> buffer.ready(), buffer.draw(8, version=0)
         (False, None)
     """
@@ -84,7 +86,7 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._complete: VersionQueue[_Group] = VersionQueue(_version_of_group, self._random)
+        self._complete: VersionQueue[_Group] = VersionQueue(_last, self._random)
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
@@ -93,6 +95,8 @@ class EpisodeBuffer(Buffer):
         #: Episodes left out for the batch that is being filled, and for the last one drawn.
         self._replacing = 0
         self.replaced = 0
+        #: Mean updates that games of groups wait for the last one of their group; of 64 groups.
+        self._group_waits: deque[float] = deque(maxlen=64)
 
     def size(self) -> int:
         return self._complete_size + self._open_size
@@ -117,25 +121,33 @@ class EpisodeBuffer(Buffer):
     def _samples_in(self, episode: Episode) -> int:
         return 1
 
+    @property
+    def group_wait(self) -> float:
+        """Mean updates that a game of a group waits for the last one of its group."""
+        return math.fsum(self._group_waits) / max(1, len(self._group_waits))
+
     def _store(self, game: Sequence[Episode]) -> None:
-        group_id, version = game[0].group_id, self._version_of(game)
+        group_id = game[0].group_id
         if group_id in self._given_up:
+            self._observe(game)
             return
         known = self._open.get(group_id) if group_id is not None else None
-        if known is not None and known.version is not None:
-            version = self._version_that_counts((known.version, version))
-        if version < self._oldest_allowed():
-            self._dropped_stale_steps += sum(len(episode.steps) for episode in game)
+        stamp = self._stamp([*(known.episodes if known is not None else ()), *game])
+        if stamp.last < max(self.version, self._first_version):
+            self._observe(game)
+            self._losses.add(stamp, stamp.steps)
             if group_id is not None:
-                self._dropped_stale_steps += self._give_up_stale(group_id)
+                self._give_up(group_id)
             return
         if group_id is None:
+            self._observe(game)
             for episode in game:
-                self._add_complete(_Group(None, 1, [episode], version))
+                self._add_complete(_Group(None, 1, [episode], stamp))
             return
         group = self._open.setdefault(group_id, _Group(group_id, game[0].group_size, []))
         group.episodes += game
-        group.version = version
+        group.stamp = stamp
+        group.ended += self.version
         self._open_size += len(game)
         self._close_if_complete(group_id)
 
@@ -144,6 +156,9 @@ class EpisodeBuffer(Buffer):
         if group.complete:
             del self._open[group_id]
             self._open_size -= len(group.episodes)
+            if group.episodes:
+                self._observe(group.episodes)
+                self._group_waits.append(self.version - group.ended / group.games)
             replacing = self._replacing + len(group.episodes)
             if replacing <= self._settings.max_replaced and not group.has_advantage:
                 self._replacing = replacing  # none of its episodes teaches anything
@@ -154,14 +169,18 @@ class EpisodeBuffer(Buffer):
         self._complete.add([group])
         self._complete_size += len(group.episodes)
 
-    def _evict_one(self) -> None:
+    def _evict_one(self) -> int:
         # Open groups belong to games in progress: a short list.
-        stored = [group_id for group_id, group in self._open.items() if group.episodes]
+        stored = [group for group in self._open.values() if group.episodes]
         place = self._random.randrange(len(self._complete) + len(stored))
         if place < len(self._complete):
-            self._complete_size -= len(self._complete.evict().episodes)
+            gone = self._complete.evict()
+            self._complete_size -= len(gone.episodes)
         else:
-            self._give_up(stored[place - len(self._complete)])
+            gone = stored[place - len(self._complete)]
+            assert gone.group_id is not None
+            self._give_up(gone.group_id)
+        return gone.steps
 
     def _give_up(self, group_id: str) -> None:
         """Drop an open group and refuse its later episodes."""
@@ -177,21 +196,18 @@ class EpisodeBuffer(Buffer):
         self.replaced, self._replacing = self._replacing, 0
         return [step for episode in episodes for step in episode.steps], len(episodes)
 
-    def _drop_stale(self, oldest: int) -> int:
-        gone = self._complete.drop_older(oldest)
-        self._complete_size -= sum(len(group.episodes) for group in gone)
-        dropped = sum(group.steps for group in gone)
+    def _drop_before(self, version: int) -> None:
+        for group in self._complete.drop_older(version):
+            self._complete_size -= len(group.episodes)
+            assert group.stamp is not None
+            self._losses.add(group.stamp, group.steps)
         for group_id, group in list(self._open.items()):
-            if group.version is not None and group.version < oldest:
-                dropped += self._give_up_stale(group_id)
+            if group.stamp is not None and group.stamp.last < version:
+                self._losses.add(group.stamp, group.steps)
+                self._give_up(group_id)
         # A game that ends even later reopens its group, which then goes stale.
+        oldest = version - self._settings.max_staleness * self._settings.wait
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
-        return dropped
-
-    def _give_up_stale(self, group_id: str) -> int:
-        steps = self._open[group_id].steps if group_id in self._open else 0
-        self._give_up(group_id)
-        return steps
 
     def _contents(self) -> dict[str, Any]:
         groups = [*self._complete, *self._open.values()]
@@ -200,7 +216,8 @@ class EpisodeBuffer(Buffer):
                 {
                     "group_id": group.group_id,
                     "games": group.games,
-                    "version": group.version,
+                    "stamp": group.stamp,
+                    "ended": group.ended,
                     "episodes": [_EPISODES.encode(episode) for episode in group.episodes],
                 }
                 for group in groups
@@ -215,7 +232,8 @@ class EpisodeBuffer(Buffer):
                 group["group_id"],
                 group["games"],
                 list(map(_EPISODES.decode, group["episodes"])),
-                group["version"],
+                None if group["stamp"] is None else Stamp(*group["stamp"]),
+                group["ended"],
             )
             for group in state["groups"]
         ]

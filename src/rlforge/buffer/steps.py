@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
+from rlforge.buffer.base import Buffer, BufferSettings, Stamp, VersionQueue
 from rlforge.system.values import Codec
 from rlforge.types import Episode, Step
 
@@ -16,7 +15,7 @@ _STEPS = Codec(Step, form="json")
 class StepBuffer(Buffer):
     """Stores single turns: batches of any size, mixed from many games.
 
-    Each is as old as its game, so that all turns of a game go stale together.
+    All turns of a game have its stamp, so that they are dropped together.
 
     Example:
         >>> settings = BufferSettings(
@@ -40,8 +39,10 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        #: Steps with the versions of their games.
-        self._steps: VersionQueue[tuple[int, Step]] = VersionQueue(itemgetter(0), self._random)
+        #: Steps with the stamps of their games.
+        self._steps: VersionQueue[tuple[Stamp, Step]] = VersionQueue(
+            lambda item: item[0].last, self._random
+        )
 
     def size(self) -> int:
         return len(self._steps)
@@ -56,29 +57,34 @@ class StepBuffer(Buffer):
         return len(episode.steps)
 
     def _store(self, game: Sequence[Episode]) -> None:
+        self._observe(game)
         steps = [step for episode in game for step in episode.steps]
-        version = self._version_of(game)
-        if version < self._oldest_allowed():
-            self._dropped_stale_steps += len(steps)
+        if not steps:
+            return
+        stamp = self._stamp(game)
+        if stamp.last < max(self.version, self._first_version):
+            self._losses.add(stamp, len(steps))
         else:
-            self._steps.add((version, step) for step in steps)
+            self._steps.add((stamp, step) for step in steps)
 
-    def _evict_one(self) -> None:
+    def _evict_one(self) -> int:
         self._steps.evict()
+        return 1
 
     def _take(self, n: int) -> tuple[list[Step], int]:
         return [self._steps.take()[1] for _ in range(n)], n
 
-    def _drop_stale(self, oldest: int) -> int:
-        return len(self._steps.drop_older(oldest))
+    def _drop_before(self, version: int) -> None:
+        for stamp, _ in self._steps.drop_older(version):
+            self._losses.add(stamp, 1)
 
     def _contents(self) -> dict[str, Any]:
         return {
             "steps": [_STEPS.encode(step) for _, step in self._steps],
-            "versions": [version for version, _ in self._steps],
+            "stamps": [list(stamp) for stamp, _ in self._steps],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         steps = list(map(_STEPS.decode, state["steps"]))
         self._steps.clear()
-        self._steps.add(zip(state["versions"], steps, strict=True))
+        self._steps.add(zip((Stamp(*stamp) for stamp in state["stamps"]), steps, strict=True))

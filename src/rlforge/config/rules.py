@@ -244,12 +244,11 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
     if value is None and (not is_union(kind) or type(None) in choices):  # OmegaConf judged others
         return
     if is_union(kind):
-        fit = [one for one in choices if isinstance(value, _class_of(one))]
+        fit = [one for one in choices if _is_of(value, one)]
         if fit:
             yield from _judged(fit[0], value)
         else:
-            words = (_WORDS.get(_class_of(one), _class_of(one).__name__) for one in choices)
-            yield "", f"must be {' or '.join(words)}"
+            yield "", f"must be {' or '.join(map(_in_words, choices))}"
     elif kind is str and not isinstance(value, str):
         found = True
         yield "", "must be a text"
@@ -275,12 +274,23 @@ def _broken(rules: tuple[Any, ...], value: Any) -> list[str]:
     return [reason for rule in rules if (reason := rule.problem(value)) is not None]
 
 
-_WORDS: dict[type, str] = {str: "a text", list: "a list"}
+_WORDS = {str: "a text", list: "a list", int: "a whole number"}
 
 
-def _class_of(hint: Any) -> type:
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is one of an alternative's choices, or of its class."""
     kind, _ = parts(hint)
-    return typing.cast("type", typing.get_origin(kind) or kind)
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
+    return isinstance(value, typing.get_origin(kind) or kind)
+
+
+def _in_words(hint: Any) -> str:
+    kind, _ = parts(hint)
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(typing.get_args(kind))
+    cls = typing.cast("type", typing.get_origin(kind) or kind)
+    return _WORDS.get(cls, cls.__name__)
 
 
 # ---------------------------------------------------------------- to OmegaConf and back

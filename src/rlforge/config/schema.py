@@ -7,6 +7,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -401,7 +402,11 @@ class BufferConfig(Group):
     #: Most updates between the version that played the newest turn of a game (or group) and the
     #: version that is trained; all of a game or none is dropped beyond. 0 is strictly on-policy: an
     #: update waits for the games in progress, and no turn is older.
-    max_staleness: Whole = 1
+    max_staleness: Whole = 2
+    #: The same bound for the oldest turn of a game, whose first turns are as much older as it
+    #: lasts. ``auto``: half as much again as games last that are as long as all but 2 % of the
+    #: samples' (games in progress, times samples of the game, by ``learner.batch_size``).
+    max_age: Count | Literal["auto"] = "auto"
     #: Write each batch under the run directory.
     save_batches: bool = True
     #: Formats of those files: ``parquet``, which keeps all types, and ``csv``, where lists are JSON
@@ -415,8 +420,11 @@ class BufferConfig(Group):
 class CollectorConfig(Group):
     """The collectors that play the games (group ``collector``)."""
 
-    #: Training games under way at once.
-    num_train_workers: Count = 384
+    #: Most training games in progress in each collector; as many are, unless fewer keep the learner
+    #: busy. W games of l samples each give turns a mean age of W · l / (2 · ``learner.batch_size``)
+    #: updates. ``auto``: as many as give an age of one update, at most the sequences that the
+    #: engines generate at once.
+    num_train_workers: Count | Literal["auto"] = "auto"
     #: Evaluation games under way at once.
     num_eval_workers: Count = 16
     #: Collector processes.
@@ -434,6 +442,11 @@ class CollectorConfig(Group):
     max_restarts: Whole = 3
     #: Write finished games as parquet under the run directory.
     save_games: bool = True
+
+    @property
+    def most_games(self) -> int:
+        """Most training games that one collector plays at once."""
+        return sys.maxsize if self.num_train_workers == "auto" else self.num_train_workers
 
     def clashes(self) -> Iterator[Problem]:
         if self.min_collectors > self.num_collectors:

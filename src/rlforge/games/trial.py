@@ -75,6 +75,36 @@ def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
     return Trial(notes=tuple(notes))
 
 
+def trial_turns(
+    make: Callable[[int], Game], games: int = 20, enough_s: float = 1.0
+) -> list[tuple[int, ...]]:
+    """The players of each turn, in order, of games with random legal actions.
+
+    A game is cut at 200 turns, and one that fails is left out. enough_s: seconds of computing after
+    which no further game is played.
+
+    Example:
+        >>> from rlforge.games.registry import make_game
+        >>> from rlforge.types import EnvSpec
+        >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
+        >>> trial_turns(lambda seed: make_game(env, seed), games=2)
+        [(0, 1), (0, 1)]
+    """
+    turns, began = list[tuple[int, ...]](), time.thread_time()
+    for seed in range(games):
+        rng, players = random.Random(seed), list[int]()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(GameError):
+            game = make(seed)
+            while not game.done and len(players) < 200:
+                view = game.view()
+                players.append(view.player_id)
+                game.step(sensible_action(view, rng))
+            turns.append(tuple(players))
+        if time.thread_time() - began > enough_s:
+            break
+    return turns
+
+
 def _play(game: Game, seed: int, *, sensible: bool) -> bool:
     """Play up to a number of turns; returns whether the game listed its legal actions."""
     rng, legal = random.Random(seed), True

@@ -277,7 +277,7 @@ class _Experiment:
         if mode not in MODES:
             raise ValueError(mode)
         if mode in ("match_quality", "ts_dist"):
-            self._remark(f"{mode} is a softmax here, see docs/unstable_baselines.md")
+            self._remark(f"{mode} is a softmax with pool.temperature here, there in proportion")
         if mode == "random":
             self._set("pool.include_current", True)
         self._set("pool.mode", mode)

@@ -55,7 +55,7 @@ MAX_FAILURES = 32
 
 
 class Collector:
-    """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games in progress.
+    """Plays up to ``num_train_workers`` training and ``num_eval_workers`` evaluation games at once.
 
     Example: one evaluation game, with an ``Answer`` that always checks:
         >>> from rlforge.types import Completion, EnvSpec, PolicyRef
@@ -202,10 +202,10 @@ class Collector:
 
     async def _free_slots(self) -> int:
         """Number of games that may start now; waits until it is at least one."""
-        while self._under_way >= self._config.num_train_workers:
+        while self._under_way >= self._config.most_games:
             self._slot_freed.clear()
             await self._slot_freed.wait()
-        return self._config.num_train_workers - self._under_way
+        return self._config.most_games - self._under_way
 
     async def _flush_forever(self) -> None:
         while True:

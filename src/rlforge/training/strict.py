@@ -83,7 +83,7 @@ class StrictController(GameController):
 
     async def _hand_out(self) -> list[GameSpec]:
         """The games of the next round: what the buffer admits now."""
-        most = self._config.collector.num_train_workers
+        most = self._config.collector.most_games
         counts = await self._actors.buffer.admit.remote(_ROUND, most)
         games: list[GameSpec] = await self._actors.pool.next_games.remote(_ROUND, counts)
         return games

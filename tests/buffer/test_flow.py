@@ -1,0 +1,97 @@
+"""How many games are in progress, by a simulated clock."""
+
+import pytest
+from tests.buffer.simulation import LENGTHS, buffer_for, simulate
+
+from rlforge.buffer import EpisodeBuffer
+from rlforge.buffer.admission import expected_age
+
+BATCH = 192
+#: An update needs 384 turns where one seat of two is learned from.
+ENGINE_BOUND = {"turns_per_s": 100.0, "turn_s": 1.0, "update_s": 0.5}
+LEARNER_BOUND = {"turns_per_s": 100.0, "turn_s": 0.5, "update_s": 7.5}
+SLOW_LEARNER = {"turns_per_s": 400.0, "turn_s": 0.02, "update_s": 10.0}
+
+
+def play(lengths, machine, *, workers=192, updates=60, delay=1.0, batch_size=BATCH, **settings):
+    settings |= {"batch_size": batch_size, "max_size": 2 * batch_size, "batch_delay": delay}
+    buffer = buffer_for(lengths, workers, **settings)
+    outcome = simulate(
+        buffer,
+        workers=workers or 10_000,
+        batch_size=batch_size,
+        lengths=lengths,
+        updates=updates,
+        **machine,
+    )
+    return outcome, buffer.flow
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_where_the_engines_are_the_bottleneck_all_workers_play(lengths):
+    outcome, flow = play(lengths, ENGINE_BOUND, max_staleness=3)
+    ramp = round(192 * outcome.per_game / BATCH)
+    assert outcome.mean("in_progress", ramp) >= 0.9 * 192
+    bound = 1.1 * expected_age(192, outcome.per_game, BATCH) + 1 + 1
+    assert outcome.mean("age", 10) <= bound
+    assert max(update.age for update in outcome.updates) <= 1.1 * bound
+    assert outcome.lost(0, 10) < 0.15
+    assert outcome.lost(20) < 0.05
+    assert flow.waiting > 0.5
+    assert flow.age == pytest.approx(expected_age(192, outcome.per_game, BATCH), rel=0.15)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("delay", [1.0, 1.5])
+def test_where_the_learner_is_the_bottleneck_no_more_games_play_than_keep_it_busy(lengths, delay):
+    """With the delay the buffer has room for a third more than an update waits for only."""
+    batch_size = BATCH if delay == 1.0 else 2 * BATCH
+    machine = {**LEARNER_BOUND, "update_s": 15.0} if delay > 1 else LEARNER_BOUND
+    outcome, flow = play(
+        lengths, machine, delay=delay, batch_size=batch_size, max_staleness=3, updates=80
+    )
+    assert outcome.waiting(40) < 0.05
+    assert outcome.lost(0, 10) < 0.15
+    assert outcome.lost(40) < 0.05
+    games = outcome.mean("in_progress", 40)
+    assert games < 0.5 * 192
+    age = expected_age(games, outcome.per_game, batch_size)
+    assert outcome.mean("age", 40) < 1.1 * age + delay + 1
+    assert flow.waiting < 0.05
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_games_shorter_than_an_update_are_played_while_it_is_made(lengths):
+    outcome, _ = play(lengths, SLOW_LEARNER, updates=40)
+    assert outcome.waiting(10) < 0.05
+    assert outcome.lost(0) < 0.05
+    assert outcome.mean("age", 10) < 1.3
+
+
+def test_auto_takes_the_games_that_give_a_mean_age_of_one_update():
+    outcome, flow = play("fixed", ENGINE_BOUND, workers=None)
+    assert flow.workers == pytest.approx(2 * BATCH / outcome.per_game, abs=1)
+    assert outcome.mean("age", 10) < 1.1 + 1 + 1
+    assert outcome.lost(0) < 0.02
+
+
+def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
+    """Games of 60 turns last six times as long as those the bound is made for."""
+    buffer = buffer_for("half_and_half", 192, batch_size=BATCH, max_size=2 * BATCH, max_age=8)
+    outcome = simulate(
+        buffer, workers=192, batch_size=BATCH, lengths="half_and_half", updates=40, **ENGINE_BOUND
+    )
+    assert max(update.oldest for update in outcome.updates) <= 8
+    assert outcome.lost(0) > 0.1
+
+
+def test_a_group_waits_for_its_last_game_and_the_wait_is_known():
+    lengths = "half_and_half"
+    buffer = buffer_for(
+        lengths, 64, EpisodeBuffer, batch_size=16, max_size=64, max_staleness=3, yields=()
+    )
+    outcome = simulate(
+        buffer, workers=64, batch_size=16, lengths=lengths, updates=30, group_size=4, **ENGINE_BOUND
+    )
+    assert buffer.group_wait > 0.5
+    assert outcome.mean("in_progress", 20) > 0.9 * 64
