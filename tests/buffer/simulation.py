@@ -64,7 +64,6 @@ def simulate(
     batch_size: int,
     lengths: str,
     updates: int,
-    both_seats: bool = False,
     group_size: int = 1,
     save_every: int = 1,
     seed: int = 0,
@@ -123,7 +122,7 @@ def simulate(
                 heapq.heappush(turns, (served + rng.uniform(0.8, 1.2), game))
                 continue
             del games[game]
-            trained = tuple(versions if both_seats else versions[seat::2])
+            trained = tuple(versions[seat::2])
             yields.append(len(trained))
             arrived += len(trained) if isinstance(buffer, StepBuffer) else 1
             group = f"group{game // group_size}" if group_size > 1 else None
@@ -133,10 +132,11 @@ def simulate(
     return outcome
 
 
-def first_yields(lengths: str, both_seats: bool = False) -> tuple[int, ...]:
-    """Samples of twenty games, as a start takes them from games of random legal players."""
+def first_games(lengths: str) -> tuple[tuple[int, int], ...]:
+    """Samples and turns of twenty games, as a start takes them from games of random players."""
     rng = random.Random(7)
-    return tuple(LENGTHS[lengths](rng) // (1 if both_seats else 2) for _ in range(20))
+    turns = [LENGTHS[lengths](rng) // 2 for _ in range(20)]
+    return tuple(zip(turns, turns, strict=True))
 
 
 def buffer_for(
@@ -144,5 +144,5 @@ def buffer_for(
 ) -> Buffer:
     """A buffer with batches of 96 samples unless ``settings`` say otherwise."""
     defaults = {"max_size": 192, "max_staleness": 2, "batch_size": 96, "batch_delay": 1.0}
-    first = {"yields": first_yields(lengths), "workers": workers, "seed": 0}
+    first = {"games": first_games(lengths), "workers": workers, "seed": 0}
     return kind(BufferSettings(**{**defaults, **first, **settings}))

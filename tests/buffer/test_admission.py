@@ -61,7 +61,7 @@ def test_the_expectation_is_that_of_a_game_in_progress():
 
 
 def test_games_played_before_the_start_are_the_first_expectation():
-    assert admission_of(yields=(2, 0, 4)).samples_per_game == pytest.approx(20 / 6)
+    assert admission_of(games=((2, 2), (0, 0), (4, 4))).samples_per_game == pytest.approx(20 / 6)
 
 
 def test_rounding_of_the_mean_yield_does_not_cost_a_game():

@@ -88,7 +88,7 @@ def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
 def test_a_group_waits_for_its_last_game_and_the_wait_is_known():
     lengths = "half_and_half"
     buffer = buffer_for(
-        lengths, 64, EpisodeBuffer, batch_size=16, max_size=64, max_staleness=3, yields=()
+        lengths, 64, EpisodeBuffer, batch_size=16, max_size=64, max_staleness=3, games=()
     )
     outcome = simulate(
         buffer, workers=64, batch_size=16, lengths=lengths, updates=30, group_size=4, **ENGINE_BOUND

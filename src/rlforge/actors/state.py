@@ -5,36 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlforge.actors.process import begin
-from rlforge.buffer import BUFFERS, BufferSettings, EpisodeBuffer
+from rlforge.buffer import BUFFERS, EpisodeBuffer
 from rlforge.buffer.batches import Decode, write_batch
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.per_policy import (
-    entry_of,
-    longest_wait,
-    of_policy,
-    policy_names,
-    trained_seats,
-    turns,
-)
-from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
-from rlforge.games.registry import make_game
-from rlforge.games.trial import trial_turns
+from rlforge.config.per_policy import entry_of, of_policy, policy_names, turns
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.league.budget import ApiBudget, api_players
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.models.load import load_decoder
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
+from rlforge.rollout.expected import buffer_settings
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.garbage import freeze_gc
@@ -207,48 +197,15 @@ class PoolActor(ModelPool):
         self._under_way.load_state_dict(state["under_way"])
 
 
-def _first_yields(config: RunConfig, seats: int) -> tuple[int, ...]:
-    """Trained turns of about twenty games of random players; seats: that are trained in each."""
-    envs, enough_s = train_envs(config), 1.0
-    if config.determinism == "strict":
-        enough_s = math.inf  # the number of games does not depend on the machine
-    yields = list[int]()
-    for env in envs:
-        games = math.ceil(20 * env.weight / math.fsum(other.weight for other in envs))
-        played = trial_turns(partial(make_game, env), games, enough_s / len(envs))
-        for number, players in enumerate(played):
-            own = {(number + place) % env.num_players for place in range(seats)}
-            yields.append(sum(player in own for player in players))
-    return tuple(yields)
-
-
 class _Samples:
     """The samples of one policy: its buffer, and how rewards are shaped on the way in and out."""
 
     def __init__(self, config: RunConfig, name: str) -> None:
-        seats = trained_seats(config, name)
-        own, workers = of_policy(config, name), config.collector.num_train_workers
+        own = of_policy(config, name)
         self.rewards = RewardPipeline(own.rewards)
         self.batch_size = own.learner.batch_size
-        algorithm, most_replaced = own.algorithm, 0  # episodes of groups without advantage, a batch
-        if isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling:
-            most_replaced = round(algorithm.max_replaced * self.batch_size)
-        self._dynamic = most_replaced > 0
-        settings = BufferSettings(
-            max_size=config.buffer.max_size,
-            max_staleness=config.buffer.max_staleness,
-            batch_size=self.batch_size,
-            batch_delay=own.learner.batch_delay_buffer,
-            seed=config.seed,
-            samples_per_game=float(seats) if config.buffer.kind == "episode" else None,
-            max_replaced=most_replaced,
-            save_every=config.learner.save_every,
-            wait=longest_wait(config, name),
-            max_age=config.buffer.max_age,
-            workers=None if workers == "auto" else workers * config.collector.num_collectors,
-            slots=config.engine.num_engines * config.engine.max_parallel_seq,
-            yields=_first_yields(config, seats) if config.buffer.kind == "step" else (),
-        )
+        settings = buffer_settings(config, name)
+        self._dynamic = settings.max_replaced > 0
         self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()

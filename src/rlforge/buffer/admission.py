@@ -37,14 +37,15 @@ class Flow:
 
     games: mean number in progress. target: games that the rule asks for now. workers: most that may
     be in progress. age: expected mean age of a turn when it is learned from, from the time that its
-    game is in progress (``expected_age``). waiting: share of the time in which the learner waits
-    for samples. lost: share of the samples that are thrown away.
+    game is in progress (``expected_age``). full_age: the same with all workers. waiting: share of
+    the time in which the learner waits for samples. lost: share of the samples thrown away.
     """
 
     games: float
     target: float
     workers: int
     age: float
+    full_age: float
     waiting: float
     lost: float
 
@@ -108,10 +109,10 @@ class Admission:
     game is in progress, which ends and brings samples or frees its place; or none is, and one is
     admitted at once, whatever the rule says, unless a publication is due, which needs no game.
 
-    samples_per_game: E until games have ended. yields: of games played before the start, which
-    count as the first ones. save_every: updates from one published version to the next. workers:
-    most games in progress; None: as many as give turns a mean age of ``WANTED_AGE``, at most
-    ``slots``, the sequences that the engines generate at the same time.
+    samples_per_game: E until games have ended. games: samples and trained turns of games played
+    before the start, which count as the first ones. save_every: updates from one published version
+    to the next. workers: most games in progress; None: as many as give turns a mean age of
+    ``WANTED_AGE``, at most ``slots``, the sequences that the engines generate at the same time.
 
     Example:
         >>> admission = Admission(
@@ -129,7 +130,7 @@ class Admission:
         max_stored: int,
         max_staleness: int,
         samples_per_game: float,
-        yields: Iterable[int] = (),
+        games: Iterable[tuple[int, int]] = (),
         save_every: int = 1,
         workers: int | None = None,
         slots: int | None = None,
@@ -142,7 +143,7 @@ class Admission:
         self._guess = samples_per_game
         self._save_every = save_every
         self._given, self._slots = workers, slots
-        first = [Yield(samples, samples, 0) for samples in yields if samples > 0]
+        first = [Yield(samples, turns, 0) for samples, turns in games if samples and turns]
         # Integers with exact sums: the mean of a constant yield is exact.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
         self._ended = 0  # games, of those that count
@@ -188,6 +189,7 @@ class Admission:
             target=min(float(self.workers), self._target(0, self._ready, True)),
             workers=self.workers,
             age=self._age(games),
+            full_age=self._age(self.workers),
             waiting=self._waiting,
             lost=self._lost,
         )

@@ -102,7 +102,7 @@ class BufferSettings:
     published version to the next. wait: most updates of the run from one that draws from this
     buffer to the next, as those between are of other policies. max_age: most updates between the
     version of the oldest turn of a game and the version that is trained; ``auto``: see ``Buffer``.
-    workers, slots, yields: see ``Admission``.
+    workers, slots, games: see ``Admission``.
     """
 
     max_size: int
@@ -117,7 +117,7 @@ class BufferSettings:
     max_age: int | Literal["auto"] = "auto"
     workers: int | None = None
     slots: int | None = None
-    yields: tuple[int, ...] = ()
+    games: tuple[tuple[int, int], ...] = ()
 
     @property
     def ready_size(self) -> int:
@@ -207,7 +207,7 @@ class Buffer(ABC):
             max_stored=settings.max_size,
             max_staleness=settings.max_staleness,
             samples_per_game=settings.samples_per_game or self.default_samples_per_game,
-            yields=settings.yields,
+            games=settings.games,
             save_every=settings.save_every,
             workers=settings.workers,
             slots=settings.slots,

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
+from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig, RunConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, obstacle
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
@@ -28,6 +28,7 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
+from rlforge.rollout.expected import forecast
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
@@ -106,6 +107,8 @@ def examine(
     findings += [finding, *_packages(config, hardware), *_model(composed, assumed=assumed)]
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
+    if isinstance(config, RunConfig) and all(one.state != "problem" for one in findings):
+        findings.append(Finding(what="collection", state="ok", detail=forecast(config)))
     limits = limit_notes(dataclasses.replace(composed, config=config))
     findings += [Finding(what="limits", state="note", detail=note) for note in limits]
     if plain is not None:

@@ -257,8 +257,15 @@ def _machine(p: Progress) -> RenderableType:
         table.add_row(Text(one.uid, overflow="fold"), f"{asked}\n{taken}")
     for gpu in p.gpus:
         table.add_row(f"GPU {gpu.index}", _load(gpu))
+    if (games := p.learner.get("games_in_progress")) is not None:
+        wanted = number(p.learner.get("games_wanted"), 0)
+        table.add_row("in progress", f"{number(games, 0)} games of {wanted} wanted")
     if (staleness := p.learner.get("lag_mean")) is not None:
-        table.add_row("staleness", f"{number(staleness, 2)} updates")
+        expected = p.learner.get("expected_age")
+        besides = "" if expected is None else f", {number(expected, 2)} of them in the game"
+        table.add_row("staleness", f"{number(staleness, 2)} updates{besides}")
+    if lost := p.learner.get("lost_share"):
+        table.add_row("thrown away", percent(lost, 1))
     gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
     if gap is not None or most is not None:
         table.add_row("log-prob gap", f"{number(gap, 2)}, max {number(most, 2)}")

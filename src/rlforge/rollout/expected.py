@@ -1,0 +1,79 @@
+"""What collection is expected to bring before it begins: settings of the buffer, a forecast."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from rlforge.buffer import BUFFERS, BufferSettings
+from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats
+from rlforge.config.schema import GrpoConfig, RunConfig
+from rlforge.games.registry import make_game
+from rlforge.games.trial import trial_turns
+from rlforge.rollout.lineup import train_envs
+
+
+def buffer_settings(config: RunConfig, name: str) -> BufferSettings:
+    """The limits of the buffer of a policy, and the first guess of what a game brings."""
+    own, seats = of_policy(config, name), trained_seats(config, name)
+    workers, algorithm = config.collector.num_train_workers, own.algorithm
+    most_replaced = 0  # episodes of groups without advantage, a batch
+    if isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling:
+        most_replaced = round(algorithm.max_replaced * own.learner.batch_size)
+    episodes = config.buffer.kind == "episode"
+    return BufferSettings(
+        max_size=config.buffer.max_size,
+        max_staleness=config.buffer.max_staleness,
+        batch_size=own.learner.batch_size,
+        batch_delay=own.learner.batch_delay_buffer,
+        seed=config.seed,
+        samples_per_game=float(seats) if episodes else None,
+        max_replaced=most_replaced,
+        save_every=config.learner.save_every,
+        wait=longest_wait(config, name),
+        max_age=config.buffer.max_age,
+        workers=None if workers == "auto" else workers * config.collector.num_collectors,
+        slots=config.engine.num_engines * config.engine.max_parallel_seq,
+        games=first_games(config, seats, episodes=episodes),
+    )
+
+
+def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple[int, int], ...]:
+    """Samples and trained turns of about twenty games of random players.
+
+    seats: that are trained in each. episodes: a sample is an episode, else a turn.
+    """
+    envs, enough_s = train_envs(config), 1.0
+    if config.determinism == "strict":
+        enough_s = math.inf  # the number of games does not depend on the machine
+    played = list[tuple[int, int]]()
+    for env in envs:
+        games = math.ceil(20 * env.weight / math.fsum(other.weight for other in envs))
+        found = trial_turns(partial(make_game, env), games, enough_s / len(envs))
+        for number, players in enumerate(found):
+            own = {(number + place) % env.num_players for place in range(seats)}
+            turns = sum(player in own for player in players)
+            played.append((len(own) if episodes else turns, turns))
+    return tuple(played)
+
+
+def forecast(config: RunConfig) -> str:
+    """Games in progress and the age of turns that come of it, as a sentence.
+
+    Example:
+        >>> from rlforge.config.compose import compose
+        >>> print(forecast(compose(["+experiment=kuhn_grpo"]).config))  # doctest: +ELLIPSIS
+        up to ... games in progress, by collector.num_train_workers=auto: ...
+    """
+    [name, *_] = policy_names(config)
+    settings = buffer_settings(config, name)
+    flow = BUFFERS[config.buffer.kind](settings).flow
+    if not settings.max_staleness or config.determinism == "strict":
+        return "games are played in rounds, each for the next update"
+    slots = config.engine.num_engines * config.engine.max_parallel_seq
+    engines = f"the engines generate {slots} sequences at once (engine.max_parallel_seq)"
+    return (
+        f"up to {flow.workers} games in progress, by collector.num_train_workers="
+        f"{config.collector.num_train_workers}: while all of them play, turns are learned from at "
+        f"a mean age of {flow.full_age:.1f} updates, besides the wait in the buffer; {engines}"
+    )
