@@ -104,6 +104,8 @@ EFFECTIVE: Mapping[str, Any] = {
     "pool.api.prompt_template": "textarena:agent",
     "pool.api.action_extraction": "raw",
     "buffer.save_batches_as": ["parquet", "csv"],
+    # Nothing is dropped for its age there; here no sample waits longer with that delay.
+    "buffer.max_staleness": 3,
     "algorithm.importance_cap": None,
     "algorithm.loss_aggregation": "constant",
     "learner.grad_clip": 1.0,
