@@ -67,11 +67,11 @@ def make_buffer(config: RunConfig, run_dir: Path) -> BufferActor:
 
 
 async def collect(
-    run_dir: Path, trained: tuple[bool, bool], forfeits: dict[str, int]
+    run_dir: Path, trained: tuple[bool, bool], forfeits: dict[str, int], *overrides: str
 ) -> BufferActor:
     """The buffer after the group was played with the filter on."""
     given = ["+experiment=kuhn_grpo", f"algorithm.group_size={GROUP}", "learner.batch_size=6"]
-    config = compose([*given, "buffer.save_batches_as=[parquet,csv]"]).config
+    config = compose([*given, *overrides, "buffer.save_batches_as=[parquet,csv]"]).config
     buffer = make_buffer(config, run_dir)
     collecting = CollectorConfig(filter_opponent_invalid=True)
     ports = BufferPorts(buffer, trained)
@@ -79,8 +79,11 @@ async def collect(
     return buffer
 
 
-async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(tmp_path: Path) -> None:
-    buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0})
+async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(
+    tmp_path: Path, small_model: Path
+) -> None:
+    model = ["model=hf", f"model.name={small_model}"]
+    buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0}, *model)
     batch, _ = await buffer.next_batch(0, 1)
     assert batch is not None
     assert {(step.game_id, step.player_id) for step in batch.steps} == {
