@@ -17,6 +17,7 @@ _WINDOW = 512
 _LOST = 5.0
 _MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
 _LONGEST_WAIT = 8.0
+_TICK_S = 0.2  # callers look at the clock more often than that
 
 
 class Yield(NamedTuple):
@@ -303,7 +304,8 @@ class Admission:
             games = max(1.0, few, self._mean)
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
             rate = games / duration * max(_MARGIN, growth)
-            self._tokens = min(self._tokens + rate * passed, max(1.0, games / _BURST))
+            burst = max(1.0, games / _BURST, rate * _TICK_S)
+            self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now
         return math.floor(self._tokens)
 
