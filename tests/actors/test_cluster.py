@@ -43,7 +43,7 @@ async def test_ray_runs_exactly_the_actors_of_the_graph(
         assert ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0) == asked
         assert {path.stem for path in (tmp_path / "logs").glob("*.log")} >= listed
         assert len(actors.engines) == 2
-        assert await actors.buffer.figures.remote() == {"buffer_size": 0}
+        assert (await actors.buffer.figures.remote())["buffer_size"] == 0
 
 
 @pytest.mark.ray
