@@ -51,13 +51,13 @@ class Flow:
     lost: float
 
 
-def expected_age(games: float, per_game: float, batch_size: int) -> float:
+def expected_age(games: float, per_game: float, batch_size: float) -> float:
     """Mean age in updates of turns learned from, by Little's law: games · E / (2 · B).
 
-    games: in progress. per_game: E[l²] / E[l] of the trained samples l of a game. batch_size: B,
-    samples of an update.
+    games: in progress. per_game: E[l²] / E[l] of the trained turns l of a game. batch_size: B,
+    trained turns of an update.
 
-    ``games`` games that each bring l samples pass through updates of B samples in games · l / B
+    ``games`` games that each bring l turns pass through updates of B turns in games · l / B
     updates. A trained seat continues with the newest version, so a turn in the middle of its game
     is half of that old at the end of the game, and long games hold most of the turns.
 
@@ -163,14 +163,17 @@ class Admission:
             sum(game.samples * game.turns for game in self._games) / total if total else self._guess
         )
 
+    def _turns_of_batch(self) -> float:
+        """Trained turns of an update's samples, as the games that count bring them."""
+        samples = sum(game.samples for game in self._games)
+        return self._batch * sum(game.turns for game in self._games) / samples
+
     def _age(self, games: float) -> float:
         """``expected_age`` with ``games`` in progress."""
-        turns = sum(game.turns for game in self._games)
-        if not turns:
+        if not self._games:
             return expected_age(games, self._guess, self._batch)
-        per_game = sum(game.turns**2 for game in self._games) / turns
-        batch = self._batch * turns / sum(game.samples for game in self._games)
-        return games * per_game / (2 * batch)
+        turns = [game.turns for game in self._games]
+        return expected_age(games, sum(n * n for n in turns) / sum(turns), self._turns_of_batch())
 
     @property
     def workers(self) -> int:
@@ -210,8 +213,7 @@ class Admission:
             seen += longest
             if seen >= share * total:
                 break
-        batch = self._batch * total / sum(game.samples for game in by_turns)
-        return longest * max(self._mean, self.in_flight) / batch
+        return longest * max(self._mean, self.in_flight) / self._turns_of_batch()
 
     def observe(self, ended: Iterable[Yield]) -> None:
         """Update the expectations with games whose samples can be drawn, or were dropped."""
