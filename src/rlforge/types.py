@@ -328,7 +328,7 @@ class Completion:
 
 @value
 class ApiUsage:
-    """What the model ``uid`` behind an API was asked for, and what it took.
+    """Requests to the model ``uid`` behind an API, and its usage.
 
     games: that began with it. requests: answered or given up, with all their tries; failed: without
     a usable answer. prompt_tokens, answer_tokens: as the server counts them. seconds: waited for

@@ -156,12 +156,12 @@ class PoolActor(ModelPool):
         return admitted
 
     def spend(self, usage: Sequence[ApiUsage]) -> None:
-        """What API players took in the games of a collector since it said so last."""
+        """Usage of API players in the games of a collector since its last report."""
         self._api.spend(usage)
         self._api.save()
 
     def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
-        """What API players took so far, of each and of all, and why none may play any more."""
+        """Usage of API players so far, of each and of all, and why none may play any more."""
         figures = {
             "games": self._api.games,
             "cost": sum(one.cost for one in self._api.players),

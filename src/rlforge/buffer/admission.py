@@ -21,7 +21,7 @@ _TICK_S = 0.2  # callers look at the clock more often than that
 
 
 class Yield(NamedTuple):
-    """What a game that ended brought: samples, its trained turns, and its life.
+    """Yield of a game that ended: samples, its trained turns, and its life.
 
     life: updates from the version of its oldest turn to the version that is current when its
     samples can be drawn.
@@ -241,8 +241,10 @@ class Admission:
 
     @property
     def _weight(self) -> float:
-        """Of the newest draw in the running means, which span the life of a game: what is
-        decided now shows that much later."""
+        """Weight of the newest draw in the running means.
+
+        They span the life of a game: what is decided now shows that much later.
+        """
         life = self._mean * self.samples_per_game / self._batch
         return 1 / min(max(1, self._draws), 3 + life)
 

@@ -173,7 +173,7 @@ _PLACES = _by_name(
 
 
 def in_place_of(name: str) -> str | None:
-    """What is here in place of a name of UnstableBaselines, as a line of YAML or a Python name.
+    """Counterpart of a name of UnstableBaselines, as a line of YAML or a Python name.
 
     Example:
         >>> in_place_of("num_actors"), in_place_of("RewardForFormat")

@@ -58,7 +58,7 @@ class ApiPlayer:
         )
 
     def take_usage(self) -> tuple[ApiUsage, ...]:
-        """What each model took since the last call; nothing of those that were not asked."""
+        """Usage of each model since the last call; nothing of those that were not asked."""
         used, self._used = self._used, {}
         return tuple(used.values())
 

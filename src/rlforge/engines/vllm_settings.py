@@ -80,7 +80,7 @@ def check_installed(device: str | None = None) -> None:
 
 
 def setting_problems(config: PolicyConfig) -> Iterator[tuple[str, str]]:
-    """What vLLM cannot do of a configuration: a key, and what is wrong with its value."""
+    """The part of a configuration that vLLM cannot do: a key, and what is wrong with its value."""
     engine = config.engine
     if config.learner.train == "full":
         yield (

@@ -1,4 +1,4 @@
-"""What games with API players take in a run, and when none may begin any more."""
+"""Budget of API players: what their games take in a run, and when none may begin any more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ApiBudget:
 
     @property
     def players(self) -> tuple[ApiUsage, ...]:
-        """What each has taken since the run began."""
+        """Usage of each since the run began."""
         return tuple(self._players.values())
 
     @property

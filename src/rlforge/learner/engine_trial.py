@@ -112,7 +112,7 @@ def _free() -> None:
 async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> float:
     """The largest mean difference of an engine's log-probs to the learner's, of three policies.
 
-    The model, and two adapters that change it, answer the same prompts beside each other, then the
+    The model, and two adapters that change it, answer the same prompts together, then the
     first adapter once more. What each has drawn is scored by the plain model with the adapter that
     the learner attaches. Raises EngineError where log-probs differ by more than rounding explains,
     as where another adapter has answered, and where adapters are too much alike to tell. What

@@ -1,4 +1,4 @@
-"""What an update was made of, to be read: a batch of a run as a table, and a sample in full."""
+"""Batches to be read: the one of an update as a table, and a sample in full."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
 
 
 def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
-    """What the model read and said in sample ``place``, and what it counted for."""
+    """Prompt and answer of sample ``place``, and what it counted for."""
     sample = batch.find(place)
     step = sample.step
     lines = [
@@ -185,7 +185,7 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
 
 
 def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
-    """What the samples are together, and what their rewards are."""
+    """Summary of the samples and of their rewards."""
     steps = [sample.step for sample in batch.samples]
     versions = sorted({step.policy_version for step in steps})
     games = len({step.game_id for step in steps})

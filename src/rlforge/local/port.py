@@ -334,7 +334,7 @@ class _Experiment:
     # ------------------------------------------------------------ the YAML
 
     def ported(self, script: Path) -> Ported:
-        """What was found."""
+        """The result."""
         self._line = 0
         self._finish(script)
         remarks = tuple(
@@ -362,7 +362,7 @@ class _Experiment:
         return Ported(yaml=experiment_yaml(values, comments, options, head), remarks=remarks)
 
     def _finish(self, script: Path) -> None:
-        """What follows from several calls."""
+        """Values that follow from several calls."""
         values = self._values
         self._values.setdefault("name", script.stem)
         values["name"] = re.sub(r"^[.]+$", "run", values["name"]) or "run"
@@ -419,7 +419,7 @@ def _named(name: str) -> str:
 
 
 def _unread(found: Any) -> Iterator[Unread]:
-    """What of a value only running the script would give."""
+    """The part of a value that only running the script would give."""
     if isinstance(found, Unread):
         yield found
     elif isinstance(found, Call):

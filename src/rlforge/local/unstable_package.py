@@ -1,4 +1,4 @@
-"""What the package unstable-rl 0.1 and 0.2 takes: arguments in order, and defaults by our keys."""
+"""Interface of unstable-rl 0.1 and 0.2: arguments in order, and defaults by our keys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ POSITIONS_2: Mapping[str, Sequence[str]] = {
     "collect": ("num_train_workers", "num_eval_workers"),
     "add_checkpoint": ("uid", "path", "iteration", "inherit"),
 }
-"""Those that have other ones in version 0.2."""
+"""Calls that have other ones in version 0.2."""
 
 PARTS = {
     *("GameScheduler", "BaseModelSampler", "FixedOpponentModelSampler", "TerminalInterface"),
@@ -120,7 +120,7 @@ EFFECTIVE: Mapping[str, Any] = {
     "eval.opponents": [f"openrouter:{OPPONENT}"],
     "eval.base": False,
 }
-"""What the package takes where a script says nothing, by the key that has it here."""
+"""Defaults of the package where a script says nothing, by the key that has it here."""
 
 OF_BUILD: Mapping[str, Any] = {
     "batch_size": 384,

@@ -1,4 +1,4 @@
-"""What a run starts on, where it may be planned on another machine."""
+"""The machine that a run starts on, where it may be planned on another one."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class Collector:
 def learned_episodes(
     episodes: Iterable[Episode], spec: GameSpec, config: CollectorConfig
 ) -> list[Episode]:
-    """Those that become samples: all, or with ``learned_seats: one`` those of a seat of the game.
+    """Seats that become samples: all, or with ``learned_seats: one`` those of a seat of the game.
 
     It is drawn from all trained seats, by the seed of the game: so games of a group have the same.
     Rewards are shaped before, as baselines of roles are means over every seat of the policy.

@@ -1,4 +1,4 @@
-"""What collection is expected to bring before it begins: settings of the buffer, a forecast."""
+"""Expectations of collection before it begins: settings of the buffer, a forecast."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class SeatPolicies:
         self._newest[policy.name] = policy
 
     def take_api_usage(self) -> tuple[ApiUsage, ...]:
-        """What each API model took since the last call."""
+        """Usage of each API model since the last call."""
         return self._api.take_usage()
 
     def for_game(self, spec: GameSpec) -> Answer:

@@ -268,7 +268,7 @@ class Tracker:
         self.tick()
 
     def log_api(self, players: Sequence[ApiUsage], figures: Mapping[str, float]) -> None:
-        """What API players took since the run began: ``api/PLAYER/…``, and of all ``api/…``.
+        """Usage of API players since the run began: ``api/PLAYER/…``, and of all ``api/…``.
 
         ``latency_s`` is of the requests since the last call. Also in the next update's line.
         """

@@ -146,7 +146,7 @@ class GameController:
         met = [pairing.opponents for pairing in eval_pairings(config)]
         met += [fixed_opponents(of_policy(config, name)) for name in policy_names(config)]
         self._api_plays = any(policy.kind == "api" for policy in chain(*met))
-        #: Whether the user was told that no game with API players may begin any more.
+        #: Whether it was said that no game with API players may begin any more.
         self._api_closed = False
 
     def stop(self) -> None:

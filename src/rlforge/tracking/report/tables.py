@@ -252,7 +252,7 @@ def _matches(matches: dict[str, dict[str, int]], uids: list[str]) -> Html | None
 
 
 def api_players(run: RunData) -> Html | None:
-    """What models behind APIs took, and whether their budget is used."""
+    """Usage of models behind APIs, and whether their budget is used."""
     used = list(map(_USAGE.decode, run.api.get("players", ())))
     if not used:
         return None
