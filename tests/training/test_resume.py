@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def test_a_saved_version_that_is_not_published_yet_stays(tmp_path: Path) -> None
     _save(tmp_path, 1, 2, 3)
     Retention(tmp_path, 0).prune({"step-2"}, published=2)
     assert _left(tmp_path) == [2, 3]
+
+
+def test_a_version_that_is_saved_while_others_are_deleted_stays(tmp_path: Path) -> None:
+    """The learner saves the next version while the controller publishes the last one."""
+    retention = Retention(tmp_path, 0)
+    _save(tmp_path, 1)
+    with ThreadPoolExecutor(1) as learner:
+        saved = learner.submit(_save, tmp_path, *range(2, 101))
+        while not saved.done():
+            retention.prune((), published=1)
+        saved.result()
+    assert _left(tmp_path) == list(range(1, 101))
 
 
 def test_versions_of_the_saved_state_stay_until_a_newer_one_is_saved(tmp_path: Path) -> None:

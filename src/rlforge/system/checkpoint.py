@@ -277,12 +277,19 @@ def find_checkpoint(root: Path, name: str = LATEST) -> Path:
     return path
 
 
-def prune(root: Path, keep: int, protected: Collection[str] = ()) -> list[Path]:
-    """Delete all but the ``keep`` newest checkpoints and those named in ``protected``.
+def prune(
+    root: Path, keep: int, protected: Collection[str] = (), since: int | None = None
+) -> list[Path]:
+    """Delete all but the ``keep`` newest checkpoints and the protected ones; what was deleted.
 
-    Protected ones do not count as kept. Returns what was deleted.
+    protected: names of some that stay. since: versions from this one on stay, too, also one that
+    another process adds meanwhile. Protected ones do not count as kept.
     """
-    candidates = [path for path in list_checkpoints(root) if path.name not in protected]
+    candidates = [
+        path
+        for path in list_checkpoints(root)
+        if path.name not in protected and (since is None or checkpoint_version(path) < since)
+    ]
     doomed = candidates[: max(0, len(candidates) - keep)]
     for path in doomed:
         # Renamed first: an interrupted deletion leaves no incomplete checkpoint.

@@ -50,13 +50,8 @@ class Retention:
         """
         if self._keep is None:
             return
-        coming = {
-            path.name
-            for path in list_checkpoints(self._root)
-            if published is not None and checkpoint_version(path) >= published
-        }
-        protected = {*needed, *coming, *self.resumable, step_name(0)}
-        prune(self._root, self._keep, protected=protected)
+        protected = {*needed, *self.resumable, step_name(0)}
+        prune(self._root, self._keep, protected, since=published)
 
 
 def keep_start(config: PolicyConfig, run_dir: Path) -> None:
