@@ -1,5 +1,7 @@
 """What is expected of collection before it begins."""
 
+import re
+
 import pytest
 
 from rlforge.config.compose import compose
@@ -13,7 +15,7 @@ def settings_of(*overrides):
 def test_the_quick_start_knows_what_its_games_cost_in_age():
     config = compose(["+experiment=qwen3_1p7b_simpletak"]).config
     assert "up to 384 games" in forecast(config)
-    [age] = [word for word in forecast(config).split() if word.replace(".", "").isdigit()][1:2]
+    [age] = re.findall(r"mean age of (\d\.\d) updates", forecast(config))
     assert float(age) == pytest.approx(3.7, abs=0.7)  # 384 games of about 7.5 learned turns
 
 

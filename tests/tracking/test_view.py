@@ -208,3 +208,17 @@ def test_api_players_are_shown_with_what_they_took(tracker, width):
     text = one_line(draw(Progress.from_json(tracker.progress().to_json()), width))
     for part in ("120 games", "2,000 requests (0.9 s)", "1.23M tokens, $1.23"):
         assert part in text, part
+
+
+def test_the_flow_of_games_and_the_bottleneck_are_shown(tracker):
+    flow = {"games_in_progress": 352.4, "games_wanted": 380.0, "games_most": 384.0}
+    flow |= {"learner_waits": 0.4, "engine_occupancy": 0.97, "expected_age": 3.21}
+    tracker.log_learner(update(1), {**SHARES, **flow, "lost_share": 0.02})
+    text = one_line(draw(Progress.from_json(tracker.progress().to_json()), 60))
+    for part in (
+        "352 games, 380 wanted, 384 at most",
+        "engines: they use 97% of their places (engine.num_engines, engine.max_parallel_seq)",
+        "3.2 of them in the game",
+        "thrown away 2.0%",
+    ):
+        assert part in text, part

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlforge.actors.process import begin
 from rlforge.buffer import BUFFERS, EpisodeBuffer
+from rlforge.buffer.admission import Flow
 from rlforge.buffer.batches import Decode, write_batch
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import entry_of, of_policy, policy_names, turns
@@ -237,7 +238,9 @@ class _Samples:
             "buffer_size": float(self.buffer.size()),
             "games_in_progress": flow.games,
             "games_wanted": flow.target,
+            "games_most": float(flow.workers),
             "expected_age": flow.age,
+            "learner_waits": flow.waiting,
             "lost_share": flow.lost,
             "dropped_old": float(losses.old),
             "dropped_old_length": losses.old_length,
@@ -404,6 +407,10 @@ class BufferActor:
         async with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    async def flow(self) -> Flow:
+        """The state of admission of the first policy."""
+        return next(iter(self._samples.values())).buffer.flow
 
     async def figures(self, name: str = "") -> dict[str, float]:
         """Samples stored, and episodes replaced for the last batch where that is switched on."""

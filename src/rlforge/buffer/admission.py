@@ -36,10 +36,10 @@ class Yield(NamedTuple):
 class Flow:
     """The state of admission, for people: games, ages in updates, and shares of time or samples.
 
-    games: mean number in progress. target: games that the rule asks for now. workers: most that may
-    be in progress. age: expected mean age of a turn when it is learned from, from the time that its
-    game is in progress (``expected_age``). full_age: the same with all workers. waiting: share of
-    the time in which the learner waits for samples. lost: share of the samples thrown away.
+    games: mean number in progress. target: mean number that the rule asks for. workers: most that
+    may be in progress. age: expected mean age of a turn when it is learned from, from the time that
+    its game is in progress (``expected_age``). full_age: the same with all workers. waiting: share
+    of the time in which the learner waits for samples. lost: share of the samples thrown away.
     """
 
     games: float
@@ -153,7 +153,7 @@ class Admission:
         self._learning: dict[int, int] = {}
         self._draws, self._shortage, self._lost, self._waiting = 0, 0.0, 0.0, 0.0
         self._since: float | None = None  # of the last reservation
-        self._mean, self._tokens = 0.0, 0.0
+        self._mean, self._wanted, self._tokens = 0.0, 0.0, 0.0
 
     @property
     def samples_per_game(self) -> float:
@@ -190,7 +190,7 @@ class Admission:
         games = self._mean
         return Flow(
             games=games,
-            target=min(float(self.workers), self._target(0, self._ready, True)),
+            target=self._wanted,
             workers=self.workers,
             age=self._age(games),
             full_age=self._age(self.workers),
@@ -299,11 +299,13 @@ class Admission:
         if self._since is None:
             most = min(self._max_stored, 2 * self._ready) / self.samples_per_game
             self._tokens = max(1.0, min(target, most))
-            self._mean = self._tokens
+            self._mean, self._wanted = self._tokens, target
         elif self._durations:
             duration = max(1e-3, sum(self._durations) / len(self._durations))
             passed = now - self._since
-            self._mean += (self.in_flight - self._mean) * -math.expm1(-passed / duration)
+            weight = -math.expm1(-passed / duration)
+            self._mean += (self.in_flight - self._mean) * weight
+            self._wanted += (target - self._wanted) * weight
             few = min(target, self._ready / self.samples_per_game)
             games = max(1.0, few, self._mean)
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)

@@ -66,9 +66,11 @@ def graph(
     ```
     """
     from rlforge import launch
+    from rlforge.config.schema import RunConfig
+    from rlforge.rollout.expected import forecast
     from rlforge.training.graph import to_json, to_mermaid
 
-    _, nodes = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
+    run, nodes = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
     if output is GraphFormat.json:
         typer.echo(to_json(nodes))
         return
@@ -89,6 +91,8 @@ def graph(
             "\n".join(hands),
         )
     Console().print(table)
+    if isinstance(run, RunConfig):
+        Console().print(f"collection: {forecast(run)}", highlight=False)
 
 
 def config(

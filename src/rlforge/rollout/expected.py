@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 from rlforge.buffer import BUFFERS, BufferSettings
+from rlforge.buffer.admission import Flow
 from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats
 from rlforge.config.schema import GrpoConfig, RunConfig
 from rlforge.games.registry import make_game
@@ -57,23 +58,26 @@ def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple
     return tuple(played)
 
 
-def forecast(config: RunConfig) -> str:
-    """Games in progress and the age of turns that come of it, as a sentence.
+def forecast(config: RunConfig, flow: Flow | None = None) -> str:
+    """Games in progress, the engines' places and the age of turns that come of it, as sentences.
+
+    flow: of the buffer of the first policy; None: as it is at the start.
 
     Example:
         >>> from rlforge.config.compose import compose
         >>> print(forecast(compose(["+experiment=kuhn_grpo"]).config))  # doctest: +ELLIPSIS
-        up to ... games in progress, by collector.num_train_workers=auto: ...
+        up to ... games in progress (collector.num_train_workers=auto) for ... places in the ...
     """
-    [name, *_] = policy_names(config)
-    settings = buffer_settings(config, name)
-    flow = BUFFERS[config.buffer.kind](settings).flow
-    if not settings.max_staleness or config.determinism == "strict":
+    if not config.buffer.max_staleness or config.determinism == "strict":
         return "games are played in rounds, each for the next update"
+    if flow is None:
+        [name, *_] = policy_names(config)
+        flow = BUFFERS[config.buffer.kind](buffer_settings(config, name)).flow
     slots = config.engine.num_engines * config.engine.max_parallel_seq
-    engines = f"the engines generate {slots} sequences at once (engine.max_parallel_seq)"
     return (
-        f"up to {flow.workers} games in progress, by collector.num_train_workers="
-        f"{config.collector.num_train_workers}: while all of them play, turns are learned from at "
-        f"a mean age of {flow.full_age:.1f} updates, besides the wait in the buffer; {engines}"
+        f"up to {flow.workers} games in progress (collector.num_train_workers="
+        f"{config.collector.num_train_workers}) for {slots} places in the engines "
+        f"(engine.max_parallel_seq). All play while the learner waits for games: then turns have a "
+        f"mean age of {flow.full_age:.1f} updates when they are learned from, besides the wait in "
+        "the buffer. The run names its bottleneck after ten updates"
     )

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.system.hardware import GpuLoad
+from rlforge.tracking.bottleneck import bottleneck
 from rlforge.tracking.formatting import (
     LEARNER_LABELS,
     NOTHING,
@@ -257,14 +258,18 @@ def _machine(p: Progress) -> RenderableType:
         table.add_row(Text(one.uid, overflow="fold"), f"{asked}\n{taken}")
     for gpu in p.gpus:
         table.add_row(f"GPU {gpu.index}", _load(gpu))
-    if (games := p.learner.get("games_in_progress")) is not None:
-        wanted = number(p.learner.get("games_wanted"), 0)
-        table.add_row("in progress", f"{number(games, 0)} games of {wanted} wanted")
+    if (playing := p.shares.get("games_in_progress")) is not None:
+        wanted, limit = p.shares["games_wanted"], p.shares["games_most"]
+        table.add_row(
+            "in progress", f"{playing:.0f} games, {wanted:.0f} wanted, {limit:.0f} at most"
+        )
+    if (slowest := bottleneck(p.shares)) is not None:
+        table.add_row("bottleneck", str(slowest))
     if (staleness := p.learner.get("lag_mean")) is not None:
-        expected = p.learner.get("expected_age")
+        expected = p.shares.get("expected_age")
         besides = "" if expected is None else f", {number(expected, 2)} of them in the game"
         table.add_row("staleness", f"{number(staleness, 2)} updates{besides}")
-    if lost := p.learner.get("lost_share"):
+    if lost := p.shares.get("lost_share"):
         table.add_row("thrown away", percent(lost, 1))
     gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
     if gap is not None or most is not None:

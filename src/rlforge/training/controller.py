@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -43,10 +44,12 @@ from rlforge.config.policies import START
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
 from rlforge.league.pool import RECENT_GAMES
+from rlforge.rollout.expected import forecast
 from rlforge.rollout.lineup import eval_envs, eval_pairings, fixed_opponents, train_envs
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
+from rlforge.tracking.bottleneck import BottleneckWatch
 from rlforge.tracking.digests import DigestChain, facts, moved
 from rlforge.training.evaluations import Evaluations
 from rlforge.training.guard import Guard
@@ -139,6 +142,9 @@ class GameController:
         self._made: dict[str, Any] = {}
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
         self._utilisation = Utilisation(time.time())
+        #: By engine, the mean share of its places in use.
+        self._occupied: dict[str, float] = {}
+        self._bottleneck = BottleneckWatch()
         self._restarts = 0
         #: Process ids of the collectors.
         self._processes: dict[str, int] = {}
@@ -257,11 +263,17 @@ class GameController:
         )
         self._actors.tracker.log_scalars.remote(custom)
         shares = self._utilisation.shares(time.time())
+        if self._occupied:
+            figures["engine_occupancy"] = statistics.mean(self._occupied.values())
         main = policy is next(iter(self._policies.values()))  # the one that is evaluated
         self._actors.tracker.log_learner.remote(
             result, {**shares, **figures, "restarts": self._restarts}, policy="" if main else name
         )
-        if main and (back_to := await self._guard.look_out(result)) is not None:
+        if not main:
+            return
+        if (found := self._bottleneck.updated(figures)) is not None:
+            self._note(f"update {result.version}, bottleneck: {found}")
+        if (back_to := await self._guard.look_out(result)) is not None:
             policy.parent = back_to
 
     async def _begins_anew(self, policy: Trained) -> bool:
@@ -379,6 +391,7 @@ class GameController:
 
         Versions and records made after that state are dropped.
         """
+        self._note(f"collection: {forecast(self._config, await self._actors.buffer.flow.remote())}")
         if resume:
             path = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
             version = BEFORE_ALL if path is None else checkpoint_version(path)
@@ -497,6 +510,9 @@ class GameController:
         then, before = self._engine_reports.get(engine, (self._started, None))
         self._engine_reports[engine] = now, report
         self._utilisation.engines_worked(report.spans)
+        in_use = report.stats.running / self._config.engine.max_parallel_seq
+        mean = self._occupied.setdefault(engine, in_use)
+        self._occupied[engine] = mean + 0.2 * (in_use - mean)
         if report.restarted_since(before):
             self._count_restart(engine)
         self._actors.tracker.log_inference.remote(engine, report.throughput(before, now - then))
