@@ -37,6 +37,13 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def rows_so_far(run_dir: Path) -> list[dict[str, Any]]:
+    """The updates that a run has recorded; a last line that is not complete is left out."""
+    file = run_dir / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def spread(values: Sequence[float], unit: str = "s") -> dict[str, float]:
     """Median, quartiles and extremes of at least two values, in ``unit``."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

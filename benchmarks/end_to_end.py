@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import Any
 
 from collector import deepen
-from common import RESULTS, cpu_seconds, record, shown, spread
+from common import RESULTS, cpu_seconds, record, rows_so_far, shown, spread
 from contenders import ABSENT
 from pipelines.work import Work
 
@@ -182,7 +182,7 @@ def run_rlforge(work: Work, more: Sequence[str], warm_up: int) -> Rate:
             process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
         cpu = []
         for updates in (warm_up, work.updates):
-            while len(rows := _metrics(run_dir)) < updates and process.poll() is None:
+            while len(rows := rows_so_far(run_dir)) < updates and process.poll() is None:
                 time.sleep(0.02)
             cpu.append(cpu_seconds(process.pid))
         if process.wait() != 0 or len(rows) < work.updates:
@@ -198,13 +198,6 @@ def run_rlforge(work: Work, more: Sequence[str], warm_up: int) -> Rate:
         dropped=dropped / (turns + dropped),
         versions={name: versions()[name] for name in ("torch", "transformers", "rlforge")},
     )
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """What the run has written so far; its last line may be on its way."""
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def run_peer(name: str, python: str, work: Work, warm_up: int) -> Rate | None:

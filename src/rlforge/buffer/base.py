@@ -199,6 +199,8 @@ class Buffer(ABC):
         self._losses = Losses()
         #: What was lost between the last two draws.
         self.losses = Losses()
+        #: ``_age_limit``, as of the last delivery.
+        self._max_age = math.inf
         #: The first version whose samples are taken.
         self._first_version = 0
         self._admission = Admission(
@@ -237,6 +239,7 @@ class Buffer(ABC):
         games: dict[str, list[Episode]] = {}
         for episode in episodes:
             games.setdefault(episode.game_id, []).append(episode)
+        self._max_age = self._age_limit()
         for game in games.values():
             self._store(game)
         while self.size() > self._settings.max_size:
@@ -404,10 +407,10 @@ class Buffer(ABC):
         if not settings.max_staleness:
             return Stamp(oldest, False, len(versions))
         by_newest = newest + settings.max_staleness * settings.wait
-        by_oldest = oldest + self._max_age()
+        by_oldest = oldest + self._max_age
         return Stamp(math.floor(min(by_newest, by_oldest)), by_oldest < by_newest, len(versions))
 
-    def _max_age(self) -> float:
+    def _age_limit(self) -> float:
         """Most updates between the oldest turn of a game and the version that is trained."""
         settings = self._settings
         if settings.max_age != "auto":
