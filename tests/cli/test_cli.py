@@ -263,6 +263,18 @@ def test_doctor_says_what_fits_and_what_buys_memory(rlforge, monkeypatch, tmp_pa
     assert max(map(len, unfit.out.splitlines())) <= columns
 
 
+def test_doctor_asks_for_keys_of_this_machine_only(rlforge, monkeypatch):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    quick_start = "+experiment=qwen3_1p7b_simpletak"
+    plain = ["model.prompt_template=default", "model.action_extraction=boxed"]
+    here = rlforge("doctor", quick_start, *plain, "hardware=cpu")
+    assert (here.code, "OPENROUTER_API_KEY" in here.out) == (2, True)
+    elsewhere = rlforge("doctor", quick_start, "hardware=gpu_1", "--gpu-memory", "80")
+    assert "problem" not in elsewhere.out
+    assert "unstable-rl, which is not installed" in elsewhere.out
+    assert "up to 384 games in progress" in " ".join(elsewhere.out.split())
+
+
 def test_models_lists_every_option_and_which_exist_here(rlforge, monkeypatch, tmp_path):
     from rlforge.models.tiny.recipe import TINY
 

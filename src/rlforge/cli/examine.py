@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,7 +159,9 @@ def doctor(
     from rlforge.preflight.doctor_view import render, to_values
 
     run = compose_any(overrides or [], config_dir)
-    report = examine(run, gpus, gpu_memory, launch.check)
+    # Another machine has keys and packages of its own.
+    check = partial(launch.check, keys=gpus is None and gpu_memory is None)
+    report = examine(run, gpus, gpu_memory, check)
     write_result(json_file, to_values(report))
     Console().print(render(report), crop=False)
     if not report.healthy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
@@ -11,6 +12,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig, RunConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, obstacle
 from rlforge.errors import ConfigError
+from rlforge.games.originals import absent_noted
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
@@ -97,7 +99,7 @@ def examine(
     config, guess = planned(started(composed.config), gpus_there, gpu_memory_gb)
     found, assumed = gpus(), guess is not None or (gpus_there, gpu_memory_gb) != (None, None)
     findings = [
-        *_configuration(composed, check),
+        *_configuration(composed, check, assumed=assumed),
         *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
         *_machine(found),
     ]
@@ -240,13 +242,21 @@ def _unplanned(why: str) -> Finding:
 
 
 def _configuration(
-    composed: Composed[Any], check: Callable[[Composed[Any]], None]
+    composed: Composed[Any], check: Callable[[Composed[Any]], None], *, assumed: bool
 ) -> list[Finding]:
-    try:
-        check(composed)
-    except ConfigError as error:
-        return [_problem("configuration", line) for line in str(error).splitlines()]
-    return [Finding(what="configuration", state="ok", detail="valid")]
+    """assumed: for another machine, where packages of templates may be that are not here."""
+    absent: Mapping[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        if assumed:
+            absent = stack.enter_context(absent_noted())
+        try:
+            check(composed)
+        except ConfigError as error:
+            return [_problem("configuration", line) for line in str(error).splitlines()]
+    return [
+        Finding(what="configuration", state="ok", detail="valid"),
+        *(Finding(what="configuration", state="note", detail=mend) for mend in absent.values()),
+    ]
 
 
 def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
