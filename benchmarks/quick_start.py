@@ -7,7 +7,8 @@ documentation tells of 12 hours on three RTX 6000 Ada. Here learner and engine h
 turns, with the embedded engine, so that a round is the sum of what is measured:
 
 - ``playing``: 384 answers, at the rate of an engine with 384 requests always under way, half of
-  them for a version that has just been loaded;
+  them for a version that has just been loaded. One seat of two is learned from in the quick start,
+  so that 768 are played for an update; its tuned preset learns from both (``projected_tuned``);
 - ``learning``: an update of 384 turns, all phases of it;
 - ``writing`` the adapter, and ``loading`` it into the engine, which answers meanwhile.
 
@@ -149,11 +150,15 @@ def main() -> None:
         raise SystemExit(f"no answer ended in {arguments.seconds:g} s; raise --seconds")
     rates = {f"{name}_per_s": figures.pop(name) for name in ("answers", "tokens")}
     figures["playing"] = [BATCH / rate for rate in rates["answers_per_s"]]
-    rounds = [sum(parts) for parts in zip(*figures.values(), strict=True)]
-    hours = spread([UPDATES * each / 3600 for each in rounds], "h")
+    tuned = [sum(parts) for parts in zip(*figures.values(), strict=True)]
+    rounds = [once + again for once, again in zip(tuned, figures["playing"], strict=True)]
+    hours, tuned_hours = (
+        spread([UPDATES * each / 3600 for each in kind], "h") for kind in (rounds, tuned)
+    )
     parts = {name: spread(values) for name, values in figures.items()}
     for name, part in parts.items():
         print(f"{name}: {shown(part, digits=3)} s")
+    print(f"{UPDATES} updates, tuned: {shown(tuned_hours, 'h', digits=2)} h")
     print(f"{UPDATES} updates: {shown(hours, 'h', digits=2)} h")
     if arguments.device == "cuda":
         results = {
@@ -165,6 +170,7 @@ def main() -> None:
             "packed_tokens": arguments.packed_tokens,
             "answer_tokens": arguments.median_answer,
             "projected": hours,
+            "projected_tuned": tuned_hours,
             "seconds_per_update": parts,
             **{name: spread(values, "per_s") for name, values in rates.items()},
         }

@@ -28,10 +28,13 @@ def test_a_round_is_the_sum_of_its_parts_and_needs_neither_ray_nor_games(on_path
     short = ["--seconds", "1", "--repeats", "2"]
     command = [sys.executable, str(on_path / "quick_start.py"), *small, *short]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    *parts, total = (float(line.split(": ")[1].split()[0]) for line in run.stdout.splitlines())
-    assert len(parts) == 4
+    shown = dict(line.split(": ") for line in run.stdout.splitlines())
+    numbers = {name: float(text.split()[0]) for name, text in shown.items()}
+    total, tuned = (numbers.pop(f"200 updates{kind}") for kind in ("", ", tuned"))
+    assert len(numbers) == 4
     # Medians of a few numbers add up but roughly.
-    assert 200 / 3600 * sum(parts) == pytest.approx(total, rel=0.2, abs=0.01)
+    assert 200 / 3600 * sum(numbers.values()) == pytest.approx(tuned, rel=0.2, abs=0.01)
+    assert total == pytest.approx(tuned + 200 / 3600 * numbers["playing"], rel=0.2, abs=0.01)
 
 
 def test_an_engine_that_runs_out_of_memory_gives_no_rate(on_path):
