@@ -134,6 +134,7 @@ def _report(process: str, tokens: int) -> EngineReport:
         cached_tokens=4 * tokens,
         generated_tokens=tokens,
         busy_s=0.5,
+        sequence_s=tokens / 5,
         resident=(),
     )
     return EngineReport(process=process, stats=stats, spans=())
@@ -148,9 +149,11 @@ def test_throughput_counts_the_tokens_since_the_report_before() -> None:
         "tok_s": 5.0,
         "read_tok_s": 25.0,
         "cached_tok_s": 20.0,
+        "sequences": 1.0,
     }
     later = second.throughput(first, 5.0)
     assert (later["tok_s"], later["read_tok_s"], later["cached_tok_s"]) == (6.0, 30.0, 24.0)
+    assert later["sequences"] == pytest.approx(1.2)
     assert not first.restarted_since(None)
     assert not second.restarted_since(first)
 

@@ -40,6 +40,7 @@ async def test_many_callers_get_their_own_answers(engine, base, make_adapter):
     assert (stats.requests, stats.prompt_tokens, stats.generated_tokens) == (100, 200, 250)
     assert len(stats.resident) == 2
     assert (stats.queued, stats.running, stats.busy_s > 0) == (0, 0, True)
+    assert stats.busy_s < stats.sequence_s < 100 * stats.busy_s  # several at the same time
     assert not any(p.requires_grad for p in base.parameters())
 
 

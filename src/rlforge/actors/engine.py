@@ -63,9 +63,11 @@ class EngineReport:
         """The load, tokens generated so far, and tokens a second since ``before``.
 
         seconds: since then. ``tok_s``: generated, ``read_tok_s``: prompt tokens computed,
-        ``cached_tok_s``: those whose keys and values were kept.
+        ``cached_tok_s``: those whose keys and values were kept. ``sequences``: mean number that was
+        generated at the same time.
         """
-        counted = {"generated_tokens": 0, "read_tokens": 0, "cached_tokens": 0}
+        names = ("generated_tokens", "read_tokens", "cached_tokens", "sequence_s")
+        counted = dict.fromkeys(names, 0.0)
         if before is not None and not self.restarted_since(before):  # a new process counts from 0
             counted = {name: getattr(before.stats, name) for name in counted}
         rates = {
@@ -79,6 +81,7 @@ class EngineReport:
             "tok_s": rates["generated_tokens"],
             "read_tok_s": rates["read_tokens"],
             "cached_tok_s": rates["cached_tokens"],
+            "sequences": rates["sequence_s"],
         }
 
 

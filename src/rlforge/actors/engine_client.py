@@ -49,6 +49,7 @@ _NO_WORK = EngineStats(
     cached_tokens=0,
     generated_tokens=0,
     busy_s=0.0,
+    sequence_s=0.0,
     resident=(),
 )
 

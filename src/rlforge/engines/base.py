@@ -56,8 +56,8 @@ class EngineStats:
 
     queued: requests waiting for a place; running: sequences being generated now.
     cached_tokens: those of ``prompt_tokens`` that were not read, because their keys and values
-    were kept. busy_s: seconds in which the engine computed. resident: uids of the policies it
-    holds.
+    were kept. busy_s: seconds in which the engine computed. sequence_s: the same, of each sequence.
+    resident: uids of the policies it holds.
     """
 
     queued: int
@@ -67,6 +67,7 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     busy_s: float
+    sequence_s: float
     resident: tuple[str, ...]
 
     @classmethod

@@ -176,7 +176,7 @@ class StepGenerator(ABC, Generic[R]):
         self._seeds = np.random.default_rng(seed)
         self._ids = itertools.count(1)
         self._requests = self._prompt_tokens = self._cached_tokens = self._ended = 0
-        self._busy_s, self._work = 0.0, WorkLog()
+        self._busy_s, self._sequence_s, self._work = 0.0, 0.0, WorkLog()
 
     # ------------------------------------------------------------ requests
 
@@ -236,6 +236,7 @@ class StepGenerator(ABC, Generic[R]):
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             busy_s=self._busy_s,
+            sequence_s=self._sequence_s,
             resident=tuple(key.uid for key in self._versions.resident),
         )
 
@@ -256,6 +257,7 @@ class StepGenerator(ABC, Generic[R]):
         ended = time.time()
         self._ended += len(answers)
         self._busy_s += ended - started
+        self._sequence_s += (ended - started) * (len(answers) + self._running())
         self._work.add((started, ended))
         return answers
 

@@ -510,12 +510,14 @@ class GameController:
         then, before = self._engine_reports.get(engine, (self._started, None))
         self._engine_reports[engine] = now, report
         self._utilisation.engines_worked(report.spans)
-        in_use = report.stats.running / self._config.engine.max_parallel_seq
-        mean = self._occupied.setdefault(engine, in_use)
-        self._occupied[engine] = mean + 0.2 * (in_use - mean)
         if report.restarted_since(before):
             self._count_restart(engine)
-        self._actors.tracker.log_inference.remote(engine, report.throughput(before, now - then))
+        load = report.throughput(before, now - then)
+        self._actors.tracker.log_inference.remote(engine, load)
+        if before is not None:
+            in_use = load["sequences"] / self._config.engine.max_parallel_seq
+            mean = self._occupied.setdefault(engine, in_use)
+            self._occupied[engine] = mean + 0.3 * (in_use - mean)
 
     async def _watch_api(self) -> None:
         while self._api_plays:
