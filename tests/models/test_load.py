@@ -279,6 +279,15 @@ def test_a_proxy_that_does_not_lead_to_the_hub_is_named(proxy, hub, monkeypatch,
     load_tokenizer(local_model)
 
 
+def test_a_hub_of_ones_own_that_cannot_be_reached_is_named_without_its_password(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://me:secret@127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@127.0.0.1:9")
+    hub_is_reachable.cache_clear()
+    with pytest.raises(ConfigError, match="hub at HF_ENDPOINT=http://") as caught:
+        load_tokenizer(ModelConfig(kind="hf", name="org/there"))
+    assert "secret" not in str(caught.value)
+
+
 def test_a_hub_in_no_proxy_is_asked_directly(hub, monkeypatch):
     url = hub.replace("127.0.0.1", "hub.example")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -15,7 +16,13 @@ from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model
 from rlforge.system.hub import hub_errors, hub_silence
-from rlforge.system.network import ProxyError, check_proxies, spare_loopback, through
+from rlforge.system.network import (
+    ProxyError,
+    check_proxies,
+    spare_loopback,
+    through,
+    without_credentials,
+)
 
 if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
     import torch
@@ -423,9 +430,12 @@ def _where(source: str) -> str:
         if not constants.HF_HUB_OFFLINE:
             check_proxies()
             proxy = through(constants.ENDPOINT)
+        hub = "the Hugging Face hub"
+        if os.environ.get("HF_ENDPOINT"):
+            hub = f"the hub at HF_ENDPOINT={without_credentials(constants.ENDPOINT)}"
         raise (ProxyError if proxy else ConfigError)(
             f"model.name={source}: not on this machine, neither a folder nor a copy of the hub's, "
-            f"and the Hugging Face hub cannot be reached{proxy}"
+            f"and {hub} cannot be reached{proxy}"
         )
     return str(cached)
 
