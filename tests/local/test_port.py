@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_names_numbers_and_transforms_of_a_function_are_read(tmp_path):
     ]
     assert config.buffer.max_size == 768
     assert config.pool.mode == "match_quality"
-    assert config.pool.fixed_opponents == ["openrouter:qwen/qwen-2.5-7b-instruct"]
+    assert config.pool.fixed_opponents == [
+        *("openrouter:openai/gpt-4o-mini", "openrouter:qwen/qwen-2.5-7b-instruct")
+    ]
     assert config.rewards.final == [
         {"name": "win_draw_loss", "draw": -0.2},
         {"name": "role_advantage", "decay": 0.99, "order": "update_then_subtract"},
@@ -90,7 +93,6 @@ def test_what_has_no_counterpart_is_a_line_with_its_place_and_the_rest_is_writte
         "Games.remote(": "num_actors: only running the script gives int(…); set engine.num_engines",
         "Tracker.remote(": "set name",
         "StandardLearner.options": "shuffle=True: has no counterpart",
-        "add_fixed.remote(name))": "only running the script gives name; set pool.fixed_opponents",
         "add_fixed.remote(name=": "prior_mu=27.0: ratings begin at 25",
     }.items():
         number = next(place for place, line in enumerate(lines, 1) if part in line)
@@ -152,7 +154,10 @@ def test_a_script_is_read_and_not_executed(tmp_path):
     [call] = [one for one in calls_of(script) if one.name == "made"]
     assert not (tmp_path / "made").exists()
     assert call.line == 9
-    assert call.arguments == (Unread(source="N"), {"a": 1, "b": -2, "c": "1-2"})
+    assert call.arguments == (
+        Unread(source="N (`for N in range(4)` in line 4)"),
+        {"a": 1, "b": -2, "c": "1-2"},
+    )
     assert call.keywords["k"] == [Unread(source="1 / 0"), 1, Unread(source="'a' * 9")]
     assert call.keywords["z"] == -2
 
@@ -192,6 +197,285 @@ def test_odd_arguments_are_remarks(tmp_path):
     assert "run.py:4: iterations: 'all' is of another form" in others
     assert "run.py:4: extra: only running the script gives [one for one in range(99)]" in others
     assert "num_engines: null" in found.yaml
+
+
+PARTS = """
+t = unstable.Tracker.remote("run", None)
+b = unstable.StepBuffer.remote(768, t)
+p = unstable.ModelPool.remote("mirror", 3, t)
+vllm = {"model_name": "Qwen/Qwen3-0.6B", "max_loras": 5, "max_tokens": 512, "max_model_len": 4096}
+games = [("TicTacToe-v0-train", 2, "qwen3-zs")]
+"""
+MADE = {
+    "c": "c = unstable.Collector.remote(2, b, p, t, vllm, games, games)",
+    "l": "l = unstable.StandardLearner.remote('Qwen/Qwen3-0.6B', b, p, batch_size=384, "
+    "mini_batch_size=1, learning_rate=1e-5)",
+    "run": "c.collect.remote(384, 16)\nray.get(l.train.remote(200))",
+}
+
+
+def script_of(folder, before="", name="run.py", **parts):
+    """A launch script that composes, but for parts that are other ones. before: its first lines."""
+    lines = [
+        "import os, random, sys",
+        "import ray, unstable",
+        before,
+        PARTS,
+        *(MADE | parts).values(),
+    ]
+    script = folder / name
+    script.write_text("\n".join(lines) + "\n")
+    return script
+
+
+def learner(**given):
+    """A call that makes one; given: arguments, as text."""
+    words = {"batch_size": "384", "mini_batch_size": "1", "learning_rate": "1e-5"} | given
+    text = ", ".join(f"{name}={word}" for name, word in words.items())
+    return f"l = unstable.StandardLearner.remote('Qwen/Qwen3-0.6B', b, p, {text})"
+
+
+def collector(more, **given):
+    """Lines, and the call that makes one after them; given: arguments, as text."""
+    words = ", ".join(f"{name}={word}" for name, word in given.items())
+    return f"{more}\nc = unstable.Collector.remote(2, b, p, t, vllm, games, games, {words})"
+
+
+@pytest.mark.parametrize(
+    ("parts", "written"),
+    [
+        ({"before": "N = 2**9", "l": learner(batch_size="N")}, "batch_size: 512"),
+        ({"l": learner(batch_size="1 << 8")}, "batch_size: 256"),
+        ({"before": "C = {'lr': 3e-6}", "l": learner(learning_rate="C.get('lr')")}, "3.0e-06"),
+        ({"before": "C = {}", "l": learner(learning_rate="C.get('lr', 2e-6)")}, "2.0e-06"),
+        ({"c": collector("vllm.update({'max_tokens': 1024}, top_p=0.5)")}, "max_tokens: 1024"),
+        ({"c": collector("vllm |= dict(temperature=0.25)")}, "temperature: 0.25"),
+        ({"c": collector("same = vllm\nsame['top_p'] = 0.5")}, "top_p: 0.5"),
+        ({"c": collector("games.append(('Nim-v0-train', 2, 'qwen3-zs'))")}, "id: Nim-v0-train"),
+        ({"c": collector("games += [('Nim-v0-train', 2, 'qwen3-zs')]")}, "id: Nim-v0-train"),
+        (
+            {"run": "for one in ['a/b', 'c/d']:\n    p.add_fixed.remote(one)"},
+            "er:a/b', 'openrouter:c/d'",
+        ),
+        ({"run": "ray.get([p.add_fixed.remote(one) for one in ['a/b']])"}, "['openrouter:a/b']"),
+        (
+            {
+                "before": "D = False",
+                "l": f"if D:\n    {learner(batch_size='8')}\nelse:\n    {learner()}",
+            },
+            "e: 384",
+        ),
+        ({"before": "D = True", "l": learner(batch_size="64 if D else 8")}, "batch_size: 64"),
+        ({"run": "if not sys.argv:\n    sys.exit()\nl.train.remote(7)"}, "total_updates: 7"),
+        (
+            {
+                "l": "B = 64\nr = 9e-9\ndef make(B, r=1e-4):\n    "
+                f"{learner(batch_size='B', learning_rate='r')}\n    return l\nl = make(320, r=2e-5)"
+            },
+            "batch_size: 320",
+        ),
+        (
+            {
+                "l": f"def build(r=1e-4):\n    {learner(learning_rate='r')}\n"
+                "    return l\nl = build()"
+            },
+            "learning_rate: 0.0001",
+        ),
+        (
+            {"before": "L = unstable.StandardLearner", "l": "l = L.remote(batch_size=24)"},
+            "size: 24",
+        ),
+        ({"run": "unstable.Tracker.remote(run_name=f'r {7:03d}')"}, "name: r-007"),
+        ({"name": "run demo.v2.py", "run": "unstable.Tracker.remote()"}, "name: run"),
+        ({"l": learner(save_every="5")}, "max_staleness: 7"),
+        ({"run": "unstable.ModelPool.remote('lagged', 1, t)"}, "override /pool: mirror"),
+    ],
+)
+def test_what_is_known_for_sure_is_read(tmp_path, parts, written):
+    script = script_of(tmp_path, **parts)
+    text = port(script).yaml
+    assert written in text
+    assert "UnstableBaselines 0.1" in text
+    assert "does not compose" not in text
+
+
+IF = "if len(sys.argv) > 1:\n    "
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "unwritten"),
+    [
+        (
+            {"l": learner(learning_rate="os.environ.get('LR')")},
+            "learning_rate: .*os.environ.get",
+            "LR\n",
+        ),
+        (
+            {"run": "unstable.Tracker.remote(wandb_project=os.environ.get('P'))"},
+            "wandb_project: ",
+            "P  #",
+        ),
+        ({"run": "unstable.Tracker.remote(run_name=os.getenv('NAME'))"}, "run_name: ", "NAME  #"),
+        ({"c": collector(f"{IF}vllm['max_tokens'] = 9")}, "max_tokens: only", "max_tokens: 9 "),
+        ({"c": collector(f"{IF}vllm.update(max_tokens=9)")}, "max_tokens: only", "max_tokens: 512"),
+        ({"c": collector("vllm.update(**os.environ)")}, r"\*\*: only", "Call"),
+        ({"c": collector("vllm.popitem()")}, "model_name: only .*popitem", "Call"),
+        (
+            {"c": collector("random.shuffle(games)")},
+            r"random.shuffle\(…\) may change games",
+            "Call",
+        ),
+        ({"c": collector(f"{IF}games.append(1)")}, "training_envs: only", "TicTacToe"),
+        (
+            {"c": collector("games = [*games, *sys.argv]")},
+            r"training_envs: .*\*sys.argv",
+            "TicTacToe",
+        ),
+        (
+            {"before": f"B = 384\n{IF}B = 8", "l": learner(batch_size="B")},
+            "batch_size: .*line 4",
+            " batch_size: ",
+        ),
+        (
+            {
+                "before": "try:\n    B = 8\nexcept ImportError:\n    B = 9",
+                "l": learner(batch_size="B"),
+            },
+            "batch_size: .*an exception in line 3",
+            " batch_size: ",
+        ),
+        (
+            {"before": "B = 2\nwhile f():\n    B = B * 2", "l": learner(batch_size="B")},
+            "batch_size: ",
+            " batch_size: ",
+        ),
+        (
+            {"before": "for B in f():\n    pass", "l": learner(batch_size="B")},
+            "batch_size: ",
+            " batch_size: ",
+        ),
+        (
+            {"l": f"{IF}{learner(batch_size='8')}\nelse:\n    {learner()}"},
+            "depends on `if .*; it is not read",
+            " batch_size: ",
+        ),
+        (
+            {"run": f"l.train.remote(200)\n{IF}l.train.remote(3)"},
+            r"train\(…\) depends on .*not read",
+            "total_updates: 3",
+        ),
+        (
+            {"run": f"{IF}l.train.remote(3)"},
+            r"train\(…\) depends on `if len\(sys.argv\) > 1` in line",
+            "Call",
+        ),
+        (
+            {"l": f"def main(B=8):\n    {learner(batch_size='B')}\nfire.Fire(main)"},
+            "depends on a call of main of line",
+            "batch_size: 8",
+        ),
+        (
+            {"l": f"@cli\ndef main(B=8):\n    {learner(batch_size='B')}\nmain()"},
+            "batch_size: only",
+            "batch_size: 8",
+        ),
+        (
+            {"l": f"def make(*a):\n    {learner(batch_size='a[0]')}\nmake(8)"},
+            "batch_size: only",
+            "batch_size: 8",
+        ),
+        (
+            {"l": "from mine import StandardLearner as S\nl = S.remote(batch_size=8)"},
+            "mine.StandardLearner.* not read: batch_size",
+            "batch_size: 8",
+        ),
+        (
+            {"l": "class S(unstable.StandardLearner):\n    x = 1\nl = S.remote(batch_size=8)"},
+            "not read: batch_size",
+            "batch_size: 8",
+        ),
+        (
+            {"run": "unstable.Tracker.remote(run_name=f'{1:d}-{1!r}-{1:x{y}}')"},
+            "run_name: only",
+            "name: 1",
+        ),
+        (
+            {"l": learner(max_train_len="...")},
+            r"max_train_len: only running the script gives \.\.\.",
+            "max_train_len",
+        ),
+        ({"l": learner(batch_size="10**10**10")}, "batch_size: only", " batch_size: "),
+        (
+            {"c": collector("", evaluation_opponent="None")},
+            "evaluation_opponent: None is of another form",
+            "None",
+        ),
+        (
+            {"c": collector("", evaluation_opponent="'hf:a/b'")},
+            "'hf:a/b' is of another form",
+            "hf:a/b'\\]",
+        ),
+        (
+            {"l": learner(initial_lora_path="{'r': 8}")},
+            "initial_lora_path: {'r': 8} is of",
+            "initial_adapter",
+        ),
+        (
+            {"c": collector("vllm['enforce_eager'] = True")},
+            "engine.vllm.enforce_eager sets it",
+            "eager:",
+        ),
+    ],
+)
+def test_what_is_not_known_for_sure_is_a_remark_with_its_line(tmp_path, parts, said, unwritten):
+    ported = port(script_of(tmp_path, **parts))
+    [*found] = [one for one in ported.remarks if re.search(rf"run\.py:\d+: .*{said}", one)]
+    assert found, ported.remarks
+    written = "\n".join(line for line in ported.yaml.splitlines() if not line.startswith("#"))
+    assert not re.search(unwritten, written)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"l": learner(batch_delay_buffer="4")},
+            "run.py:{}: does not compose: buffer.max_size=768: never",
+        ),
+        (
+            {"c": "num = 0\n" + MADE["c"].replace("(2", "(num")},
+            "run.py:{}: does not compose: engine.num_engines=0: ",
+        ),
+        (
+            {"l": learner(learning_rate="1e400")},
+            "run.py:{}: does not compose: learner.learning_rate=inf: ",
+        ),
+        (
+            {"l": learner(num_learners="'two'")},
+            "run.py:{}: does not compose: learner.num_learners: ",
+        ),
+    ],
+)
+def test_what_does_not_compose_is_a_remark_with_the_line_that_set_it(tmp_path, parts, said):
+    script = script_of(tmp_path, **parts)
+    lines = script.read_text().splitlines()
+    word = {"buffer": "StepBuffer.remote", "engine": "Collector.remote"}.get(
+        re.findall(r"compose: (\w+)", said)[0], "StandardLearner.remote"
+    )
+    [place] = [number for number, line in enumerate(lines, 1) if word in line]
+    assert [one for one in port(script).remarks if one.startswith(said.format(place))]
+
+
+def test_the_runtime_object_normalizes_advantages_of_a2c(tmp_path):
+    script = tmp_path / "run.py"
+    spec = "unstable.TrainEnvSpec(env_id='Nim-v0-train', num_players=2)"
+    script.write_text(
+        "from unstable import *\nimport unstable\n"
+        f"build(model_name='a/b', train_envs=[{spec}], algorithm='a2c', max_generation_len=...)\n"
+    )
+    text = port(script).yaml
+    assert "normalize_advantages: true  # there" in text
+    assert "run.py:3: max_generation_len: only running the script gives ..." in text
 
 
 def signatures(package: Path) -> dict[str, dict[str, object]]:

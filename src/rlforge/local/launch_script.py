@@ -1,22 +1,28 @@
-"""Reads a script without executing it: its calls, and their arguments where they are literals."""
+"""Reads a script without executing it: its calls, with the values that are known for sure."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rlforge.errors import ConfigError
 from rlforge.types import value
 
+REST = "**"
+"""Key, or keyword, of what else a mapping has that only running the script would give."""
+
 
 @value
 class Unread:
-    """An expression that only running the script would give. source: its text."""
+    """A value that only running the script would give. source: its text."""
 
     source: str
 
@@ -24,15 +30,20 @@ class Unread:
 @value
 class Call:
     """A call. path: dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's
-    ``options`` and ``remote``.
+    ``options`` and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
+    ``?.`` where it is not known what the first name is.
 
-    name: the last part of it. arguments, keywords: literals, further calls and ``Unread``.
+    name: the last part of it. arguments, keywords: literals, further calls and ``Unread``. doubt:
+    the condition that it depends on, if any. changes: names of the lists and mappings that it may
+    change.
     """
 
     path: str
     line: int
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    doubt: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,19 +57,21 @@ class Call:
 def calls_of(script: Path) -> list[Call]:
     """The calls of a script, inner ones before those that they are arguments of.
 
-    Names stand for what was assigned to them before, at any level; of branches all are read.
+    Functions of the script are read where they are called, with the arguments of that call. What
+    depends on something that is not known is read in doubt, and what it sets is unread afterwards.
     Raises ConfigError for a file that cannot be read, or is not Python.
 
     Example:
         >>> import tempfile
         >>> script = Path(tempfile.mkdtemp(), "run.py")
-        >>> _ = script.write_text("SIZE = 384\\nlearner = Learner.remote(batch_size=2 * SIZE)")
-        >>> calls_of(script)
-        [Call(path='Learner', line=2, arguments=(), keywords={'batch_size': 768})]
+        >>> _ = script.write_text("from rl import Learner\\nSIZE = 384\\nLearner.remote(2 * SIZE)")
+        >>> [(call.path, call.line, call.arguments) for call in calls_of(script)]
+        [('rl.Learner', 3, (768,))]
     """
     reader = _Reader()
     try:
-        reader.visit(ast.parse(script.read_text(encoding="utf-8")))
+        reader.read(ast.parse(script.read_text(encoding="utf-8")))
+        any(any(unread(call)) for call in reader.calls)
     except OSError as error:
         raise ConfigError(f"{script}: cannot be read: {error.strerror}") from None
     except SyntaxError as error:
@@ -67,8 +80,19 @@ def calls_of(script: Path) -> list[Call]:
     except ValueError as error:
         raise ConfigError(f"{script}: is not Python 3: {error}") from None
     except (RecursionError, MemoryError):  # Python's parser has both
-        raise ConfigError(f"{script}: is nested too deeply to be read") from None
+        raise ConfigError(f"{script}: is nested too deeply, or too long, to be read") from None
     return reader.calls
+
+
+def unread(found: Any) -> Iterator[Unread]:
+    """The parts of a value that only running the script would give."""
+    if isinstance(found, Unread):
+        yield found
+    elif isinstance(found, Call):
+        yield from unread([*found.arguments, *found.keywords.values()])
+    elif isinstance(found, list | tuple | dict):
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from unread(one)
 
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -77,164 +101,430 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
+_BUILTINS: Mapping[str, Callable[..., Any]] = {
+    one.__name__: one for one in (dict, list, tuple, int, float, str, bool)
+}
+_CHANGES = {"append", "extend", "insert", "pop", "clear", "reverse", "update", "setdefault"}
+_LOOKS = {"get", "copy"}
+_HARMLESS = {"unstable", "ray", "json", "yaml", "logging", "pprint", "wandb", *dir(builtins)}
+"""Modules and functions that leave what they are given as it is."""
+_Names = dict[str, Any]
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _Reader(ast.NodeVisitor):
-    """Walks the statements in their order."""
+class _Reader:
+    """Follows the statements in the order in which they run. Values are Python's own."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._known: dict[str, Any] = {}
         self._aliases: dict[str, str] = {}
+        self._globals: _Names = {"__name__": "__main__"}
+        self._own = self._globals
+        self._functions: dict[str, _Function] = {}  # by the source of their ``Unread``
+        self._waiting: list[str] = []  # those that were not called
+        self._running: list[str] = []
+        self._returned: list[Any] = []
+        self._doubt = ""
+        self._loose = False  # it may run never, or often
+        self._left = 50_000  # statements
 
-    def visit_Import(self, node: ast.Import) -> None:
-        self._aliases |= {one.asname: one.name for one in node.names if one.asname}
+    def read(self, module: ast.Module) -> None:
+        """Read all; at the end, the functions that were not called."""
+        self._block(module.body)
+        while self._waiting:
+            source = self._waiting[0]
+            self._doubt = f"a call of {source}"
+            self._run(source, {})
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for one in node.names:
-            self._aliases[one.asname or one.name] = f"{node.module}.{one.name}"
+    def _run(self, source: str, given: _Names) -> Any:
+        """The value that a call returns. given: parameters -> arguments; others are unread."""
+        node = self._functions[source]
+        self._waiting = [one for one in self._waiting if one != source]
+        self._running.append(source)
+        outer, self._own = self._own, _bound([node.args]) | given
+        before, self._returned = self._returned, []
+        self._block(node.body)
+        found = self._returned or [None]
+        self._own, self._returned = outer, before
+        self._running.pop()
+        return found[0] if len(found) == 1 else Unread(source=f"{node.name}(…)")
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        found = self._read(node.value)
-        for target in node.targets:
-            self._bind(target, found)
+    def _perhaps(self, why: str, nodes: Sequence[ast.AST], *, own: bool = False) -> None:
+        """Read what may run never, or often. What it binds is unread; own: and does not stay."""
+        outer, doubt, loose = self._own, self._doubt, self._loose
+        self._own, self._doubt, self._loose = outer | _bound(nodes), why, True
+        self._block(nodes)
+        self._own, self._doubt, self._loose = outer, doubt, loose
+        if not own:
+            outer |= _bound(nodes, f" ({why})")
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self._bind(node.target, self._read(node.value))
+    def _block(self, nodes: Iterable[ast.AST]) -> bool:
+        """Whether one of the statements, the last that is read, leaves the block."""
+        return any(map(self._visit, nodes))
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._read(node.value)
-        self._bind(node.target, Unread(source=ast.unparse(node)))
-
-    def visit_For(self, node: ast.For) -> None:
-        self._read(node.iter)
-        self._bind(node.target, Unread(source=ast.unparse(node.target)))
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
-
-    def generic_visit(self, node: ast.AST) -> None:
+    def _visit(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.stmt):
+            return self._do(node)
         if isinstance(node, ast.expr):
             self._read(node)
         else:
-            super().generic_visit(node)
+            self._block(ast.iter_child_nodes(node))
+        return False
+
+    def _do(self, node: ast.stmt) -> bool:
+        self._left -= 1
+        if not self._left:
+            raise RecursionError
+        where = f"`{shorten(ast.unparse(node).partition(':')[0], 60)}` in line {node.lineno}"
+        match node:
+            case ast.Import(names=names):
+                for one in names:
+                    first = one.name.partition(".")[0]
+                    self._name(one.asname or first, one.name if one.asname else first)
+            case ast.ImportFrom(module=module, names=names):
+                for one in names:
+                    every = one.name == "*" and module == "unstable"
+                    name = "build" if every else one.name
+                    self._name(one.asname or name, f"{module}.{name}")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self._define(node)
+                self._own[name] = Unread(source=f"{name} of line {node.lineno}")
+            case ast.ClassDef(name=name, body=body):
+                for part in body:
+                    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                        self._define(part)
+                    else:
+                        self._perhaps(where, [part], own=True)
+                self._name(name, name)
+            case ast.Assign(targets=targets):
+                found = self._read(node.value)
+                for target in targets:
+                    self._bind(target, found)
+            case ast.AnnAssign(target=target, value=given):
+                if given is not None:
+                    self._bind(target, self._read(given))
+            case ast.AugAssign(target=target, op=op):
+                held, more = self._read(target), self._read(node.value)
+                if isinstance(held, list | dict):  # in its place
+                    way = "extend" if isinstance(held, list) else "update"
+                    self._method(held, way, [more], {}, node)
+                else:
+                    self._bind(target, _computed(op, held, more, node))
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._bind(target, Unread(source=ast.unparse(node)))
+            case ast.Global(names=names):
+                self._globals |= {name: Unread(source=name) for name in names}
+            case ast.Return(value=given):
+                found = None if given is None else self._read(given)
+                self._returned.append(Unread(source=where) if self._loose else found)
+                return True
+            case ast.Raise() | ast.Break() | ast.Continue():
+                return True
+            case ast.Expr(value=given):
+                self._read(given)
+            case ast.If(test=test, body=body, orelse=orelse):
+                found = self._read(test)
+                if not _doubtful(found):
+                    return self._block(body if found else orelse)
+                self._perhaps(where, body)
+                self._perhaps(f"{where}, else", orelse)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                before = dict(self._own)
+                ended = self._block([*body, *orelse])
+                why = f"an exception in line {node.lineno}"
+                for name in _bound(body) if handlers else ():
+                    if before.get(name, ...) not in (..., self._own.get(name)):
+                        self._own[name] = Unread(source=f"{name} ({why})")
+                for handler in handlers:
+                    self._perhaps(why, handler.body)
+                return self._block(finalbody) or ended
+            case ast.With(items=items, body=body):
+                for item in items:
+                    self._read(item.context_expr)
+                self._own |= _bound(items)
+                return self._block(body)
+            case ast.For(target=target, body=body, orelse=orelse):
+                items = self._read(node.iter)
+                leaves = (ast.Break, ast.Continue, ast.Return)
+                if isinstance(items, list | tuple) and not any(
+                    isinstance(one, leaves) for one in ast.walk(node)
+                ):
+                    for item in tuple(items):
+                        self._bind(target, item)
+                        self._block(body)
+                    return self._block(orelse)
+                self._perhaps(where, [target, *body, *orelse])
+            case _:
+                self._perhaps(where, [*ast.iter_child_nodes(node)])
+        return False
+
+    def _define(self, node: _Function) -> None:
+        """A function that is called later; inside of another one, whose names it has, read it."""
+        source = f"{node.name} of line {node.lineno}"
+        if self._own is self._globals:
+            self._functions[source] = node
+            self._waiting.append(source)
+        else:
+            self._perhaps(f"a call of {source}", [node.args, *node.body], own=True)
+
+    def _name(self, name: str, path: str) -> None:
+        """A name is that of something outside of the script, or of a class."""
+        self._aliases[name] = path
+        self._own.pop(name, None)
 
     def _bind(self, target: ast.expr, found: Any) -> None:
-        if isinstance(target, ast.Name):
-            self._known[target.id] = found
-        elif isinstance(target, ast.Tuple | ast.List):
-            items = found if isinstance(found, list | tuple) else ()
-            same = len(items) == len(target.elts)
-            for place, one in enumerate(target.elts):
-                self._bind(one, items[place] if same else Unread(source=ast.unparse(one)))
-        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            table, key = self._known.get(target.value.id), self._read(target.slice)
-            if isinstance(table, dict) and isinstance(key, str):  # cfg["temperature"] = 1.0
-                self._known[target.value.id] = {**table, key: found}
+        match target:
+            case ast.Name(id=name):
+                self._own[name] = found
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                known = isinstance(found, list | tuple) and len(found) == len(parts)
+                items = found if known else [Unread(source=ast.unparse(one)) for one in parts]
+                for one, item in zip(parts, items, strict=True):
+                    self._bind(one, item)
+            case ast.Starred(value=inner):
+                self._bind(inner, Unread(source=ast.unparse(target)))
+            case ast.Subscript(value=inner, slice=index):
+                held, key = self._read(inner), self._read(index)
+                if isinstance(held, list | dict):
+                    self._method(held, "__setitem__", [key, found], {}, target)
 
     def _read(self, node: ast.expr) -> Any:
         """The value of an expression, or ``Unread``; its calls are noted."""
-        reads = getattr(self, f"_read_{type(node).__name__}", None)
-        if reads is None:
-            for inner in ast.iter_child_nodes(node):
-                self.visit(inner)
-            return Unread(source=ast.unparse(node))
-        return reads(node)
-
-    def _read_Constant(self, node: ast.Constant) -> Any:  # noqa: N802
-        return node.value
-
-    def _read_Name(self, node: ast.Name) -> Any:  # noqa: N802
-        return self._known.get(node.id, Unread(source=node.id))
-
-    def _read_List(self, node: ast.List) -> Any:  # noqa: N802
-        return self._items(node.elts)
-
-    def _read_Tuple(self, node: ast.Tuple) -> Any:  # noqa: N802
-        return tuple(self._items(node.elts))
+        why = f"`{shorten(ast.unparse(node), 60)}` in line {node.lineno}"
+        match node:
+            case ast.Constant(value=None | bool() | int() | float() | str()):
+                return node.value
+            case ast.Name() | ast.Attribute():
+                return self._target(node)[1]
+            case ast.List(elts=parts):
+                return self._items(parts)
+            case ast.Tuple(elts=parts):
+                return tuple(self._items(parts))
+            case ast.Dict(keys=keys, values=parts):
+                return self._table(zip(keys, parts, strict=True))
+            case ast.Call():
+                return self._call(node)
+            case ast.Await(value=inner):
+                return self._read(inner)
+            case ast.NamedExpr(target=target, value=inner):
+                self._bind(target, found := self._read(inner))
+                return found
+            case ast.Subscript(value=inner, slice=index):
+                held, key = self._read(inner), self._read(index)
+                if not (_doubtful(key) or (isinstance(held, dict) and REST in held)):
+                    with contextlib.suppress(TypeError, LookupError):
+                        return held[key]
+            case ast.UnaryOp(op=op, operand=inner):
+                found = self._read(inner)
+                if isinstance(op, ast.Not) and not _doubtful(found):
+                    return not found
+                if isinstance(op, ast.USub) and isinstance(found, int | float):
+                    return -found
+            case (
+                ast.BinOp(left=left, op=op, right=right)
+                | ast.Compare(left=left, ops=[op], comparators=[right])
+            ):
+                return _computed(op, self._read(left), self._read(right), node)
+            case ast.BoolOp(op=op, values=[first, *others]):
+                found = self._read(first)
+                for place, one in enumerate(others):
+                    if _doubtful(found):
+                        self._perhaps(why, others[place:])
+                        return Unread(source=ast.unparse(node))
+                    if bool(found) == isinstance(op, ast.And):
+                        found = self._read(one)
+                return found
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                if not _doubtful(found := self._read(test)):
+                    return self._read(body if found else orelse)
+                self._perhaps(why, [body, orelse])
+            case ast.JoinedStr(values=parts):
+                texts = [self._read(one) for one in parts]
+                if all(isinstance(text, str) for text in texts):
+                    return "".join(texts)
+            case ast.FormattedValue(value=inner, conversion=-1, format_spec=given):
+                found, spec = self._read(inner), "" if given is None else self._read(given)
+                if isinstance(found, str | int | float) and isinstance(spec, str):
+                    with contextlib.suppress(ValueError):
+                        return format(found, spec)
+            case ast.ListComp(elt=inner, generators=[one]) if not one.ifs:
+                items, made, outer = self._read(one.iter), [], dict(self._own)
+                if not isinstance(items, list | tuple):
+                    self._perhaps(why, [one.target, inner], own=True)
+                    return Unread(source=ast.unparse(node))
+                for item in items:
+                    self._bind(one.target, item)
+                    made.append(self._read(inner))
+                for name in _bound([one.target]):
+                    self._own.pop(name)
+                    self._own |= {name: outer[name]} if name in outer else {}
+                return made
+            case _:
+                self._perhaps(why, [*ast.iter_child_nodes(node)], own=True)
+        return Unread(source=ast.unparse(node))
 
     def _items(self, nodes: Iterable[ast.expr]) -> list[Any]:
-        """The values of the items of a list; ``*ITEMS`` are put in their place."""
+        """The values of the items of a list; it ends with ``*ITEMS`` that are not known."""
         items: list[Any] = []
         for node in nodes:
-            found = self._read(node.value if isinstance(node, ast.Starred) else node)
-            spread = isinstance(node, ast.Starred) and isinstance(found, list | tuple)
-            items += found if spread else [found]
+            if not isinstance(node, ast.Starred):
+                items.append(self._read(node))
+            elif isinstance(found := self._read(node.value), list | tuple):
+                items += found
+            else:
+                return [*items, Unread(source=ast.unparse(node))]
         return items
 
-    def _read_Dict(self, node: ast.Dict) -> Any:  # noqa: N802
-        table: dict[Any, Any] = {}
-        for key, inner in zip(node.keys, node.values, strict=True):
+    def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> _Names:
+        """A mapping of keys, which are read where they are expressions, or none for ``**``."""
+        table: _Names = {}
+        for key, inner in entries:
+            name = self._read(key) if isinstance(key, ast.expr) else key
             found = self._read(inner)
-            name = None if key is None else self._read(key)
             if key is None and isinstance(found, dict):
                 table |= found
             elif isinstance(name, str):
                 table[name] = found
             else:
-                return Unread(source=ast.unparse(node))
+                _forget(table, inner)
         return table
 
-    def _read_Subscript(self, node: ast.Subscript) -> Any:  # noqa: N802
-        table, key = self._read(node.value), self._read(node.slice)
-        try:
-            return table[key]
-        except (TypeError, LookupError):
-            return Unread(source=ast.unparse(node))
+    def _target(self, node: ast.expr) -> tuple[str, Any]:
+        """The path of what is called, or whose method is, and its value."""
+        found: Any = Unread(source=ast.unparse(node))
+        if isinstance(node, ast.Name):
+            known = self._own if node.id in self._own else self._globals
+            path = f"?.{node.id}"
+            if node.id in known:
+                found = known[node.id]
+            elif node.id in self._aliases or node.id in dir(builtins):
+                path = self._aliases.get(node.id, node.id)
+        elif isinstance(node, ast.Attribute):
+            path = f"{self._target(node.value)[0]}.{node.attr}"
+        else:
+            path, found = "?", self._read(node)
+        if isinstance(found, Call):
+            path = f"{found.path}()"
+        elif isinstance(found, Unread) and found.source.startswith("unstable."):
+            path = found.source  # Learner = unstable.StandardLearner
+        elif path.startswith("unstable.") and "()" not in path:
+            found = Unread(source=path)
+        return path, found
 
-    def _read_Await(self, node: ast.Await) -> Any:  # noqa: N802
-        return self._read(node.value)
-
-    def _read_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
-        found = self._read(node.operand)
-        if isinstance(node.op, ast.USub) and isinstance(found, int | float):
-            return -found
-        return Unread(source=ast.unparse(node))
-
-    def _read_BinOp(self, node: ast.BinOp) -> Any:  # noqa: N802
-        left, right = self._read(node.left), self._read(node.right)
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        joined = type(left) is type(right) and isinstance(left, str | list)
-        known = _OPERATORS.get(type(node.op))
-        if known and (numbers or (joined and isinstance(node.op, ast.Add))):
-            with contextlib.suppress(ArithmeticError):
-                return known(left, right)
-        return Unread(source=ast.unparse(node))
-
-    def _read_JoinedStr(self, node: ast.JoinedStr) -> Any:  # noqa: N802
-        parts = [
-            self._read(one.value) if isinstance(one, ast.FormattedValue) else self._read(one)
-            for one in node.values
-        ]
-        plain = all(isinstance(part, str | int | float) for part in parts)
-        return "".join(map(str, parts)) if plain else Unread(source=ast.unparse(node))
-
-    def _read_Call(self, node: ast.Call) -> Any:  # noqa: N802
-        function: ast.expr = node.func
+    def _call(self, node: ast.Call) -> Any:
+        function = node.func
         if isinstance(function, ast.Attribute) and function.attr == "remote":
             function = function.value
         made = function.func if isinstance(function, ast.Call) else None
         if isinstance(made, ast.Attribute) and made.attr == "options":
             function = made.value
-        if not isinstance(function, ast.Name | ast.Attribute):
-            self._read(function)
-        elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call):
-            self._read(function.value)  # build(…).start(…)
-        arguments = tuple(self._items(node.args))
-        keywords = {}
-        for one in node.keywords:
-            found = self._read(one.value)
-            if one.arg is not None:
-                keywords[one.arg] = found
-            elif isinstance(found, dict):
-                keywords |= found
-        first, dot, rest = ast.unparse(function).partition(".")
-        path = f"{self._aliases.get(first, first)}{dot}{rest}"
-        call = Call(path=path, line=node.lineno, arguments=arguments, keywords=keywords)
-        self.calls.append(call)
-        if call.path == "dict" and not arguments:
-            return dict(keywords)
-        if call.name == "get" and len(arguments) == 1:  # ray.get(…)
+        method = function.attr if isinstance(function, ast.Attribute) else ""
+        path, held = self._target(
+            function.value if isinstance(function, ast.Attribute) else function
+        )
+        path += f".{method}" if method else ""
+        arguments = self._items(node.args)
+        keywords = self._table((one.arg, one.value) for one in node.keywords)
+        if method and isinstance(held, list | dict):
+            return self._method(held, method, arguments, keywords, node)
+        source = held.source if isinstance(held, Unread) and not method else ""
+        if source in self._functions and source not in self._running:
+            return self._run(source, _given(self._functions[source], arguments, keywords))
+        if path == "ray.get" and len(arguments) == 1:
             return arguments[0]
+        if path in _BUILTINS and (path in ("dict", "list", "tuple") or not _doubtful(*arguments)):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                return _BUILTINS[path](*arguments, **keywords)
+        passed = [
+            one
+            for one in (*node.args, *(each.value for each in node.keywords))
+            if isinstance(one, ast.Name)
+        ]
+        changes = [one.id for one in passed if isinstance(self._target(one)[1], list | dict)]
+        call = Call(
+            path=path,
+            line=node.lineno,
+            arguments=deepcopy(tuple(arguments)),
+            keywords=deepcopy(keywords),
+            doubt=self._doubt,
+            changes=() if path.partition(".")[0] in _HARMLESS else tuple(changes),
+        )
+        self.calls.append(call)
         return call
+
+    def _method(
+        self, held: Any, name: str, arguments: list[Any], keywords: _Names, node: ast.AST
+    ) -> Any:
+        """What a method of a list or a mapping returns; where that is not sure, forget it."""
+        unsure = Unread(source=ast.unparse(node))
+        if name == "__setitem__" and self._loose:
+            arguments[1] = unsure
+        sure = name in ("append", "extend", "update") or not _doubtful(*arguments[:1])
+        may = name == "__setitem__" or (name in _CHANGES and not self._loose)
+        if sure and (may or name in _LOOKS):
+            with contextlib.suppress(AttributeError, TypeError, ValueError, LookupError):
+                found = getattr(held, name)(*arguments, **keywords)
+                return unsure if name in ("get", "pop", "setdefault") and REST in held else found
+        if name not in _LOOKS:
+            _forget(held, node)
+        return unsure
+
+
+def _given(node: _Function, arguments: Sequence[Any], keywords: _Names) -> _Names:
+    """Parameters with what a call gives them; none where ``*``, ``**`` or a decorator may."""
+    starred = any(isinstance(one, Unread) and one.source[0] == "*" for one in arguments)
+    if starred or REST in keywords or node.decorator_list:
+        return {}
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    defaults = node.args.defaults
+    plain = {
+        name: one.value if isinstance(one, ast.Constant) else Unread(source=ast.unparse(one))
+        for name, one in zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    }
+    return {**plain, **dict(zip(names, arguments, strict=False)), **keywords}
+
+
+def _forget(held: Any, node: ast.AST) -> None:
+    """Make all of a list or a mapping unread, in its place."""
+    rest = Unread(source=ast.unparse(node))
+    if isinstance(held, dict):
+        held.update(dict.fromkeys([*held, REST], rest))
+    else:
+        held[:] = [rest]
+
+
+def _doubtful(*found: Any) -> bool:
+    """Whether only running the script would give the values, or a part of them."""
+    return any(isinstance(one, Call) or any(unread(one)) for one in found)
+
+
+def _computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
+    known = _OPERATORS.get(type(op))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    joined = type(left) is type(right) and isinstance(left, str | list) and isinstance(op, ast.Add)
+    compared = isinstance(op, ast.cmpop) and not _doubtful(left, right)
+    large = isinstance(op, ast.Pow | ast.LShift) and numbers and not abs(right) <= 64
+    if known and (numbers or joined or compared) and not large:
+        with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+            found = known(left, right)
+            if not numbers or (isinstance(found, int | float) and abs(found) <= 2**64):
+                return found
+    return Unread(source=ast.unparse(node))
+
+
+def _bound(nodes: Iterable[ast.AST], more: str = "") -> _Names:
+    """The names that nodes bind, unread; more: of their source."""
+    found: _Names = {}
+    for node in (inner for one in nodes for inner in ast.walk(one)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                found[name] = Unread(source=f"{name}{more}")
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                found[name] = Unread(source=f"{name}{more}")
+    return found

@@ -6,17 +6,22 @@ would take something else. Nothing of the script is executed.
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from rlforge.config.compose import compose
 from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS, PARAMETERS, spelled_here
 from rlforge.errors import ConfigError
+from rlforge.games.originals import absent_noted
 from rlforge.local.experiment_yaml import experiment_yaml
-from rlforge.local.launch_script import Call, Unread, calls_of
+from rlforge.local.launch_script import Call, calls_of, unread
 from rlforge.local.unstable_package import (
     EFFECTIVE,
     MODES,
@@ -31,6 +36,7 @@ from rlforge.local.unstable_package import (
     WIRES,
     WITHOUT,
 )
+from rlforge.preflight.games import validate
 from rlforge.types import value
 
 _UNLIMITED = 1_000_000
@@ -52,24 +58,40 @@ def port(script: Path) -> Ported:
     Raises ConfigError for a file that is no such script.
     """
     calls = calls_of(script)
-    made = {call.name for call in calls}
-    if not made & {"Collector", "StandardLearner", "REINFORCELearner", "A2CLearner", "build"}:
+    made = Counter(call.name for call in calls if _of_package(call))
+    if not made.keys() & {
+        "Collector",
+        "StandardLearner",
+        "REINFORCELearner",
+        "A2CLearner",
+        "build",
+    }:
         raise ConfigError(
             f"{script}: is no launch script of UnstableBaselines: it makes no Collector, learner "
             "or unstable.build"
         )
-    second = bool(made & {"build", "ModelRegistry", "REINFORCELearner", "GameScheduler"})
-    experiment = _Experiment(script.name, second=second)
+    experiment = _Experiment(script.name, made)
     for call in calls:
         experiment.take(call)
     return experiment.ported(script)
 
 
-class _Experiment:
-    """Collects the values of keys, and remarks. second: the script is for version 0.2."""
+def _of_package(call: Call) -> bool:
+    """Whether a call is one of the package, or may be: of a method of something unknown."""
+    if call.name == "build":
+        return call.path == "unstable.build"
+    method = call.name[:1].isupper() or call.path.count(".") > 1
+    unknown = call.path.startswith("?.") and call.name in POSITIONS and method
+    return call.path.startswith("unstable.") or unknown
 
-    def __init__(self, file: str, *, second: bool) -> None:
-        self._file, self._second = file, second
+
+class _Experiment:
+    """Collects the values of keys, and remarks. made: how often the package's parts are called."""
+
+    def __init__(self, file: str, made: Mapping[str, int]) -> None:
+        self._file, self._made = file, made
+        second_ones = {"build", "ModelRegistry", "REINFORCELearner", "GameScheduler"}
+        self._second = not second_ones.isdisjoint(made)
         self._values: dict[str, Any] = dict(EFFECTIVE)
         self._lines: dict[str, int] = {}
         self._remarks: list[tuple[int, str]] = []
@@ -89,11 +111,11 @@ class _Experiment:
             "num_eval_workers": self._eval_workers,
             "action_extraction": self._extraction,
             "algorithm": self._algorithm,
-            "run_name": lambda name: self._set("name", re.sub(r"[\s/\\]+", "-", name)),
+            "run_name": lambda name: self._set("name", _as_name(name)),
             "wandb_project": self._wandb,
             "lag_range": lambda given: None,  # not used there
         }
-        if second:
+        if self._second:
             self._default("collector.learned_seats", "all")
             self._default("eval.max_games_per_checkpoint", _UNLIMITED)
 
@@ -104,6 +126,8 @@ class _Experiment:
         self._lines.pop(key, None)
 
     def _set(self, key: str, found: Any) -> None:
+        """Raises TypeError for a value that is no literal."""
+        json.dumps(found)
         self._values[key], self._lines[key] = found, self._line
 
     def _remark(self, text: str) -> None:
@@ -115,11 +139,25 @@ class _Experiment:
 
     def take(self, call: Call) -> None:
         """Read a call that sets something."""
-        self._line = call.line
+        self._line, called = call.line, f"{call.path.removeprefix('?.')}(…)"
+        if call.changes:
+            self._remark(f"{called} may change {', '.join(call.changes)}")
+        if not _of_package(call):
+            lost = [name for name in call.keywords if name in ARGUMENTS]
+            if lost:
+                self._remark(f"{called} is not the package's; not read: {', '.join(lost)}")
+            return
+        if call.doubt and (call.name in POSITIONS or call.name == "FixedOpponentModelSampler"):
+            alone = self._made[call.name] == 1
+            self._remark(
+                f"{called} depends on {call.doubt}" + ("" if alone else "; it is not read")
+            )
+            if not alone:
+                return
         order = POSITIONS.get(call.name)
         if order is None:
-            if call.path.startswith("unstable.") and call.name not in PARTS:
-                self._remark(f"{call.path}(…) is not known")
+            if "()" not in call.path and call.name not in PARTS:
+                self._remark(f"{called} is not known")
             if call.name == "FixedOpponentModelSampler":
                 self._set("pool.mode", "fixed")
             return
@@ -143,22 +181,24 @@ class _Experiment:
 
     def _argument(self, argument: str, found: Any) -> None:
         key = ARGUMENTS.get(argument)
+        table = isinstance(found, dict) and self._takes.get(argument) == self._table
         if argument in WIRES:
             return
         if argument in WITHOUT:
             self._remark(f"{argument}={found!r}: {WITHOUT[argument]}")
-        elif (unread := next(_unread(found), None)) is not None:
+        elif not table and (given := next(unread(found), None)) is not None:
             mend = f"; set {key}" if key else ""
-            self._remark(f"{argument}: only running the script gives {unread.source}{mend}")
-        elif argument in self._takes:
+            self._remark(f"{argument}: only running the script gives {given.source}{mend}")
+        elif isinstance(found, Call) and argument not in (*TRANSFORMATIONS, "algorithm"):
+            name = found.path.removeprefix("?.")
+            self._remark(f"{argument}: only running the script gives {name}(…); set {key}")
+        elif argument in self._takes or key is not None:
             try:
-                self._takes[argument](found)
+                if argument not in self._takes and isinstance(found, dict):
+                    raise TypeError(found)
+                self._takes.get(argument, partial(self._set, str(key)))(found)
             except (TypeError, ValueError, AttributeError, LookupError):
                 self._remark(f"{argument}: {found!r} is of another form than is known; set {key}")
-        elif isinstance(found, Call):
-            self._remark(f"{argument}: only running the script gives {found.name}(…); set {key}")
-        elif key is not None:
-            self._set(key, found)
         else:
             self._remark(f"{argument}={found!r}: has no counterpart")
 
@@ -292,12 +332,12 @@ class _Experiment:
         if known[name] == "a2c":
             self._set("buffer.kind", "episode")
             self._default("algorithm.gae_lambda", 1.0)
-            self._default("algorithm.normalize_advantages", False)
+            self._default("algorithm.normalize_advantages", "build" in self._made)
             self._default("algorithm.value_learning_rate", 5e-5)
             self._remark("a2c: the critic is a head of the policy here, an adapter there")
 
     def _opponents(self, names: Sequence[str]) -> None:
-        self._fixed += map(_named, names)
+        self._fixed += [*map(_named, names)]
         self._lines["pool.fixed_opponents"] = self._line
 
     def _extraction(self, name: str) -> None:
@@ -307,8 +347,8 @@ class _Experiment:
         if not games:
             self._no_evaluations()
             return
-        self._set("eval.max_games_per_checkpoint", games)
         self._set("eval.games", games + games % 2)
+        self._set("eval.max_games_per_checkpoint", games)
 
     def _eval_workers(self, number: int | None) -> None:
         if number:
@@ -334,13 +374,9 @@ class _Experiment:
     # ------------------------------------------------------------ the YAML
 
     def ported(self, script: Path) -> Ported:
-        """The result."""
+        """The result, composed and checked once: what is refused of it is a remark, too."""
         self._line = 0
         self._finish(script)
-        remarks = tuple(
-            f"{self._file}:{line}: {text}" if line else f"{self._file}: {text}"
-            for line, text in sorted(self._remarks)
-        )
         values = self._values
         options = {
             "model": "hf",
@@ -357,14 +393,21 @@ class _Experiment:
             f"What {self._file}, a script of UnstableBaselines {version}, sets, with its lines; "
             '"there" are',
             "values of its package that the script leaves as they are.",
-            *remarks,
         ]
-        return Ported(yaml=experiment_yaml(values, comments, options, head), remarks=remarks)
+        for problem in _refused(experiment_yaml(values, comments, options, head)):
+            self._line = self._lines.get(re.split("[=:]", problem)[0], 0)
+            self._remark(f"does not compose: {problem}")
+        remarks = tuple(
+            f"{self._file}:{line}: {text}" if line else f"{self._file}: {text}"
+            for line, text in sorted(self._remarks)
+        )
+        written = experiment_yaml(values, comments, options, [*head, *remarks])
+        return Ported(yaml=written, remarks=remarks)
 
     def _finish(self, script: Path) -> None:
         """Values that follow from several calls."""
         values = self._values
-        self._values.setdefault("name", script.stem)
+        self._values.setdefault("name", _as_name(script.stem))
         values["name"] = re.sub(r"^[.]+$", "run", values["name"]) or "run"
         values.setdefault("algorithm.name", "reinforce")
         values.setdefault("pool.mode", "mirror")
@@ -383,9 +426,16 @@ class _Experiment:
         opponents = list(dict.fromkeys(self._fixed))
         if opponents or values["pool.mode"] == "fixed":
             values["pool.fixed_opponents"] = opponents or [f"openrouter:{OPPONENT}"]
-        if values["pool.mode"] == "lagged" and isinstance(values.get("pool.max_active_lora"), int):
+        active, every = values.get("pool.max_active_lora"), values.get("learner.save_every")
+        if values["pool.mode"] == "lagged" and isinstance(active, int):
             # Every active version is drawn there, the current one included.
-            self._default("pool.lag_range", [0, values["pool.max_active_lora"] - 1])
+            if active > 1:
+                self._default("pool.lag_range", [0, active - 1])
+            else:
+                self._default("pool.mode", "mirror")
+                self._remark("lagged of a single active version is its mirror, pool=mirror here")
+        if isinstance(every, int) and every > 1:
+            self._default("buffer.max_staleness", values["buffer.max_staleness"] + every - 1)
         if self._second:
             self._remark("engine.num_engines is not set there: one for each GPU that Ray has left")
         if self._second and "learner.total_updates" in values:
@@ -413,17 +463,25 @@ class _Experiment:
         self._remark(f"train({number}) ends after {done} updates there")
 
 
+def _as_name(text: str) -> str:
+    return re.sub(r"[\s/\\]+", "-", text)
+
+
 def _named(name: str) -> str:
-    """A model of OpenRouter, as opponents are named."""
+    """A model of OpenRouter, as opponents are named. Raises ValueError for another name."""
+    if not re.fullmatch(r"[\w.~-]+/[\w.:-]+", name):
+        raise ValueError(name)
     return f"openrouter:{name}"
 
 
-def _unread(found: Any) -> Iterator[Unread]:
-    """The part of a value that only running the script would give."""
-    if isinstance(found, Unread):
-        yield found
-    elif isinstance(found, Call):
-        yield from _unread([*found.arguments, *found.keywords.values()])
-    elif isinstance(found, list | tuple):
-        for one in found:
-            yield from _unread(one)
+def _refused(text: str) -> Iterator[str]:
+    """What is wrong with an experiment, as ``rlforge config`` says it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "experiment", "ported.yaml")
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
+        try:
+            with absent_noted():
+                validate(compose(["+experiment=ported"], Path(folder)), keys=False)
+        except ConfigError as error:
+            yield from str(error).replace(f" ({path})", "").replace(f"{path}: ", "").splitlines()

@@ -76,6 +76,7 @@ WITHOUT = {
     "prior_mu": "ratings begin at 25",
     "infer_mini_batch_size": "the critic reads passes of learner.micro_batch_tokens",
     "env_sampling_strategy": "environments are drawn by env.train[].weight",
+    "enforce_eager": "not read there, where it is false; engine.vllm.enforce_eager sets it here",
     "inherit": "every version inherits its parent's rating",
 }
 """Arguments without a counterpart, and what there is."""
