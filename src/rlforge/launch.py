@@ -39,11 +39,11 @@ from rlforge.games.originals import absent_noted
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
 from rlforge.preflight.continuous import check_continuous
-from rlforge.preflight.doctor import check_fit
-from rlforge.preflight.engine import with_engine_chosen
+from rlforge.preflight.engine import engine_tried, with_engine_chosen
+from rlforge.preflight.fit import check_fit
 from rlforge.preflight.games import check_room, game_notes, validate
 from rlforge.preflight.limits import limit_notes
-from rlforge.preflight.machine import planned, started
+from rlforge.preflight.machine import gpu_notes, planned, started
 from rlforge.preflight.memory.cards import place
 from rlforge.preflight.model import (
     model_notes,
@@ -96,17 +96,21 @@ def composed(
     with absent_noted() as absent:
         _check_with_model(result, keys=False)
         config, guess = planned(result.config, gpus, gpu_memory_gb)
+        live = started(config)
         if gpu_memory_gb is not None:
-            check_fit(started(config), here=False)
+            check_fit(live, here=False)
         if local_copy(result.config.model) is not None:
             own = with_start(dataclasses.replace(result, config=config))
             if isinstance(own, RunConfig):
                 check_room(own)
             raise_all([*model_problems(own, fetch=False), *saved_problems(own)])
-    notes = [f"a template or an extraction is not there: {mend}" for mend in absent.values()]
-    for note in [*notes, *([guess] if guess is not None else []), *limit_notes(result)]:
+    notes = [*absent.values(), *([guess] if guess is not None else []), *gpu_notes(config)]
+    if guess is not None or (gpus, gpu_memory_gb) != (None, None):
+        _, engine = engine_tried(live, (), here=False)
+        notes += [] if engine is None else [f"engine: {engine}"]
+    for note in [*notes, *limit_notes(result)]:
         _say(f"note: {note}")
-    return result.config if guess else config, build_graph(started(config), detect())
+    return result.config if guess else config, build_graph(live, detect())
 
 
 def _composed(
@@ -139,7 +143,8 @@ def _graph(config: PolicyConfig) -> tuple[RunGraph, list[str]]:
     raise_all(model_problems(live))
     if other_models(live):  # whose shapes may only be known now
         check_fit(live)
-    notes = [f"note: {note}" for note in (*game_notes(live), *model_notes(live))]
+    found = (*gpu_notes(config), *game_notes(live), *model_notes(live))
+    notes = [f"note: {note}" for note in found]
     for note in notes:
         _say(note)
     return build_graph(live, detect()), notes

@@ -35,9 +35,7 @@ PLACES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[1
 KEYS_ASIDE = {key for row in ROWS for key in re.findall(r"`([a-z_]+\.[a-z_]+)(?:: \w+)?`", row[2])}
 
 
-QUICK_START, BY_RLFORGE = (
-    compose([f"qwen3_1p7b_simpletak{end}", "hardware=multi_gpu"]).config for end in ("", "_tuned")
-)
+QUICK_START, BY_RLFORGE = (compose([f"qwen3_1p7b_simpletak{end}"]).config for end in ("", "_tuned"))
 
 
 def in_code(cell: str) -> Any:
@@ -182,6 +180,7 @@ def test_names_of_the_left_column_are_answered_with_what_is_in_their_place():
         ("collector.num_actors=2", "did you mean engine.num_engines?"),
         ("+evaluation_envs=[]", "did you mean env.eval?"),
         ("ckpt_root=here", "did you mean run_dir?"),
+        ("num_players=3", "did you mean env.train.0.num_players, of each environment?"),
         ("FLUSH_EVERY=8", "did you mean tracker.flush_every_s?"),
         ("RewardForFormat=1.5", "there is rewards.step=[{name: format_reward}]"),
         ("tau=0.001", "there is decay of an entry of rewards.final"),

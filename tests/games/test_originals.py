@@ -147,6 +147,8 @@ def test_a_run_can_be_looked_at_without_the_package(capsys):
     config, graph = launch.composed(script, None, gpus=3)
     assert config.model.prompt_template == "unstable:qwen3-zs"
     assert {node.name for node in graph.nodes} >= {"learner", "engine"}
-    assert "note: a template or an extraction is not there" in capsys.readouterr().err
+    absent = capsys.readouterr().err
+    assert "note: the template unstable:qwen3-zs is part of unstable-rl" in absent
+    assert "note: the extraction unstable:default is part of unstable-rl" in absent
     with pytest.raises(ConfigError, match="pip install --no-deps unstable-rl"):
         launch.check(compose(script))

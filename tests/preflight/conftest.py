@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlforge.preflight import doctor, engine
+from rlforge.preflight import doctor, engine, fit
 from rlforge.preflight import machine as planned_machine
 from rlforge.system.hardware import Gpu, Machine
 
@@ -12,9 +12,9 @@ def machine(monkeypatch):
     """Lets the examined machine have other cards than this one."""
 
     def has(*cards: Gpu) -> None:
-        for module in (doctor, engine):
+        for module in (doctor, engine, fit):
             monkeypatch.setattr(module, "gpus", lambda: cards)
-        for module in (doctor, engine, planned_machine):
+        for module in (doctor, engine, fit, planned_machine):
             monkeypatch.setattr(module, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
 
     return has

@@ -13,9 +13,10 @@ from rlforge import launch
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.preflight import doctor as examined
-from rlforge.preflight.doctor import check_fit, examine
+from rlforge.preflight.doctor import examine
 from rlforge.preflight.doctor_view import render, to_values
 from rlforge.preflight.engine import divided
+from rlforge.preflight.fit import check_fit
 from rlforge.preflight.memory.plan import GIB
 from rlforge.preflight.model import shape_problems
 from rlforge.system.hardware import Gpu
@@ -110,6 +111,76 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
 
 
+def test_another_machine_is_planned_with_its_own_engine_cards_and_packages(monkeypatch):
+    monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
+    wanted = composed("+experiment=qwen3_1p7b_simpletak", "tracker.wandb_project=UB")
+
+    def nothing(name):
+        raise examined.PackageNotFoundError(name)
+
+    monkeypatch.setattr(examined, "version", nothing)
+    report = examine(wanted, 3, 48, launch.check)
+    assert "problem" not in {each.state for each in report.findings}
+    assert re.match(r"vLLM .*, planned: here vLLM is not", finding(report, "engine").detail)
+    assert report.memory.plan.share == 0.9  # of vLLM, on cards without the learner
+    assert [card.count for card in report.memory.plan.cards] == [1, 2]
+    assert finding(report, "GPUs", "note").detail == "3 of 48.0 GiB, planned"
+    assert "wandb" in finding(report, "packages", "note").detail
+    assert "cores" in finding(report, "this machine").detail
+    on_cpu = examine(wanted, 0, check=launch.check)
+    assert finding(on_cpu, "GPUs").detail == "none, planned"
+    assert "it runs on the CPU" in finding(on_cpu, "engine").detail
+
+
+def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypatch):
+    installed = {"vllm": vllm_settings.VLLM_VERSION}.get
+    monkeypatch.setattr(vllm_settings, "version_of", installed)
+    machine(dataclasses.replace(ADA, memory=24 * GIB))
+    wanted = [QUICK_START, "model.name=Qwen/Qwen3-4B", "hardware=gpu_24gb"]
+    report = examine(composed(*wanted))
+    assert report.memory.plan.excess == 0
+    said = finding(report, "engine", "problem").detail
+    assert "takes over where the trial of vLLM fails, needs 1.3 GiB too much" in said
+    with pytest.raises(
+        ConfigError, match=r"1\.3 GiB too much; these fit: hardware\.alternate=true"
+    ):
+        check_fit(composed(*wanted).config)
+
+
+def test_numbers_without_end_are_not_planned_with():
+    endless = ["hardware.memory_gb=inf", "hardware.num_gpus=1"]
+    report = examine(composed(QUICK_START, *endless))
+    assert "hardware.memory_gb must be a finite" in finding(report, "memory").detail
+    assert "hardware.memory_gb=inf" in finding(report, "configuration", "problem").detail
+    for number in ("inf", "nan", "1e400"):
+        with pytest.raises(ConfigError, match=r"^--gpu-memory (inf|nan): must be a finite number"):
+            examine(composed(QUICK_START), gpu_memory_gb=float(number))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "note"),
+    [
+        (1, [], r"engine.num_engines=2: 1 starts, as 3 GPUs are for all of them and 1 is there"),
+        (3, [], None),
+        (8, [], "5 of 8 GPUs are not used: engine.num_engines=2, learner.num_learners=1"),
+        (3, ["hardware=gpu_1"], "2 of 3 GPUs are not used: engine.num_engines=1"),
+        (2, ["hardware=auto", "hardware.alternate=true"], "1 of 2 GPUs is not used: .*alternate"),
+        (8, ["hardware=multi_gpu"], "5 of 8 GPUs are not used"),
+    ],
+)
+def test_cards_and_engines_that_are_left_out_are_noted(gpus, overrides, note, capsys):
+    wanted = ["+experiment=qwen3_1p7b_simpletak_tuned", *overrides]
+    examination = examine(composed(*wanted), gpus, check=launch.check)
+    notes = [each.detail for each in examination.findings if each.what == "hardware"][:-1]
+    launch.composed(wanted, None, gpus)
+    printed = capsys.readouterr().err
+    if note is None:
+        assert (notes, "not used" in printed) == ([], False)
+    else:
+        assert re.match(note, notes[0])
+        assert f"note: {notes[0]}\n" in printed
+
+
 def test_each_problem_of_the_configuration_is_a_finding():
     problems = [
         one.detail
@@ -159,11 +230,15 @@ def test_what_is_not_installed_is_named(monkeypatch):
     assert not report.healthy
 
 
-def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
+def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(machine, monkeypatch):
     monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
-    report = examine(composed(QUICK_START, "hardware=gpu_24gb", "engine=vllm"), gpu_memory_gb=24)
+    wanted = composed(QUICK_START, "hardware=gpu_24gb", "engine=vllm")
+    report = examine(wanted, gpu_memory_gb=24)
     printed = shown(report)
-    assert "vLLM is not installed" in finding(report, "packages", "problem").detail
+    planned = finding(report, "packages", "note").detail
+    assert planned.startswith("vLLM 0.32.0, planned: here vLLM is not installed")
+    machine(ADA)
+    assert "vLLM is not installed" in finding(examine(wanted), "packages", "problem").detail
     plan = report.memory.plan
     text = f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f}"
     assert text in " ".join(printed.split())
@@ -196,14 +271,14 @@ def test_the_report_is_json_with_bytes():
 def test_train_refuses_what_does_not_fit_and_its_mend_is_accepted(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError) as caught:
-        check_fit(composed(QUICK_START).config)
+        check_fit(composed(QUICK_START, "hardware=auto").config)
     message = str(caught.value)
     assert "does not fit GPU of 16.0 GiB" in message
     assert "GiB too much" in message
     assert "hardware=auto: the learner and 1 engine need" in message
     mend = message.split("these fit: ")[1].split(";")[0].split()
     assert "learner.gradient_checkpointing=true" in mend
-    check_fit(composed(QUICK_START, *mend).config)
+    check_fit(composed(QUICK_START, "hardware=auto", *mend).config)
 
 
 def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):

@@ -10,7 +10,12 @@ from rlforge.system.hardware import detect
 from rlforge.training.graph import build_graph
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak"
-GPU_PROFILES = {choice.name for choice in catalog("hardware").choices} - {"auto", "cluster", "cpu"}
+GPU_PROFILES = {choice.name for choice in catalog("hardware").choices} - {
+    "auto",
+    "auto_3",
+    "cluster",
+    "cpu",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +47,9 @@ def test_the_planned_machine_has_the_gpus_that_are_asked_for():
     quick_start = composed(QUICK_START).config
     config, note = planned(quick_start, gpus=3, memory_gb=48)
     assert (config.hardware.num_gpus, config.hardware.memory_gb, note) == (3, 48, None)
-    assert gpus_of(config) == {"learner": 1, "engine": 1}
+    assert gpus_of(config) == {"learner": 1, "engine": 2}
+    assert gpus_of(planned(quick_start, gpus=2)[0]) == {"learner": 1, "engine": 1}
+    assert gpus_of(planned(quick_start, gpus=8)[0]) == {"learner": 1, "engine": 2}
     assert gpus_of(planned(quick_start, memory_gb=24)[0]) == {"learner": 0.5, "engine": 0.5}
     assert gpus_of(planned(quick_start, gpus=0)[0]) == {}
 

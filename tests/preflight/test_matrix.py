@@ -15,7 +15,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.models.load import check_source
-from rlforge.preflight.doctor import check_fit
+from rlforge.preflight.fit import check_fit
 
 #: What is valid with experiments whose prompts name their game.
 ABOUT_A_GAME = {

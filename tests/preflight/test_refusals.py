@@ -12,7 +12,7 @@ from rlforge import AlgorithmConfig, Count, Reinforce
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.models.load import check_source
-from rlforge.preflight.doctor import check_fit
+from rlforge.preflight.fit import check_fit
 from rlforge.system.hardware import detect
 from rlforge.training.graph import build_graph
 

@@ -19,6 +19,13 @@ def test_the_quick_start_knows_what_its_games_cost_in_age():
     assert float(age) == pytest.approx(3.7, abs=0.7)  # 384 games of about 7.5 learned turns
 
 
+def test_games_that_find_no_place_in_the_engines_are_counted():
+    small = forecast(compose(["+experiment=qwen3_1p7b_simpletak", "hardware=gpu_16gb"]).config)
+    said = "for 12 places in the engines (engine.max_parallel_seq); 372 requests wait for one"
+    assert said in small
+    assert " wait for one" not in forecast(compose(["+experiment=kuhn_grpo"]).config)
+
+
 def test_one_seat_brings_half_the_turns_of_both():
     both = settings_of("+experiment=qwen3_1p7b_simpletak_tuned")
     one = settings_of("+experiment=qwen3_1p7b_simpletak_tuned", "collector.learned_seats=one")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,11 +62,12 @@ def graph(
     ```bash
     rlforge graph +experiment=simpletak_mirror
     rlforge graph +experiment=kuhn_grpo --format mermaid
-    rlforge graph +experiment=qwen3_1p7b_simpletak hardware=multi_gpu --gpus 3
+    rlforge graph +experiment=qwen3_1p7b_simpletak --gpus 3
     ```
     """
     from rlforge import launch
     from rlforge.config.schema import RunConfig
+    from rlforge.preflight.machine import started
     from rlforge.rollout.expected import forecast
     from rlforge.training.graph import to_json, to_mermaid
 
@@ -93,7 +93,7 @@ def graph(
         )
     Console().print(table)
     if isinstance(run, RunConfig):
-        Console().print(f"collection: {forecast(run)}", highlight=False)
+        Console().print(f"collection: {forecast(started(run))}", highlight=False)
 
 
 def config(
@@ -159,9 +159,7 @@ def doctor(
     from rlforge.preflight.doctor_view import render, to_values
 
     run = compose_any(overrides or [], config_dir)
-    # Another machine has keys and packages of its own.
-    check = partial(launch.check, keys=gpus is None and gpu_memory is None)
-    report = examine(run, gpus, gpu_memory, check)
+    report = examine(run, gpus, gpu_memory, launch.check)
     write_result(json_file, to_values(report))
     Console().print(render(report), crop=False)
     if not report.healthy:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import EnvEntry, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
@@ -84,6 +84,8 @@ def alike(key: str, known: Sequence[str]) -> str:
         found = [renamed]
     if 0 < len(found) <= _MOST_ALIKE:
         return f"; did you mean {', '.join(found)}?"
+    if other is None and name in {field.name for field in dataclasses.fields(EnvEntry)}:
+        return f"; did you mean env.train.0.{name}, of each environment?"
     return f"; in its place there is {other}" if other else nearest(key, known)
 
 

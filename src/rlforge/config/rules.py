@@ -257,7 +257,7 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
         yield "", f"no such choice{mend} (there are {', '.join(choices)})"
     elif kind is float and not math.isfinite(value):
         found = True
-        yield "", "must be a finite number"
+        yield "", NOT_FINITE
     elif isinstance(value, Group):
         for key, reason in value.problems():
             yield f".{key}", reason
@@ -268,6 +268,9 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
             found = found or bool(problems)
             yield from ((f".{index}{key}", reason) for key, reason in problems)
     yield from (("", reason) for reason in ([] if found else _broken(rules, value)))
+
+
+NOT_FINITE = "must be a finite number"
 
 
 def _broken(rules: tuple[Any, ...], value: Any) -> list[str]:

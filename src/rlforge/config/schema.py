@@ -253,8 +253,10 @@ class EngineConfig(Group):
     name: str = "auto"
     #: Number of engine actors (``num_actors`` of UnstableBaselines).
     num_engines: Count = 1
-    #: Engines without which nothing starts, with `hardware.elastic=true`.
-    min_engines: Count = 1
+    #: Engines without which nothing starts. The others join with nodes of a cluster
+    #: (`hardware.elastic=true`), or start if a GPU is left for each, where `hardware.learner_gpus`
+    #: and `hardware.engine_gpus` are 0. null: all, and 1 with `hardware.elastic=true`.
+    min_engines: Count | None = None
     #: Sequences generated at the same time in one engine.
     max_parallel_seq: Count = 128
     #: Most tokens in one answer.
@@ -292,7 +294,7 @@ class EngineConfig(Group):
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def clashes(self) -> Iterator[Problem]:
-        if self.min_engines > self.num_engines:
+        if self.min_engines is not None and self.min_engines > self.num_engines:
             yield "min_engines", f"must be engine.num_engines={self.num_engines} or less"
         if self.batch_invariant and self.name not in ("auto", "transformers"):
             yield "batch_invariant", f"{self.name} has no such mode; set engine=transformers"

@@ -110,8 +110,10 @@ def samples_at(temperature: float) -> bool:
     return temperature == 0 or 0.01 <= temperature <= 2
 
 
-def obstacle(config: PolicyConfig, device: str) -> str | None:
+def obstacle(config: PolicyConfig, device: str, *, here: bool = True) -> str | None:
     """Why ``engine=auto`` does not try vLLM on ``device`` (``cpu`` or ``cuda``); None: it does.
+
+    here: on this machine, where it may not be installed.
 
     Example:
         >>> obstacle(PolicyConfig(), "cpu")
@@ -125,6 +127,11 @@ def obstacle(config: PolicyConfig, device: str) -> str | None:
         return f"{key}: {problem}"
     if not samples_at(config.eval_temperature):
         return f"eval.temperature: {TEMPERATURES}"
+    return lacking(device) if here else None
+
+
+def lacking(device: str | None = None) -> str | None:
+    """What ``check_installed`` refuses; None: the right vLLM is here."""
     try:
         check_installed(device)
     except ConfigError as error:

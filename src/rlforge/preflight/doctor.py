@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig, RunConfig
-from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, obstacle
+from rlforge.config.rules import NOT_FINITE
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.engines.vllm_settings import VLLM_VERSION, lacking
 from rlforge.errors import ConfigError
 from rlforge.games.originals import absent_noted
-from rlforge.models.catalog import Located, locate
+from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
+from rlforge.preflight.engine import engine_tried, named_engine
+from rlforge.preflight.fit import Memory, capacity_of, in_gib, plan_memory
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.limits import limit_notes
-from rlforge.preflight.machine import planned, started
-from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
-from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
+from rlforge.preflight.machine import gpu_notes, planned, started
 from rlforge.preflight.model import (
     model_notes,
     model_problems,
@@ -36,8 +37,6 @@ from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
 
-C = TypeVar("C", bound=PolicyConfig)
-
 State = Literal["ok", "note", "problem"]
 
 
@@ -48,20 +47,6 @@ class Finding:
     what: str
     state: State
     detail: str
-
-
-@value
-class Memory:
-    """The plan of a run and what would change it. device: ``GPU`` or ``RAM``, whose memory it is.
-
-    largest: tokens of the longest pass with which it fits. mend: overrides that make it fit.
-    """
-
-    device: str
-    plan: Plan
-    options: tuple[Option, ...]
-    largest: int
-    mend: tuple[str, ...]
 
 
 @value
@@ -88,25 +73,36 @@ def examine(
     composed: Composed[Any],
     gpus_there: int | None = None,
     gpu_memory_gb: float | None = None,
-    check: Callable[[Composed[Any]], None] = validate,
+    check: Callable[..., None] = validate,
 ) -> Report:
     """Everything about a run that can be known here.
 
     gpus_there, gpu_memory_gb: plan for a machine of so many GPUs, of so many GiB each, as
-    ``planned`` does and raises. check: raises ConfigError for a configuration that cannot run.
+    ``planned`` does and raises. That machine has packages, keys and an engine of its own. check:
+    raises ConfigError for a configuration that cannot run; ``keys``: or that this machine lacks
+    something for.
     """
     composed, plain = with_template(composed)
-    config, guess = planned(started(composed.config), gpus_there, gpu_memory_gb)
-    found, assumed = gpus(), guess is not None or (gpus_there, gpu_memory_gb) != (None, None)
+    whole, guess = planned(composed.config, gpus_there, gpu_memory_gb)
+    config = started(whole)
+    assumed = guess is not None or (gpus_there, gpu_memory_gb) != (None, None)
+    cards = () if assumed else gpus()
     findings = [
         *_configuration(composed, check, assumed=assumed),
         *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
-        *_machine(found),
+        *_machine(config.hardware, cards, assumed=assumed),
     ]
-    if guess is not None:
-        findings.append(Finding(what="hardware", state="note", detail=guess))
+    unused = [] if guess is None else [guess]
     hardware, finding = _hardware(config, assumed=assumed)
-    findings += [finding, *_packages(config, hardware), *_model(composed, assumed=assumed)]
+    if hardware is not None:
+        unused += gpu_notes(whole)
+    findings += [Finding(what="hardware", state="note", detail=note) for note in unused]
+    findings += [finding, *_packages(config, hardware, assumed=assumed)]
+    tried = config
+    if hardware is not None:
+        tried, engine = engine_tried(config, cards, here=not assumed)
+        findings += [] if engine is None else [Finding(what="engine", state="ok", detail=engine)]
+    findings += _model(composed, assumed=assumed)
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
     if isinstance(config, RunConfig) and all(one.state != "problem" for one in findings):
@@ -119,14 +115,19 @@ def examine(
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
     if hardware is not None:
-        cards = () if assumed else found
-        capacity = _capacity(hardware, cards)
+        infinite = [key for key, problem in config.problems() if problem == NOT_FINITE]
+        capacity = None if infinite else capacity_of(hardware, cards)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
+        elif infinite:
+            findings.append(_unplanned(f"{', '.join(infinite)} {NOT_FINITE}"))
         elif capacity is None:
             findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
         else:
-            memory = _memory(config, located, hardware, capacity, cards)
+            memory = plan_memory(tried, located, hardware, capacity, cards)
+            if tried.engine.name != config.engine.name and not memory.plan.excess:
+                other = named_engine(config, "transformers")
+                findings += _substitute(plan_memory(other, located, hardware, capacity, cards))
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
             detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
@@ -138,102 +139,6 @@ def examine(
     return Report(findings=tuple(findings), memory=memory)
 
 
-def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
-    """Raise ConfigError where a run does not fit the memory of this machine, or that it names.
-
-    here: by the cards of this machine, too. Says nothing where the shape of the model or the memory
-    of the card cannot be known.
-    """
-    memory = memory_on(gpus() if here else (), config, locate(config.model))
-    if memory is None or memory.plan.excess == 0:
-        return
-    plan = memory.plan
-    card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
-    saving = ", ".join(f"{option.key} ({in_gib(option.saves)})" for option in memory.options[:4])
-    change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
-    ranks = "the learner" if card.learners == 1 else f"{card.learners} learner ranks"
-    engines = f"{card.engines} engine{'s' if card.engines > 1 else ''}"
-    parts = ((card.learners, ranks), (card.engines, engines))
-    who = " and ".join(text for number, text in parts if number)
-    turns = " in turns" if plan.alternate else ""
-    room = f"{memory.device} of {in_gib(card.capacity)} ({in_gib(card.usable)} usable)"
-    raise ConfigError(
-        f"{config.model.label} does not fit {room} with "
-        f"hardware={config.hardware.name}: {who} need{turns} "
-        f"{in_gib(plan.need(card))}, {in_gib(plan.excess)} too much; {change}; "
-        "rlforge doctor shows each part"
-    )
-
-
-def memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
-    """The plan for a machine with the cards ``found``; None where it cannot be made."""
-    hardware = resolve_hardware(
-        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
-    )
-    capacity = _capacity(hardware, found)
-    if located.shape is None or capacity is None:
-        return None
-    return _memory(config, located, hardware, capacity, found)
-
-
-def in_gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
-
-
-def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
-    """Bytes of the smallest card, or of the machine for a run on the CPU.
-
-    A profile that names its GPUs' memory uses no more of larger ones; smaller ones have what they
-    have. found: empty where others than this machine's are meant.
-    """
-    if hardware.device != "cuda":
-        return ram()
-    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
-    if hardware.ray_address is None:  # else cards of other machines
-        sizes += [gpu.memory for gpu in found]
-    return min(sizes, default=None)
-
-
-def _in_bf16(model: ModelConfig, *, auto: bool) -> bool:
-    """Whether a model is loaded in bfloat16. auto: what ``auto`` chooses."""
-    return model.dtype == "bfloat16" or (model.dtype == "auto" and auto)
-
-
-def _memory(
-    config: PolicyConfig,
-    located: Located,
-    hardware: HardwareConfig,
-    capacity: int,
-    found: tuple[Gpu, ...],
-) -> Memory:
-    shape = located.shape
-    assert shape is not None
-    # As rlforge.models.devices decides it: bfloat16 where the GPU computes in it.
-    modern = all(gpu.capability >= 8 for gpu in found)
-    auto = hardware.device == "cuda" and modern
-    bf16 = _in_bf16(config.model, auto=auto)
-
-    def replan(changed: PolicyConfig) -> Plan:
-        others = [
-            dataclasses.replace(
-                engine_job(own, known, hardware.device, bf16=_in_bf16(own.model, auto=auto)),
-                versions=0,
-            )
-            for own in as_played_by(changed, other_models(changed)).values()
-            if (known := locate(own.model).shape) is not None
-        ]
-        return make_plan(changed, shape, hardware, capacity, bf16=bf16, others=others)
-
-    plan = replan(config)
-    return Memory(
-        device="GPU" if hardware.device == "cuda" else "RAM",
-        plan=plan,
-        options=options(config, replan),
-        largest=largest_pass(config, lambda changed: not replan(changed).excess),
-        mend=mend(config, replan) if plan.excess else (),
-    )
-
-
 # ---------------------------------------------------------------- findings
 
 
@@ -241,32 +146,49 @@ def _unplanned(why: str) -> Finding:
     return Finding(what="memory", state="note", detail=f"not planned: {why}")
 
 
+def _substitute(memory: Memory) -> Iterator[Finding]:
+    """memory: with the embedded engine, which takes over from vLLM."""
+    if missing := memory.plan.excess:
+        fits = f"; these fit: {' '.join(memory.mend)}" if memory.mend else ""
+        detail = (
+            "the embedded engine, which takes over where the trial of vLLM fails, needs "
+            f"{in_gib(missing)} too much, and so train refuses{fits}; engine=vllm has no trial"
+        )
+        yield _problem("engine", detail)
+
+
 def _configuration(
-    composed: Composed[Any], check: Callable[[Composed[Any]], None], *, assumed: bool
+    composed: Composed[Any], check: Callable[..., None], *, assumed: bool
 ) -> list[Finding]:
     """assumed: for another machine, where packages of templates may be that are not here."""
-    absent: Mapping[str, str] = {}
+    absent: Mapping[Any, str] = {}
     with contextlib.ExitStack() as stack:
         if assumed:
             absent = stack.enter_context(absent_noted())
         try:
-            check(composed)
+            check(composed, keys=not assumed)
         except ConfigError as error:
             return [_problem("configuration", line) for line in str(error).splitlines()]
     return [
         Finding(what="configuration", state="ok", detail="valid"),
-        *(Finding(what="configuration", state="note", detail=mend) for mend in absent.values()),
+        *(Finding(what="configuration", state="note", detail=text) for text in absent.values()),
     ]
 
 
-def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
+def _machine(hardware: HardwareConfig, found: tuple[Gpu, ...], *, assumed: bool) -> list[Finding]:
+    """assumed: the GPUs are those that ``hardware`` has of another machine."""
     size = ram()
     shown = "unknown" if size is None else in_gib(size)
     cores = f"{detect().cpus} cores, {shown} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in found)
+    cards = cards or "none that nvidia-smi shows"
+    if assumed:
+        number, each = hardware.num_gpus, hardware.memory_gb
+        many = "as many as the cluster has" if number is None else str(number or "none")
+        cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
     return [
-        Finding(what="machine", state="ok", detail=cores),
-        Finding(what="GPUs", state="ok", detail=cards or "none that nvidia-smi shows"),
+        Finding(what="this machine" if assumed else "machine", state="ok", detail=cores),
+        Finding(what="GPUs", state="note" if assumed else "ok", detail=cards),
     ]
 
 
@@ -293,8 +215,13 @@ def _gpus_of(number: int, name: str, each: float) -> str:
     return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
 
 
-def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Finding]:
-    """Packages that the configuration needs beyond those that it is composed by."""
+def _packages(
+    config: PolicyConfig, hardware: HardwareConfig | None, *, assumed: bool
+) -> list[Finding]:
+    """Packages that the configuration needs beyond those that it is composed by.
+
+    assumed: it is for another machine, which may have what is missing here.
+    """
     wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
     if config.model.kind == "smollm2_135m":
         wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
@@ -309,20 +236,17 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
         except PackageNotFoundError:
             missing.append(f"{name} ({reason})" if reason else name)
     findings = [Finding(what="packages", state="ok", detail=", ".join(installed))]
+    lacks: State = "note" if assumed else "problem"
     if missing:
-        detail = f"not installed: {', '.join(missing)}"
-        findings.append(Finding(what="packages", state="problem", detail=detail))
-    if config.engine.name == "auto" and hardware is not None:
-        chosen = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
-        if (obstructed := obstacle(config, hardware.device)) is not None:
-            chosen = f"transformers, not vLLM: {obstructed}"
-        findings.append(Finding(what="engine", state="ok", detail=chosen))
+        detail = f"not installed{' here' if assumed else ''}: {', '.join(missing)}"
+        findings.append(Finding(what="packages", state=lacks, detail=detail))
     if config.engine.name == "vllm":
-        try:
-            check_installed(None if hardware is None else hardware.device)
-            findings.append(Finding(what="packages", state="ok", detail=f"vLLM {VLLM_VERSION}"))
-        except ConfigError as error:
-            findings.append(Finding(what="packages", state="problem", detail=str(error)))
+        absent = lacking(None if hardware is None else hardware.device)
+        detail = f"vLLM {VLLM_VERSION}" if absent is None else absent
+        if absent is not None and assumed:
+            detail = f"vLLM {VLLM_VERSION}, planned: here {absent}"
+        state: State = "ok" if absent is None else lacks
+        findings.append(Finding(what="packages", state=state, detail=detail))
     return findings
 
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.preflight.doctor import Finding, Memory, Report
+from rlforge.preflight.doctor import Finding, Report
+from rlforge.preflight.fit import Memory
 from rlforge.preflight.memory.cards import Card
 from rlforge.preflight.memory.plan import GIB, Need, Plan
 

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.registry import check_playable
-from rlforge.engines.vllm_settings import obstacle
+from rlforge.engines.vllm_settings import VLLM_VERSION, lacking, obstacle
 from rlforge.errors import refusals
 from rlforge.models.catalog import locate
-from rlforge.preflight.doctor import in_gib, memory_on
+from rlforge.preflight.fit import in_gib, memory_on
 from rlforge.preflight.model import saved_policies
-from rlforge.system.hardware import detect, gpus, resolve_hardware
+from rlforge.system.hardware import Gpu, detect, gpus, resolve_hardware
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -48,9 +48,25 @@ def with_engine_chosen(config: C) -> tuple[C, str | None]:
     if config.engine.name != "auto":
         return divided(config), None
     wanted = divided(named_engine(config, "vllm"))
-    if (reason := _not_vllm(wanted)) is None:
+    if (reason := _not_vllm(wanted, gpus())) is None:
         return named_engine(wanted, "auto"), None
     return named_engine(config, "transformers"), f"engine: transformers, not vLLM: {reason}"
+
+
+def engine_tried(config: C, found: tuple[Gpu, ...], *, here: bool) -> tuple[C, str | None]:
+    """``config`` with the engine that ``engine.name=auto`` tries first, and which one that is.
+
+    None: another name was chosen. found: the cards of this machine; here: it is for this machine,
+    else for another one, where vLLM is where the engines need GPUs.
+    """
+    if config.engine.name != "auto":
+        return config, None
+    wanted = named_engine(config, "vllm")
+    if (reason := _not_vllm(wanted, found, here=here)) is not None:
+        return named_engine(config, "transformers"), f"transformers, not vLLM: {reason}"
+    trial = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
+    absent = None if here else lacking("cuda")
+    return wanted, trial if absent is None else f"{trial}, planned: here {absent}"
 
 
 def named_engine(config: C, name: str) -> C:
@@ -58,18 +74,21 @@ def named_engine(config: C, name: str) -> C:
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, name=name))
 
 
-def _not_vllm(config: PolicyConfig) -> str | None:
-    """Why a run does not try vLLM, which ``config`` names; None: it does."""
+def _not_vllm(config: PolicyConfig, found: tuple[Gpu, ...], *, here: bool = True) -> str | None:
+    """Why a run does not try vLLM, which ``config`` names; None: it does.
+
+    found, here: as of ``engine_tried``.
+    """
     machine = detect()
     hardware = resolve_hardware(
         config.hardware, machine, config.engine.num_engines, config.learner.num_learners
     )
-    if (reason := obstacle(config, hardware.device)) is not None:
+    if (reason := obstacle(config, hardware.device, here=here)) is not None:
         return reason
-    for policies in saved_policies(config).values():
+    for policies in saved_policies(config).values() if here else ():
         for problem in refusals(partial(check_playable, policies, config)):
             return str(problem)
-    memory = memory_on(gpus(), config, locate(config.model))
+    memory = memory_on(found, config, locate(config.model))
     if memory is not None and memory.plan.excess > 0:
         return f"with it the run needs {in_gib(memory.plan.excess)} more memory than there is"
     return None

@@ -74,10 +74,13 @@ def forecast(config: RunConfig, flow: Flow | None = None) -> str:
         [name, *_] = policy_names(config)
         flow = BUFFERS[config.buffer.kind](buffer_settings(config, name)).flow
     slots = config.engine.num_engines * config.engine.max_parallel_seq
+    waiting = ""
+    if (more := flow.workers - slots) > 0:
+        waiting = f"; {more} requests wait for one, as each game asks one at a time"
     return (
         f"up to {flow.workers} games in progress (collector.num_train_workers="
         f"{config.collector.num_train_workers}) for {slots} places in the engines "
-        f"(engine.max_parallel_seq). All play while the learner waits for games: then turns have a "
-        f"mean age of {flow.full_age:.1f} updates when they are learned from, besides the wait in "
-        "the buffer. The run names its bottleneck after ten updates"
+        f"(engine.max_parallel_seq){waiting}. All play while the learner waits for games: then "
+        f"turns have a mean age of {flow.full_age:.1f} updates when they are learned from, besides "
+        "the wait in the buffer. The run names its bottleneck after ten updates"
     )

@@ -201,7 +201,7 @@ def _engine(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, s
         num_cpus=1.0,
         num_gpus=hardware.engine_gpus,
         replicas=config.engine.num_engines,
-        least=config.engine.min_engines if hardware.elastic else None,
+        least=(config.engine.min_engines or 1) if hardware.elastic else None,
         replicas_key="engine.num_engines",
         placement=hardware.device,
         restarts=config.engine.max_restarts,

@@ -37,7 +37,7 @@ def replanner(hardware: HardwareConfig, gb: float = 24, shape=KNOWN[0]):
 
 
 def quick_start(*overrides: str):
-    return composed(QUICK_START, *overrides).config
+    return composed(QUICK_START, "hardware=auto", *overrides).config
 
 
 def plan(*overrides: str, gb: float = 24, shape=KNOWN[0], hardware=None) -> Plan:

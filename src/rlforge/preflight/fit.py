@@ -1,0 +1,124 @@
+"""Whether a run fits the memory of a machine, and what would make it fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
+from rlforge.errors import ConfigError
+from rlforge.models.catalog import Located, locate
+from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
+from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
+from rlforge.rollout.lineup import as_played_by, other_models
+from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
+from rlforge.types import value
+
+
+@value
+class Memory:
+    """The plan of a run and what would change it. device: ``GPU`` or ``RAM``, whose memory it is.
+
+    largest: tokens of the longest pass with which it fits. mend: overrides that make it fit.
+    """
+
+    device: str
+    plan: Plan
+    options: tuple[Option, ...]
+    largest: int
+    mend: tuple[str, ...]
+
+
+def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
+    """Raise ConfigError where a run does not fit the memory of this machine, or that it names.
+
+    here: by the cards of this machine, too. Says nothing where the shape of the model or the memory
+    of the card cannot be known.
+    """
+    memory = memory_on(gpus() if here else (), config, locate(config.model))
+    if memory is None or memory.plan.excess == 0:
+        return
+    plan = memory.plan
+    card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
+    saving = ", ".join(f"{option.key} ({in_gib(option.saves)})" for option in memory.options[:4])
+    change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    ranks = "the learner" if card.learners == 1 else f"{card.learners} learner ranks"
+    engines = f"{card.engines} engine{'s' if card.engines > 1 else ''}"
+    parts = ((card.learners, ranks), (card.engines, engines))
+    who = " and ".join(text for number, text in parts if number)
+    turns = " in turns" if plan.alternate else ""
+    room = f"{memory.device} of {in_gib(card.capacity)} ({in_gib(card.usable)} usable)"
+    raise ConfigError(
+        f"{config.model.label} does not fit {room} with "
+        f"hardware={config.hardware.name}: {who} need{turns} "
+        f"{in_gib(plan.need(card))}, {in_gib(plan.excess)} too much; {change}; "
+        "rlforge doctor shows each part"
+    )
+
+
+def memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
+    """The plan for a machine with the cards ``found``; None where it cannot be made."""
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
+    capacity = capacity_of(hardware, found)
+    if located.shape is None or capacity is None:
+        return None
+    return plan_memory(config, located, hardware, capacity, found)
+
+
+def in_gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def capacity_of(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
+    """Bytes of the smallest card, or of the machine for a run on the CPU.
+
+    A profile that names its GPUs' memory uses no more of larger ones; smaller ones have what they
+    have. found: empty where others than this machine's are meant.
+    """
+    if hardware.device != "cuda":
+        return ram()
+    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
+    if hardware.ray_address is None:  # else cards of other machines
+        sizes += [gpu.memory for gpu in found]
+    return min(sizes, default=None)
+
+
+def _in_bf16(model: ModelConfig, *, auto: bool) -> bool:
+    """Whether a model is loaded in bfloat16. auto: what ``auto`` chooses."""
+    return model.dtype == "bfloat16" or (model.dtype == "auto" and auto)
+
+
+def plan_memory(
+    config: PolicyConfig,
+    located: Located,
+    hardware: HardwareConfig,
+    capacity: int,
+    found: tuple[Gpu, ...],
+) -> Memory:
+    shape = located.shape
+    assert shape is not None
+    # As rlforge.models.devices decides it: bfloat16 where the GPU computes in it.
+    modern = all(gpu.capability >= 8 for gpu in found)
+    auto = hardware.device == "cuda" and modern
+    bf16 = _in_bf16(config.model, auto=auto)
+
+    def replan(changed: PolicyConfig) -> Plan:
+        others = [
+            dataclasses.replace(
+                engine_job(own, known, hardware.device, bf16=_in_bf16(own.model, auto=auto)),
+                versions=0,
+            )
+            for own in as_played_by(changed, other_models(changed)).values()
+            if (known := locate(own.model).shape) is not None
+        ]
+        return make_plan(changed, shape, hardware, capacity, bf16=bf16, others=others)
+
+    plan = replan(config)
+    return Memory(
+        device="GPU" if hardware.device == "cuda" else "RAM",
+        plan=plan,
+        options=options(config, replan),
+        largest=largest_pass(config, lambda changed: not replan(changed).excess),
+        mend=mend(config, replan) if plan.excess else (),
+    )
