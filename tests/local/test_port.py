@@ -16,8 +16,9 @@ from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
 from rlforge.games.originals import absent_noted
 from rlforge.launch import check
-from rlforge.local.launch_script import Unread, calls_of
+from rlforge.local.launch_script import calls_of
 from rlforge.local.port import port
+from rlforge.local.script_values import Unread
 from rlforge.local.unstable_package import EFFECTIVE, POSITIONS, POSITIONS_2
 
 SCRIPTS = Path(__file__).parent / "launch_scripts"
@@ -286,6 +287,10 @@ def collector(more, **given):
             "size: 24",
         ),
         ({"run": "unstable.Tracker.remote(run_name=f'r {7:03d}')"}, "name: r-007"),
+        ({"run": "ones = [l]\nones[0].train.remote(7)"}, "total_updates: 7"),
+        ({"run": "get()[0].train.remote(7)"}, "total_updates: 7"),
+        ({"run": "try:\n    l.train.remote(7)\nexcept ValueError:\n    pass"}, "total_updates: 7"),
+        ({"run": "l.train.remote(7)\nsys.exit()\nl.train.remote(8)"}, "total_updates: 7"),
         ({"name": "run demo.v2.py", "run": "unstable.Tracker.remote()"}, "name: run"),
         ({"l": learner(save_every="5")}, "max_staleness: 7"),
         ({"run": "unstable.ModelPool.remote('lagged', 1, t)"}, "override /pool: mirror"),
@@ -419,6 +424,40 @@ IF = "if len(sys.argv) > 1:\n    "
             {"l": learner(initial_lora_path="{'r': 8}")},
             "initial_lora_path: {'r': 8} is of",
             "initial_adapter",
+        ),
+        (
+            {"run": "l.train.remote(3)\nl.train.remote(4)"},
+            "learner.total_updates=4 replaces 3 of line 13",
+            "updates: 3",
+        ),
+        (
+            {"before": "B = 384\ndef f(**B):\n    return B", "l": learner(batch_size="f(B=8)")},
+            "batch_size: only",
+            " batch_size: ",
+        ),
+        (
+            {
+                "before": "def f():\n    B = 4\n    def g():\n        nonlocal B\n        B = 8\n"
+                "    g()\n    return B",
+                "l": learner(batch_size="f()"),
+            },
+            "batch_size: only",
+            " batch_size: ",
+        ),
+        (
+            {"c": collector("games = [*games, *f()]\ngames.pop()")},
+            r"training_envs: only .*games.pop\(\)",
+            "TicTacToe",
+        ),
+        (
+            {"c": collector("games = [('Nim-v0-train', 2, ['qwen3-zs'])]")},
+            "training_envs: .* is of another form",
+            "Nim",
+        ),
+        (
+            {"run": "f()[0].train.remote(sys.argv[1])"},
+            r"iterations: only running the script gives sys.argv\[1\]",
+            "total_updates: ",
         ),
         (
             {"c": collector("vllm['enforce_eager'] = True")},

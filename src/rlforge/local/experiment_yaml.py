@@ -1,11 +1,18 @@
-"""Writes the YAML of an experiment, each value with a comment."""
+"""Writes the YAML of an experiment, each value with a comment, and tries whether it composes."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from rlforge.config.compose import compose
+from rlforge.errors import ConfigError
+from rlforge.games.originals import absent_noted
+from rlforge.preflight.games import validate
 
 _GROUPS = ("name", "model", "env", "engine", "pool", "buffer", "rewards", "algorithm", "learner")
 """In this order; others follow."""
@@ -47,6 +54,19 @@ def experiment_yaml(
         *_lines_of(tree, ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def refused(text: str) -> Iterator[str]:
+    """What is wrong with an experiment, as ``rlforge config`` says it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "experiment", "ported.yaml")
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
+        try:
+            with absent_noted():
+                validate(compose(["+experiment=ported"], Path(folder)), keys=False)
+        except ConfigError as error:
+            yield from str(error).replace(f" ({path})", "").replace(f"{path}: ", "").splitlines()
 
 
 def _place(key: str) -> tuple[int, bool]:

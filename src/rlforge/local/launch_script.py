@@ -5,53 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import field
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from rlforge.errors import ConfigError
-from rlforge.types import value
-
-REST = "**"
-"""Key, or keyword, of what else a mapping has that only running the script would give."""
-
-
-@value
-class Unread:
-    """A value that only running the script would give. source: its text."""
-
-    source: str
-
-
-@value
-class Call:
-    """A call. path: dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's
-    ``options`` and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
-    ``?.`` where it is not known what the first name is.
-
-    name: the last part of it. arguments, keywords: literals, further calls and ``Unread``. doubt:
-    the condition that it depends on, if any. changes: names of the lists and mappings that it may
-    change.
-    """
-
-    path: str
-    line: int
-    arguments: tuple[Any, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    doubt: str = ""
-    changes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition(".")[2]
-
-    def named(self, order: Iterable[str]) -> dict[str, Any]:
-        """All arguments by name; order: the names of those without one."""
-        return {**dict(zip(order, self.arguments, strict=False)), **self.keywords}
+from rlforge.local.script_values import REST, Call, Unread, computed, doubtful, forget, unread
 
 
 def calls_of(script: Path) -> list[Call]:
@@ -84,33 +45,9 @@ def calls_of(script: Path) -> list[Call]:
     return reader.calls
 
 
-def unread(found: Any) -> Iterator[Unread]:
-    """The parts of a value that only running the script would give."""
-    if isinstance(found, Unread):
-        yield found
-    elif isinstance(found, Call):
-        yield from unread([*found.arguments, *found.keywords.values()])
-    elif isinstance(found, list | tuple | dict):
-        for one in found.values() if isinstance(found, dict) else found:
-            yield from unread(one)
-
-
-_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-    ast.LShift: operator.lshift,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
     one.__name__: one for one in (dict, list, tuple, int, float, str, bool)
 }
-_CHANGES = {"append", "extend", "insert", "pop", "clear", "reverse", "update", "setdefault"}
-_LOOKS = {"get", "copy"}
 _HARMLESS = {"unstable", "ray", "json", "yaml", "logging", "pprint", "wandb", *dir(builtins)}
 """Modules and functions that leave what they are given as it is."""
 _Names = dict[str, Any]
@@ -214,7 +151,7 @@ class _Reader:
                     way = "extend" if isinstance(held, list) else "update"
                     self._method(held, way, [more], {}, node)
                 else:
-                    self._bind(target, _computed(op, held, more, node))
+                    self._bind(target, computed(op, held, more, node))
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._bind(target, Unread(source=ast.unparse(node)))
@@ -227,10 +164,11 @@ class _Reader:
             case ast.Raise() | ast.Break() | ast.Continue():
                 return True
             case ast.Expr(value=given):
-                self._read(given)
+                found = self._read(given)
+                return isinstance(found, Call) and found.path in ("sys.exit", "exit", "quit")
             case ast.If(test=test, body=body, orelse=orelse):
                 found = self._read(test)
-                if not _doubtful(found):
+                if not doubtful(found):
                     return self._block(body if found else orelse)
                 self._perhaps(where, body)
                 self._perhaps(f"{where}, else", orelse)
@@ -243,7 +181,7 @@ class _Reader:
                         self._own[name] = Unread(source=f"{name} ({why})")
                 for handler in handlers:
                     self._perhaps(why, handler.body)
-                return self._block(finalbody) or ended
+                return self._block(finalbody) or (ended and not handlers)
             case ast.With(items=items, body=body):
                 for item in items:
                     self._read(item.context_expr)
@@ -272,6 +210,8 @@ class _Reader:
             self._waiting.append(source)
         else:
             self._perhaps(f"a call of {source}", [node.args, *node.body], own=True)
+            outer = [one for one in ast.walk(node) if isinstance(one, ast.Nonlocal)]
+            self._own |= {name: Unread(source=name) for one in outer for name in one.names}
 
     def _name(self, name: str, path: str) -> None:
         """A name is that of something outside of the script, or of a class."""
@@ -317,12 +257,12 @@ class _Reader:
                 return found
             case ast.Subscript(value=inner, slice=index):
                 held, key = self._read(inner), self._read(index)
-                if not (_doubtful(key) or (isinstance(held, dict) and REST in held)):
+                if not (doubtful(key) or (isinstance(held, dict) and REST in held)):
                     with contextlib.suppress(TypeError, LookupError):
                         return held[key]
             case ast.UnaryOp(op=op, operand=inner):
                 found = self._read(inner)
-                if isinstance(op, ast.Not) and not _doubtful(found):
+                if isinstance(op, ast.Not) and not doubtful(found):
                     return not found
                 if isinstance(op, ast.USub) and isinstance(found, int | float):
                     return -found
@@ -330,18 +270,18 @@ class _Reader:
                 ast.BinOp(left=left, op=op, right=right)
                 | ast.Compare(left=left, ops=[op], comparators=[right])
             ):
-                return _computed(op, self._read(left), self._read(right), node)
+                return computed(op, self._read(left), self._read(right), node)
             case ast.BoolOp(op=op, values=[first, *others]):
                 found = self._read(first)
                 for place, one in enumerate(others):
-                    if _doubtful(found):
+                    if doubtful(found):
                         self._perhaps(why, others[place:])
                         return Unread(source=ast.unparse(node))
                     if bool(found) == isinstance(op, ast.And):
                         found = self._read(one)
                 return found
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                if not _doubtful(found := self._read(test)):
+                if not doubtful(found := self._read(test)):
                     return self._read(body if found else orelse)
                 self._perhaps(why, [body, orelse])
             case ast.JoinedStr(values=parts):
@@ -392,7 +332,7 @@ class _Reader:
             elif isinstance(name, str):
                 table[name] = found
             else:
-                _forget(table, inner)
+                forget(table, inner)
         return table
 
     def _target(self, node: ast.expr) -> tuple[str, Any]:
@@ -408,7 +348,7 @@ class _Reader:
         elif isinstance(node, ast.Attribute):
             path = f"{self._target(node.value)[0]}.{node.attr}"
         else:
-            path, found = "?", self._read(node)
+            path, found = "?.…", self._read(node)
         if isinstance(found, Call):
             path = f"{found.path}()"
         elif isinstance(found, Unread) and found.source.startswith("unstable."):
@@ -418,16 +358,17 @@ class _Reader:
         return path, found
 
     def _call(self, node: ast.Call) -> Any:
-        function = node.func
+        function: ast.expr = node.func
         if isinstance(function, ast.Attribute) and function.attr == "remote":
             function = function.value
         made = function.func if isinstance(function, ast.Call) else None
         if isinstance(made, ast.Attribute) and made.attr == "options":
             function = made.value
-        method = function.attr if isinstance(function, ast.Attribute) else ""
-        path, held = self._target(
-            function.value if isinstance(function, ast.Attribute) else function
-        )
+        method = ""
+        if isinstance(function, ast.Attribute):
+            method = function.attr
+            function = function.value
+        path, held = self._target(function)
         path += f".{method}" if method else ""
         arguments = self._items(node.args)
         keywords = self._table((one.arg, one.value) for one in node.keywords)
@@ -438,15 +379,14 @@ class _Reader:
             return self._run(source, _given(self._functions[source], arguments, keywords))
         if path == "ray.get" and len(arguments) == 1:
             return arguments[0]
-        if path in _BUILTINS and (path in ("dict", "list", "tuple") or not _doubtful(*arguments)):
+        if path in _BUILTINS and (
+            path in ("dict", "list", "tuple") or not doubtful(*arguments, *keywords.values())
+        ):
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 return _BUILTINS[path](*arguments, **keywords)
-        passed = [
-            one
-            for one in (*node.args, *(each.value for each in node.keywords))
-            if isinstance(one, ast.Name)
-        ]
-        changes = [one.id for one in passed if isinstance(self._target(one)[1], list | dict)]
+        passed = (*node.args, *(one.value for one in node.keywords))
+        names = [one for one in passed if isinstance(one, ast.Name)]
+        changes = [one.id for one in names if isinstance(self._target(one)[1], list | dict)]
         call = Call(
             path=path,
             line=node.lineno,
@@ -462,17 +402,17 @@ class _Reader:
         self, held: Any, name: str, arguments: list[Any], keywords: _Names, node: ast.AST
     ) -> Any:
         """What a method of a list or a mapping returns; where that is not sure, forget it."""
-        unsure = Unread(source=ast.unparse(node))
-        if name == "__setitem__" and self._loose:
+        unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
+        if sets and self._loose:
             arguments[1] = unsure
-        sure = name in ("append", "extend", "update") or not _doubtful(*arguments[:1])
-        may = name == "__setitem__" or (name in _CHANGES and not self._loose)
-        if sure and (may or name in _LOOKS):
+        grows = name in ("append", "extend", "update") and not self._loose
+        keyed = (sets or name in ("get", "copy")) and not doubtful(*arguments[:1])
+        if grows or keyed:
             with contextlib.suppress(AttributeError, TypeError, ValueError, LookupError):
                 found = getattr(held, name)(*arguments, **keywords)
-                return unsure if name in ("get", "pop", "setdefault") and REST in held else found
-        if name not in _LOOKS:
-            _forget(held, node)
+                return unsure if name == "get" and REST in held else found
+        if name not in ("get", "copy"):
+            forget(held, node)
         return unsure
 
 
@@ -482,40 +422,14 @@ def _given(node: _Function, arguments: Sequence[Any], keywords: _Names) -> _Name
     if starred or REST in keywords or node.decorator_list:
         return {}
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    taken = (*names, *(one.arg for one in node.args.kwonlyargs))
+    own = {name: found for name, found in keywords.items() if name in taken}
     defaults = node.args.defaults
     plain = {
         name: one.value if isinstance(one, ast.Constant) else Unread(source=ast.unparse(one))
         for name, one in zip(names[len(names) - len(defaults) :], defaults, strict=True)
     }
-    return {**plain, **dict(zip(names, arguments, strict=False)), **keywords}
-
-
-def _forget(held: Any, node: ast.AST) -> None:
-    """Make all of a list or a mapping unread, in its place."""
-    rest = Unread(source=ast.unparse(node))
-    if isinstance(held, dict):
-        held.update(dict.fromkeys([*held, REST], rest))
-    else:
-        held[:] = [rest]
-
-
-def _doubtful(*found: Any) -> bool:
-    """Whether only running the script would give the values, or a part of them."""
-    return any(isinstance(one, Call) or any(unread(one)) for one in found)
-
-
-def _computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
-    known = _OPERATORS.get(type(op))
-    numbers = isinstance(left, int | float) and isinstance(right, int | float)
-    joined = type(left) is type(right) and isinstance(left, str | list) and isinstance(op, ast.Add)
-    compared = isinstance(op, ast.cmpop) and not _doubtful(left, right)
-    large = isinstance(op, ast.Pow | ast.LShift) and numbers and not abs(right) <= 64
-    if known and (numbers or joined or compared) and not large:
-        with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-            found = known(left, right)
-            if not numbers or (isinstance(found, int | float) and abs(found) <= 2**64):
-                return found
-    return Unread(source=ast.unparse(node))
+    return {**plain, **dict(zip(names, arguments, strict=False)), **own}
 
 
 def _bound(nodes: Iterable[ast.AST], more: str = "") -> _Names:

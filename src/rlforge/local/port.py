@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from rlforge.config.compose import compose
 from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS, PARAMETERS, spelled_here
 from rlforge.errors import ConfigError
-from rlforge.games.originals import absent_noted
-from rlforge.local.experiment_yaml import experiment_yaml
-from rlforge.local.launch_script import Call, calls_of, unread
+from rlforge.local.experiment_yaml import experiment_yaml, refused
+from rlforge.local.launch_script import calls_of
+from rlforge.local.script_values import Call, unread
 from rlforge.local.unstable_package import (
     EFFECTIVE,
     MODES,
@@ -36,7 +34,6 @@ from rlforge.local.unstable_package import (
     WIRES,
     WITHOUT,
 )
-from rlforge.preflight.games import validate
 from rlforge.types import value
 
 _UNLIMITED = 1_000_000
@@ -128,6 +125,8 @@ class _Experiment:
     def _set(self, key: str, found: Any) -> None:
         """Raises TypeError for a value that is no literal."""
         json.dumps(found)
+        if key in self._lines and self._values[key] != found:
+            self._remark(f"{key}={found} replaces {self._values[key]} of line {self._lines[key]}")
         self._values[key], self._lines[key] = found, self._line
 
     def _remark(self, text: str) -> None:
@@ -139,7 +138,7 @@ class _Experiment:
 
     def take(self, call: Call) -> None:
         """Read a call that sets something."""
-        self._line, called = call.line, f"{call.path.removeprefix('?.')}(…)"
+        self._line, called = call.line, repr(call)
         if call.changes:
             self._remark(f"{called} may change {', '.join(call.changes)}")
         if not _of_package(call):
@@ -190,8 +189,7 @@ class _Experiment:
             mend = f"; set {key}" if key else ""
             self._remark(f"{argument}: only running the script gives {given.source}{mend}")
         elif isinstance(found, Call) and argument not in (*TRANSFORMATIONS, "algorithm"):
-            name = found.path.removeprefix("?.")
-            self._remark(f"{argument}: only running the script gives {name}(…); set {key}")
+            self._remark(f"{argument}: only running the script gives {found}; set {key}")
         elif argument in self._takes or key is not None:
             try:
                 if argument not in self._takes and isinstance(found, dict):
@@ -263,6 +261,8 @@ class _Experiment:
         if extraction != "default":
             self._extraction(extraction)
         template = given.get("prompt_template") or "default"
+        if not isinstance(template, str):
+            raise TypeError(template)
         self._templates.append(template)
         kept: dict[str, Any] = {
             name: given[name] for name in ("num_actors", "fixed_opponent") if name in given
@@ -394,7 +394,7 @@ class _Experiment:
             '"there" are',
             "values of its package that the script leaves as they are.",
         ]
-        for problem in _refused(experiment_yaml(values, comments, options, head)):
+        for problem in refused(experiment_yaml(values, comments, options, head)):
             self._line = self._lines.get(re.split("[=:]", problem)[0], 0)
             self._remark(f"does not compose: {problem}")
         remarks = tuple(
@@ -472,16 +472,3 @@ def _named(name: str) -> str:
     if not re.fullmatch(r"[\w.~-]+/[\w.:-]+", name):
         raise ValueError(name)
     return f"openrouter:{name}"
-
-
-def _refused(text: str) -> Iterator[str]:
-    """What is wrong with an experiment, as ``rlforge config`` says it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "experiment", "ported.yaml")
-        path.parent.mkdir()
-        path.write_text(text, encoding="utf-8")
-        try:
-            with absent_noted():
-                validate(compose(["+experiment=ported"], Path(folder)), keys=False)
-        except ConfigError as error:
-            yield from str(error).replace(f" ({path})", "").replace(f"{path}: ", "").splitlines()

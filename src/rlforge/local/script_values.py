@@ -1,0 +1,105 @@
+"""Values of a script that is read without executing it: Python's own, calls, and unread ones."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+from rlforge.types import value
+
+REST = "**"
+"""Key, or keyword, of what else a mapping has that only running the script would give."""
+
+
+@value
+class Unread:
+    """A value that only running the script would give. source: its text."""
+
+    source: str
+
+
+@value
+class Call:
+    """A call. path: dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's
+    ``options`` and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
+    ``?.`` where it is not known what the first name is.
+
+    name: the last part of it. arguments, keywords: literals, further calls and ``Unread``. doubt:
+    the condition that it depends on, if any. changes: names of the lists and mappings that it may
+    change.
+    """
+
+    path: str
+    line: int
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    doubt: str = ""
+    changes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{self.path.removeprefix('?.')}(…)"
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    def named(self, order: Iterable[str]) -> dict[str, Any]:
+        """All arguments by name; order: the names of those without one."""
+        return {**dict(zip(order, self.arguments, strict=False)), **self.keywords}
+
+
+def unread(found: Any) -> Iterator[Unread]:
+    """The parts of a value that only running the script would give."""
+    if isinstance(found, Unread):
+        yield found
+    elif isinstance(found, Call):
+        yield from unread([*found.arguments, *found.keywords.values()])
+    elif isinstance(found, list | tuple | dict):
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from unread(one)
+
+
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def forget(held: Any, node: ast.AST) -> None:
+    """Make all of a list or a mapping unread, in its place."""
+    rest = Unread(source=ast.unparse(node))
+    if isinstance(held, dict):
+        held.update(dict.fromkeys([*held, REST], rest))
+    else:
+        held[:] = [rest]
+
+
+def doubtful(*found: Any) -> bool:
+    """Whether only running the script would give the values, or a part of them."""
+    return any(isinstance(one, Call) or any(unread(one)) for one in found)
+
+
+def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
+    """What an operator of the expression ``node`` makes of two values; no numbers above 2**64."""
+    known = _OPERATORS.get(type(op))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    joined = type(left) is type(right) and isinstance(left, str | list) and isinstance(op, ast.Add)
+    compared = isinstance(op, ast.cmpop) and not doubtful(left, right)
+    large = isinstance(op, ast.Pow | ast.LShift) and numbers and not abs(right) <= 64
+    if known and (numbers or joined or compared) and not large:
+        with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+            found = known(left, right)
+            if not numbers or (isinstance(found, int | float) and abs(found) <= 2**64):
+                return found
+    return Unread(source=ast.unparse(node))
