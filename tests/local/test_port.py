@@ -258,7 +258,6 @@ def collector(more, **given):
             {"run": "for one in ['a/b', 'c/d']:\n    p.add_fixed.remote(one)"},
             "er:a/b', 'openrouter:c/d'",
         ),
-        ({"run": "ray.get([p.add_fixed.remote(one) for one in ['a/b']])"}, "['openrouter:a/b']"),
         (
             {
                 "before": "D = False",
@@ -453,6 +452,29 @@ IF = "if len(sys.argv) > 1:\n    "
             {"c": collector("games = [('Nim-v0-train', 2, ['qwen3-zs'])]")},
             "training_envs: .* is of another form",
             "Nim",
+        ),
+        (
+            {"run": "ray.get([p.add_fixed.remote(one) for one in ['a/b']])"},
+            r"add_fixed\(…\) depends on `\[p.add_fixed.remote\(one\) for one in",
+            "fixed_opponents",
+        ),
+        (
+            {"before": "B = 8\nf() or (B := 9)", "l": learner(batch_size="B")},
+            "batch_size: only",
+            " batch_size: ",
+        ),
+        (
+            {"before": f"B = 8\n{IF}from conf import B", "l": learner(batch_size="B")},
+            "batch_size: only",
+            " batch_size: ",
+        ),
+        (
+            {
+                "before": f"def f():\n    return 8\n{IF}def f():\n        return 9",
+                "l": learner(batch_size="f()"),
+            },
+            "batch_size: only",
+            " batch_size: ",
         ),
         (
             {"run": "f()[0].train.remote(sys.argv[1])"},

@@ -12,7 +12,19 @@ from textwrap import shorten
 from typing import Any
 
 from rlforge.errors import ConfigError
-from rlforge.local.script_values import REST, Call, Unread, computed, doubtful, forget, unread
+from rlforge.local.script_values import (
+    REST,
+    Call,
+    Function,
+    Names,
+    Unread,
+    bound,
+    computed,
+    doubtful,
+    forget,
+    given_to,
+    unread,
+)
 
 
 def calls_of(script: Path) -> list[Call]:
@@ -50,8 +62,7 @@ _BUILTINS: Mapping[str, Callable[..., Any]] = {
 }
 _HARMLESS = {"unstable", "ray", "json", "yaml", "logging", "pprint", "wandb", *dir(builtins)}
 """Modules and functions that leave what they are given as it is."""
-_Names = dict[str, Any]
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_LEAVING = (ast.Break, ast.Continue, ast.Return)
 
 
 class _Reader:
@@ -60,9 +71,9 @@ class _Reader:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._aliases: dict[str, str] = {}
-        self._globals: _Names = {"__name__": "__main__"}
+        self._globals: Names = {"__name__": "__main__"}
         self._own = self._globals
-        self._functions: dict[str, _Function] = {}  # by the source of their ``Unread``
+        self._functions: dict[str, Function] = {}  # by the source of their ``Unread``
         self._waiting: list[str] = []  # those that were not called
         self._running: list[str] = []
         self._returned: list[Any] = []
@@ -78,12 +89,12 @@ class _Reader:
             self._doubt = f"a call of {source}"
             self._run(source, {})
 
-    def _run(self, source: str, given: _Names) -> Any:
+    def _run(self, source: str, given: Names) -> Any:
         """The value that a call returns. given: parameters -> arguments; others are unread."""
         node = self._functions[source]
         self._waiting = [one for one in self._waiting if one != source]
         self._running.append(source)
-        outer, self._own = self._own, _bound([node.args]) | given
+        outer, self._own = self._own, bound([node.args]) | given
         before, self._returned = self._returned, []
         self._block(node.body)
         found = self._returned or [None]
@@ -94,30 +105,28 @@ class _Reader:
     def _perhaps(self, why: str, nodes: Sequence[ast.AST], *, own: bool = False) -> None:
         """Read what may run never, or often. What it binds is unread; own: and does not stay."""
         outer, doubt, loose = self._own, self._doubt, self._loose
-        self._own, self._doubt, self._loose = outer | _bound(nodes), why, True
+        self._own, self._doubt, self._loose = outer | bound(nodes), why, True
         self._block(nodes)
         self._own, self._doubt, self._loose = outer, doubt, loose
         if not own:
-            outer |= _bound(nodes, f" ({why})")
+            outer |= bound(nodes, f" ({why})")
 
     def _block(self, nodes: Iterable[ast.AST]) -> bool:
-        """Whether one of the statements, the last that is read, leaves the block."""
-        return any(map(self._visit, nodes))
-
-    def _visit(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.stmt):
-            return self._do(node)
-        if isinstance(node, ast.expr):
-            self._read(node)
-        else:
-            self._block(ast.iter_child_nodes(node))
+        """Read statements and parts of them; whether one, the last that is read, leaves."""
+        for node in nodes:
+            if isinstance(node, ast.stmt) and self._do(node):
+                return True
+            if isinstance(node, ast.expr):
+                self._read(node)
+            elif not isinstance(node, ast.stmt):
+                self._block(ast.iter_child_nodes(node))
         return False
 
     def _do(self, node: ast.stmt) -> bool:
         self._left -= 1
         if not self._left:
             raise RecursionError
-        where = f"`{shorten(ast.unparse(node).partition(':')[0], 60)}` in line {node.lineno}"
+        where = _place(node)
         match node:
             case ast.Import(names=names):
                 for one in names:
@@ -176,7 +185,7 @@ class _Reader:
                 before = dict(self._own)
                 ended = self._block([*body, *orelse])
                 why = f"an exception in line {node.lineno}"
-                for name in _bound(body) if handlers else ():
+                for name in bound(body) if handlers else ():
                     if before.get(name, ...) not in (..., self._own.get(name)):
                         self._own[name] = Unread(source=f"{name} ({why})")
                 for handler in handlers:
@@ -185,14 +194,12 @@ class _Reader:
             case ast.With(items=items, body=body):
                 for item in items:
                     self._read(item.context_expr)
-                self._own |= _bound(items)
+                self._own |= bound(items)
                 return self._block(body)
             case ast.For(target=target, body=body, orelse=orelse):
                 items = self._read(node.iter)
-                leaves = (ast.Break, ast.Continue, ast.Return)
-                if isinstance(items, list | tuple) and not any(
-                    isinstance(one, leaves) for one in ast.walk(node)
-                ):
+                leaves = any(isinstance(one, _LEAVING) for one in ast.walk(node))
+                if isinstance(items, list | tuple) and not leaves:
                     for item in tuple(items):
                         self._bind(target, item)
                         self._block(body)
@@ -202,7 +209,7 @@ class _Reader:
                 self._perhaps(where, [*ast.iter_child_nodes(node)])
         return False
 
-    def _define(self, node: _Function) -> None:
+    def _define(self, node: Function) -> None:
         """A function that is called later; inside of another one, whose names it has, read it."""
         source = f"{node.name} of line {node.lineno}"
         if self._own is self._globals:
@@ -217,6 +224,8 @@ class _Reader:
         """A name is that of something outside of the script, or of a class."""
         self._aliases[name] = path
         self._own.pop(name, None)
+        if self._loose and name in self._globals:
+            self._globals[name] = Unread(source=name)
 
     def _bind(self, target: ast.expr, found: Any) -> None:
         match target:
@@ -236,7 +245,6 @@ class _Reader:
 
     def _read(self, node: ast.expr) -> Any:
         """The value of an expression, or ``Unread``; its calls are noted."""
-        why = f"`{shorten(ast.unparse(node), 60)}` in line {node.lineno}"
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str()):
                 return node.value
@@ -271,19 +279,10 @@ class _Reader:
                 | ast.Compare(left=left, ops=[op], comparators=[right])
             ):
                 return computed(op, self._read(left), self._read(right), node)
-            case ast.BoolOp(op=op, values=[first, *others]):
-                found = self._read(first)
-                for place, one in enumerate(others):
-                    if doubtful(found):
-                        self._perhaps(why, others[place:])
-                        return Unread(source=ast.unparse(node))
-                    if bool(found) == isinstance(op, ast.And):
-                        found = self._read(one)
-                return found
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 if not doubtful(found := self._read(test)):
                     return self._read(body if found else orelse)
-                self._perhaps(why, [body, orelse])
+                self._perhaps(_place(node), [body, orelse])
             case ast.JoinedStr(values=parts):
                 texts = [self._read(one) for one in parts]
                 if all(isinstance(text, str) for text in texts):
@@ -293,20 +292,9 @@ class _Reader:
                 if isinstance(found, str | int | float) and isinstance(spec, str):
                     with contextlib.suppress(ValueError):
                         return format(found, spec)
-            case ast.ListComp(elt=inner, generators=[one]) if not one.ifs:
-                items, made, outer = self._read(one.iter), [], dict(self._own)
-                if not isinstance(items, list | tuple):
-                    self._perhaps(why, [one.target, inner], own=True)
-                    return Unread(source=ast.unparse(node))
-                for item in items:
-                    self._bind(one.target, item)
-                    made.append(self._read(inner))
-                for name in _bound([one.target]):
-                    self._own.pop(name)
-                    self._own |= {name: outer[name]} if name in outer else {}
-                return made
             case _:
-                self._perhaps(why, [*ast.iter_child_nodes(node)], own=True)
+                own = isinstance(node, ast.Lambda)
+                self._perhaps(_place(node), [*ast.iter_child_nodes(node)], own=own)
         return Unread(source=ast.unparse(node))
 
     def _items(self, nodes: Iterable[ast.expr]) -> list[Any]:
@@ -321,15 +309,15 @@ class _Reader:
                 return [*items, Unread(source=ast.unparse(node))]
         return items
 
-    def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> _Names:
+    def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> Names:
         """A mapping of keys, which are read where they are expressions, or none for ``**``."""
-        table: _Names = {}
+        table: Names = {}
         for key, inner in entries:
             name = self._read(key) if isinstance(key, ast.expr) else key
             found = self._read(inner)
             if key is None and isinstance(found, dict):
                 table |= found
-            elif isinstance(name, str):
+            elif isinstance(name, str | int | float):
                 table[name] = found
             else:
                 forget(table, inner)
@@ -376,7 +364,7 @@ class _Reader:
             return self._method(held, method, arguments, keywords, node)
         source = held.source if isinstance(held, Unread) and not method else ""
         if source in self._functions and source not in self._running:
-            return self._run(source, _given(self._functions[source], arguments, keywords))
+            return self._run(source, given_to(self._functions[source], arguments, keywords))
         if path == "ray.get" and len(arguments) == 1:
             return arguments[0]
         if path in _BUILTINS and (
@@ -399,7 +387,7 @@ class _Reader:
         return call
 
     def _method(
-        self, held: Any, name: str, arguments: list[Any], keywords: _Names, node: ast.AST
+        self, held: Any, name: str, arguments: list[Any], keywords: Names, node: ast.AST
     ) -> Any:
         """What a method of a list or a mapping returns; where that is not sure, forget it."""
         unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
@@ -416,29 +404,5 @@ class _Reader:
         return unsure
 
 
-def _given(node: _Function, arguments: Sequence[Any], keywords: _Names) -> _Names:
-    """Parameters with what a call gives them; none where ``*``, ``**`` or a decorator may."""
-    starred = any(isinstance(one, Unread) and one.source[0] == "*" for one in arguments)
-    if starred or REST in keywords or node.decorator_list:
-        return {}
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
-    taken = (*names, *(one.arg for one in node.args.kwonlyargs))
-    own = {name: found for name, found in keywords.items() if name in taken}
-    defaults = node.args.defaults
-    plain = {
-        name: one.value if isinstance(one, ast.Constant) else Unread(source=ast.unparse(one))
-        for name, one in zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    }
-    return {**plain, **dict(zip(names, arguments, strict=False)), **own}
-
-
-def _bound(nodes: Iterable[ast.AST], more: str = "") -> _Names:
-    """The names that nodes bind, unread; more: of their source."""
-    found: _Names = {}
-    for node in (inner for one in nodes for inner in ast.walk(one)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                found[name] = Unread(source=f"{name}{more}")
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                found[name] = Unread(source=f"{name}{more}")
-    return found
+def _place(node: ast.stmt | ast.expr) -> str:
+    return f"`{shorten(ast.unparse(node).splitlines()[0], 60).rstrip(':')}` in line {node.lineno}"

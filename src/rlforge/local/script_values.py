@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 from rlforge.types import value
 
+Names = dict[Any, Any]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 REST = "**"
 """Key, or keyword, of what else a mapping has that only running the script would give."""
 
@@ -103,3 +105,36 @@ def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
             if not numbers or (isinstance(found, int | float) and abs(found) <= 2**64):
                 return found
     return Unread(source=ast.unparse(node))
+
+
+def given_to(node: Function, arguments: Sequence[Any], keywords: Names) -> Names:
+    """Parameters with what a call gives them; none where ``*``, ``**`` or a decorator may."""
+    starred = any(isinstance(one, Unread) and one.source[0] == "*" for one in arguments)
+    if starred or REST in keywords or node.decorator_list:
+        return {}
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    taken = (*names, *(one.arg for one in node.args.kwonlyargs))
+    own = {name: found for name, found in keywords.items() if name in taken}
+    defaults = node.args.defaults
+    plain = {
+        name: one.value if isinstance(one, ast.Constant) else Unread(source=ast.unparse(one))
+        for name, one in zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    }
+    return {**plain, **dict(zip(names, arguments, strict=False)), **own}
+
+
+def bound(nodes: Iterable[ast.AST], more: str = "") -> Names:
+    """The names that nodes bind, unread; more: of their source."""
+    found: Names = {}
+    for node in (inner for one in nodes for inner in ast.walk(one)):
+        match node:
+            case ast.Name(id=str(name), ctx=ast.Store()) | ast.arg(arg=str(name)):
+                pass
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                name = node.name
+            case ast.MatchAs() | ast.MatchStar() | ast.ExceptHandler() if node.name:
+                name = node.name
+            case _:
+                continue
+        found[name] = Unread(source=f"{name}{more}")
+    return found
