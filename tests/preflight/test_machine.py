@@ -3,6 +3,7 @@
 import pytest
 from tests.harness.composed import composed
 
+from rlforge import launch
 from rlforge.config.catalog import catalog
 from rlforge.errors import ConfigError
 from rlforge.preflight.machine import planned, started
@@ -82,3 +83,17 @@ def test_gpus_of_a_run_on_the_cpu_are_refused():
 def test_supervised_training_is_planned_without_engines():
     config = composed("data=random_legal", "env=tictactoe", "hardware=multi_gpu").config
     assert gpus_of(planned(config)[0]) == {"learner": 1}
+
+
+def test_train_says_which_gpus_it_leaves_unused(monkeypatch, small_model, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    (tmp_path / "config.yaml").touch()  # of another run, so that none starts
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
+    wanted = ["tictactoe_mirror", *model, "engine.max_tokens=16", f"run_dir={tmp_path}"]
+    notes = {}
+    for engines in (1, 3):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            launch.train([*wanted, f"engine.num_engines={engines}"], None)
+        notes[engines] = capsys.readouterr().err
+    assert "note: 2 of 4 GPUs are not used: engine.num_engines=1" in notes[1]
+    assert "not used" not in notes[3]

@@ -42,6 +42,8 @@ def test_a_run_brings_its_own_configuration(run):
     assert composed.config.hardware.device == "cpu"
     assert composed.config.deployment.keep == 2
     assert (composed.source, composed.state_dir) == (run, run / "deployments")
+    two = compose_service([str(run), "engine.num_engines=2", "engine.min_engines=1"])
+    assert two.config.engine.num_engines == 1  # on the CPU there is no GPU for the other
     assert compose_service([str(run), "serve.state_dir=here"]).state_dir == Path("here")
     assert compose_service([str(run), "hardware=auto"]).config.hardware.device == "auto"
 

@@ -27,6 +27,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.preflight.machine import started
 from rlforge.preflight.policy import checked
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
@@ -111,7 +112,7 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     )
     state_dir = Path(composed.config.serve.state_dir or state_dir)
     return ServiceSetup(
-        config=composed.config, source=source, state_dir=state_dir, continuous=continuous
+        config=started(composed.config), source=source, state_dir=state_dir, continuous=continuous
     )
 
 
