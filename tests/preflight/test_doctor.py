@@ -130,6 +130,7 @@ def test_another_machine_is_planned_with_its_own_engine_cards_and_packages(monke
     on_cpu = examine(wanted, 0, check=launch.check)
     assert finding(on_cpu, "GPUs").detail == "none, planned"
     assert "it runs on the CPU" in finding(on_cpu, "engine").detail
+    assert finding(on_cpu, "memory").detail == "planned in the RAM of this machine"
 
 
 def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypatch):
@@ -147,7 +148,9 @@ def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypa
         check_fit(composed(*wanted).config)
 
 
-def test_numbers_without_end_are_not_planned_with():
+def test_numbers_without_end_are_not_planned_with(monkeypatch):
+    installed = {"vllm": vllm_settings.VLLM_VERSION}.get
+    monkeypatch.setattr(vllm_settings, "version_of", installed)
     endless = ["hardware.memory_gb=inf", "hardware.num_gpus=1"]
     report = examine(composed(QUICK_START, *endless))
     assert "hardware.memory_gb must be a finite" in finding(report, "memory").detail

@@ -98,8 +98,8 @@ def examine(
         unused += gpu_notes(whole)
     findings += [Finding(what="hardware", state="note", detail=note) for note in unused]
     findings += [finding, *_packages(config, hardware, assumed=assumed)]
-    tried = config
-    if hardware is not None:
+    tried, infinite = config, [key for key, wrong in config.problems() if wrong == NOT_FINITE]
+    if hardware is not None and not infinite:
         tried, engine = engine_tried(config, cards, here=not assumed)
         findings += [] if engine is None else [Finding(what="engine", state="ok", detail=engine)]
     findings += _model(composed, assumed=assumed)
@@ -115,7 +115,6 @@ def examine(
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
     if hardware is not None:
-        infinite = [key for key, problem in config.problems() if problem == NOT_FINITE]
         capacity = None if infinite else capacity_of(hardware, cards)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
@@ -128,6 +127,9 @@ def examine(
             if tried.engine.name != config.engine.name and not memory.plan.excess:
                 other = named_engine(config, "transformers")
                 findings += _substitute(plan_memory(other, located, hardware, capacity, cards))
+            if assumed and memory.device == "RAM":
+                detail = "planned in the RAM of this machine"
+                findings.append(Finding(what="memory", state="note", detail=detail))
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
             detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
