@@ -477,6 +477,14 @@ IF = "if len(sys.argv) > 1:\n    "
             " batch_size: ",
         ),
         (
+            {
+                "run": "def main(n):\n    p.add_fixed.remote('a/b')\n    "
+                "p.add_fixed.remote('c/d')\nfire.Fire(main)"
+            },
+            r"add_fixed\(…\) depends on a call of main of line",
+            r"fixed_opponents: \['openrouter:./.'\]",
+        ),
+        (
             {"run": "f()[0].train.remote(sys.argv[1])"},
             r"iterations: only running the script gives sys.argv\[1\]",
             "total_updates: ",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -55,7 +54,9 @@ def port(script: Path) -> Ported:
     Raises ConfigError for a file that is no such script.
     """
     calls = calls_of(script)
-    made = Counter(call.name for call in calls if _of_package(call))
+    made: dict[str, set[str]] = {}
+    for call in filter(_of_package, calls):
+        made.setdefault(call.name, set()).add(call.doubt)
     if not made.keys() & {
         "Collector",
         "StandardLearner",
@@ -83,9 +84,9 @@ def _of_package(call: Call) -> bool:
 
 
 class _Experiment:
-    """Collects the values of keys, and remarks. made: how often the package's parts are called."""
+    """Collects the values of keys, and remarks. made: what calls of the package depend on."""
 
-    def __init__(self, file: str, made: Mapping[str, int]) -> None:
+    def __init__(self, file: str, made: Mapping[str, set[str]]) -> None:
         self._file, self._made = file, made
         second_ones = {"build", "ModelRegistry", "REINFORCELearner", "GameScheduler"}
         self._second = not second_ones.isdisjoint(made)
@@ -147,7 +148,7 @@ class _Experiment:
                 self._remark(f"{called} is not the package's; not read: {', '.join(lost)}")
             return
         if call.doubt and (call.name in POSITIONS or call.name == "FixedOpponentModelSampler"):
-            alone = self._made[call.name] == 1
+            alone = len(self._made[call.name]) == 1
             self._remark(
                 f"{called} depends on {call.doubt}" + ("" if alone else "; it is not read")
             )
