@@ -485,6 +485,11 @@ IF = "if len(sys.argv) > 1:\n    "
             r"fixed_opponents: \['openrouter:./.'\]",
         ),
         (
+            {"run": r"unstable.Tracker.remote(run_name='\ud800')"},
+            r"name=\\ud800 replaces run of line 5",
+            "name: run",
+        ),
+        (
             {"run": "f()[0].train.remote(sys.argv[1])"},
             r"iterations: only running the script gives sys.argv\[1\]",
             "total_updates: ",
@@ -498,6 +503,7 @@ IF = "if len(sys.argv) > 1:\n    "
 )
 def test_what_is_not_known_for_sure_is_a_remark_with_its_line(tmp_path, parts, said, unwritten):
     ported = port(script_of(tmp_path, **parts))
+    ported.yaml.encode()
     [*found] = [one for one in ported.remarks if re.search(rf"run\.py:\d+: .*{said}", one)]
     assert found, ported.remarks
     written = "\n".join(line for line in ported.yaml.splitlines() if not line.startswith("#"))

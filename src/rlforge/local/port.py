@@ -131,7 +131,7 @@ class _Experiment:
         self._values[key], self._lines[key] = found, self._line
 
     def _remark(self, text: str) -> None:
-        text = shorten(text, 200)
+        text = shorten(text, 200).encode(errors="backslashreplace").decode()
         if (self._line, text) not in self._remarks:
             self._remarks.append((self._line, text))
 
