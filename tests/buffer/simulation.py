@@ -18,6 +18,8 @@ LENGTHS: dict[str, Callable[[random.Random], int]] = {
 }
 """Turns of a game, of both seats."""
 
+ALL_LENGTHS = {**LENGTHS, "long": lambda rng: 400}
+
 
 @dataclass
 class Update:
@@ -75,20 +77,20 @@ def simulate(
     """
     rng, outcome = random.Random(seed), Outcome()
     now = served = working_until = asked = worked = 0.0
-    busy, version, published, started, arrived, drawn = False, 0, 0, 0, 0, 0
+    busy, version, published, started, arrived, lost = False, 0, 0, 0, 0, 0
     # (served turns at which the turn ends, game), and each game's length, versions, seat, begin.
     turns: list[tuple[float, int]] = []
     games: dict[int, tuple[int, list[int], int, float]] = {}
     yields: list[int] = []
     while len(outcome.updates) < updates:
         for _ in range(buffer.reserve(workers - len(games), now)):
-            games[started] = (LENGTHS[lengths](rng), [published], rng.randrange(2), now)
+            games[started] = (ALL_LENGTHS[lengths](rng), [published], rng.randrange(2), now)
             heapq.heappush(turns, (served + rng.uniform(0.8, 1.2), started))
             started += 1
         if not busy and buffer.ready():
             buffer.waited(now - asked, worked)
             if (batch := buffer.draw(batch_size, version)) is not None:
-                drawn += len(batch.steps)
+                lost += buffer.losses.steps
                 ages = [version - step.policy_version for step in batch.steps]
                 outcome.updates.append(
                     Update(
@@ -98,13 +100,15 @@ def simulate(
                         oldest=max(ages),
                         in_progress=len(games),
                         arrived=arrived,
-                        lost=arrived - drawn - buffer.size(),
+                        lost=lost,
                     )
                 )
                 busy, working_until = True, now + update_s
         rate = min(1 / turn_s, turns_per_s / len(turns)) if turns else 0.0
         next_turn = now + (turns[0][0] - served) / rate if turns else float("inf")
         until = min(next_turn, working_until if busy else float("inf"), now + 2.0)
+        if not turns and not busy and buffer.in_flight == 0 and buffer.ready():
+            continue  # what was drawn was too old
         assert turns or busy, "nothing is under way, and nothing may start"
         served += (until - now) * rate
         now = until
@@ -124,7 +128,7 @@ def simulate(
             del games[game]
             trained = tuple(versions[seat::2])
             yields.append(len(trained))
-            arrived += len(trained) if isinstance(buffer, StepBuffer) else 1
+            arrived += len(trained)
             group = f"group{game // group_size}" if group_size > 1 else None
             buffer.add([make_episode(f"g{game}", trained, 0, group, group_size)])
             buffer.release(1, now - begun)
@@ -135,7 +139,7 @@ def simulate(
 def first_games(lengths: str) -> tuple[tuple[int, int], ...]:
     """Samples and turns of twenty games, as a start takes them from games of random players."""
     rng = random.Random(7)
-    turns = [LENGTHS[lengths](rng) // 2 for _ in range(20)]
+    turns = [ALL_LENGTHS[lengths](rng) // 2 for _ in range(20)]
     return tuple(zip(turns, turns, strict=True))
 
 

@@ -85,6 +85,54 @@ def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
     assert outcome.lost(0) > 0.1
 
 
+@pytest.mark.parametrize("delay", [1.0, 1.5])
+@pytest.mark.parametrize("save_every", [2, 3])
+@pytest.mark.parametrize("update_s", [0.5, 12.0])
+def test_with_a_version_published_every_few_updates_little_is_lost(save_every, delay, update_s):
+    """Engine-bound and learner-bound: one update more than that may games be old."""
+    machine = {"turns_per_s": 100.0, "turn_s": 0.5, "update_s": update_s, "save_every": save_every}
+    settings = {"max_staleness": save_every + 1, "save_every": save_every}
+    buffer = buffer_for("uniform", 384, batch_size=384, batch_delay=delay, max_size=768, **settings)
+    outcome = simulate(
+        buffer, workers=384, batch_size=384, lengths="uniform", updates=50, **machine
+    )
+    assert outcome.lost(0, 10) < 0.15
+    assert outcome.lost(10) < 0.05
+    if update_s > 1:
+        assert outcome.waiting(25) < 0.05
+
+
+def test_games_of_several_batches_are_as_many_as_the_learner_needs():
+    """While one of 400 turns plays alone, the learner waits for most of the time."""
+    machine = {"turns_per_s": 100.0, "turn_s": 0.05, "update_s": 0.5}
+    buffer = buffer_for("long", 96, max_size=2000, max_staleness=10)
+    outcome = simulate(buffer, workers=96, batch_size=96, lengths="long", updates=100, **machine)
+    assert outcome.turns / outcome.updates[-1].time > 0.85 * 100
+    assert outcome.lost(0) < 0.05
+
+
+@pytest.mark.parametrize("group_size", [4, 8])
+@pytest.mark.parametrize("update_s", [2.0, 20.0])
+def test_of_groups_little_is_lost(group_size, update_s):
+    machine = {"turns_per_s": 100.0, "turn_s": 0.05, "update_s": update_s}
+    settings = {"batch_size": 32, "max_size": 64, "games": ()}
+    buffer = buffer_for("uniform", 64, EpisodeBuffer, **settings)
+    outcome = simulate(
+        buffer,
+        workers=64,
+        batch_size=32,
+        lengths="uniform",
+        updates=60,
+        group_size=group_size,
+        **machine,
+    )
+    assert outcome.lost(20) < 0.05
+    if update_s > 10:
+        assert outcome.waiting(20) < 0.05
+    else:
+        assert outcome.mean("in_progress", 20) > 0.9 * 64
+
+
 def test_a_group_waits_for_its_last_game_and_the_wait_is_known():
     lengths = "half_and_half"
     buffer = buffer_for(

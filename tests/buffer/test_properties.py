@@ -68,7 +68,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.offered += steps
         stored = 0 if refused else self.samples(steps)
         evicted = before + stored - self.buffer.size()
-        excess = max(0, before + stored - MAX_SIZE)
+        # Only what may be drawn counts, before something is evicted.
+        excess = max(0, self.buffer.drawable() + evicted - MAX_SIZE)
         # Samples go one at a time, groups whole.
         whole = 0 if self.kind is StepBuffer else GROUP_SIZE * 2 - 1
         assert excess <= evicted <= (excess + whole if excess else 0)
@@ -102,7 +103,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(group=st.integers(0, 3))
     def pass_over(self, group):
+        before = self.buffer.size()
         self.buffer.pass_over(f"group{group} of {self.version}", GROUP_SIZE)
+        self.evicted += before - self.buffer.size()
         self.passed_over[f"group{group} of {self.version}"] += 1
 
     @rule(n=st.integers(1, 6), newer=st.booleans())
@@ -145,7 +148,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_limit_holds(self):
-        assert 0 <= self.buffer.drawable() <= self.buffer.size() <= MAX_SIZE
+        assert 0 <= self.buffer.drawable() <= min(MAX_SIZE, self.buffer.size())
 
     def teardown(self):
         """At the end every sample was drawn, evicted or dropped, or is stored."""

@@ -177,18 +177,24 @@ def test_groups_are_drawn_whole_until_the_batch_is_full_and_evicted_whole():
     assert len({s.group_id for s in small.draw(8, version=0).steps}) == 2
 
 
-def test_later_episodes_of_an_evicted_open_group_are_refused():
-    open_group_evicted = 0
-    for seed in range(20):
-        buffer = buffer_of(EpisodeBuffer, max_size=3, seed=seed)
-        buffer.add(group_game("x", 0))
-        buffer.add([make_episode("a"), make_episode("b")])
-        evicted = "x" in buffer.state_dict()["given_up"]
-        open_group_evicted += evicted
-        buffer.add(group_game("x", 1))
-        # Else the whole group is four episodes, too many to stay.
-        assert (buffer.size() == buffer.drawable() == 2) == evicted
-    assert 0 < open_group_evicted < 20
+def test_a_group_that_is_not_complete_takes_no_room_and_is_not_evicted():
+    buffer = buffer_of(EpisodeBuffer, max_size=3)
+    buffer.add(group_game("x", 0))
+    buffer.add([make_episode("a"), make_episode("b")])
+    assert (buffer.size(), buffer.drawable()) == (4, 2)
+    buffer.add(group_game("x", 1))  # now the group is four episodes, and too many to stay
+    assert buffer.size() == buffer.drawable() <= 3
+
+
+def test_later_games_of_a_group_that_was_dropped_are_refused_and_counted():
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add(group_game("x", 0, version=0))
+    dropped = buffer.set_version(3)
+    buffer.add(group_game("x", 1, version=3))
+    buffer.add([make_episode(str(number), (3, 3)) for number in range(8)])
+    assert (buffer.size(), dropped > 0) == (8, True)
+    buffer.draw(8, version=3)
+    assert buffer.losses.stale == 2 * dropped
 
 
 def test_a_group_is_as_old_as_its_last_game():

@@ -61,3 +61,12 @@ def test_other_models_have_limits_of_their_own():
 
 def test_supervised_training_draws_no_answer():
     assert notes("data=random_legal", "env=tictactoe", "engine.max_model_len=128") == []
+
+
+def test_games_that_are_too_old_before_the_next_version_are_noted():
+    lines = ["+experiment=simpletak_mirror", "learner.save_every=3"]
+    (note,) = notes(*lines)
+    assert note.startswith("buffer.max_staleness=2 (default) is no more than learner.save_every=3")
+    assert note.endswith("4 is enough")
+    assert notes(*lines, "buffer.max_staleness=4") == []
+    assert notes(*lines[:1], "buffer.max_staleness=1") == []

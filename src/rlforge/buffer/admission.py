@@ -32,6 +32,17 @@ class Yield(NamedTuple):
     life: int
 
 
+class _Sums(NamedTuple):
+    """Sums over games, of those that ended ``ended`` samples and ``lives``, weighted by samples."""
+
+    samples: int
+    turns: int
+    turns_of_turns: int
+    samples_of_turns: int
+    ended: int
+    lives: int
+
+
 @value
 class Flow:
     """The state of admission, for people: games, ages in updates, and shares of time or samples.
@@ -73,17 +84,19 @@ class Admission:
 
     With E the expected samples of one game in progress, games are admitted while
 
-        stored + E · in_flight ≤ stock + B · L · (1 + w - 5d).
+        stored + E · in_flight ≤ stock + B · L · min(1, 1 + g) + E · games · max(0, g).
 
     This is the order-up-to rule of inventory theory: what is there and what is ordered covers the
-    demand of the lead time, and a stock. B is the batch size, L the life of a game in updates.
-    Where the learner waits for samples w times as long as it works, it would make more updates in
-    the life of a game, so more games start, up to ``workers``: the engines are the bottleneck.
-    Where it does not wait, in_flight settles at the B · L / E games that keep it busy (Little's
-    law). w is taken in proportion to what a full batch lacks now. d is the share of samples that
-    were lost: more games would only lose more. The stock is
+    demand of the lead time, and a stock. B is the batch size, L the life of a game in updates, of
+    which those before its oldest version was published, (save_every - 1) / 2 on average, do not
+    count. Where the learner does not wait, in_flight settles at the B · L / E games that keep it
+    busy (Little's law). Where it waits for samples w times as long as it works, it would make more
+    updates in the life of a game, so more games start than the mean number in progress, ``games``,
+    up to ``workers``: the engines are the bottleneck. g = w - 5d, where w is taken in proportion to
+    what a full batch lacks now, and d is the share of samples that were lost: more games would only
+    lose more. The factor of L is at least one half. The stock is
 
-        min(max_stored, (max_staleness + 1) · ready_size - learning,
+        min(max_stored, ready_size + max_staleness · B - learning,
             ready_size + 2 · √(B · E · min(1, L))),
 
     where ``learning`` counts samples drawn for versions that are not published yet, and the last
@@ -148,6 +161,7 @@ class Admission:
         # Integers with exact sums: the mean of a constant yield is exact.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
         self._ended = 0  # games, of those that count
+        self._known: _Sums | None = None
         self._durations: deque[float] = deque(maxlen=64)
         #: Samples drawn, by the version they were drawn for.
         self._learning: dict[int, int] = {}
@@ -156,24 +170,36 @@ class Admission:
         self._mean, self._wanted, self._tokens = 0.0, 0.0, 0.0
 
     @property
+    def _sums(self) -> _Sums:
+        """Of the games that count."""
+        if self._known is None:
+            ended = [*islice(reversed(self._games), self._ended)]
+            self._known = _Sums(
+                samples=sum(game.samples for game in self._games),
+                turns=sum(game.turns for game in self._games),
+                turns_of_turns=sum(game.turns**2 for game in self._games),
+                samples_of_turns=sum(game.samples * game.turns for game in self._games),
+                ended=sum(game.samples for game in ended),
+                lives=sum(game.samples * game.life for game in ended),
+            )
+        return self._known
+
+    @property
     def samples_per_game(self) -> float:
         """Expected samples of one game in progress."""
-        total = sum(game.turns for game in self._games)
-        return (
-            sum(game.samples * game.turns for game in self._games) / total if total else self._guess
-        )
+        sums = self._sums
+        return sums.samples_of_turns / sums.turns if sums.turns else self._guess
 
     def _turns_of_batch(self) -> float:
         """Trained turns of an update's samples, as the games that count bring them."""
-        samples = sum(game.samples for game in self._games)
-        return self._batch * sum(game.turns for game in self._games) / samples
+        return self._batch * self._sums.turns / self._sums.samples
 
     def _age(self, games: float) -> float:
         """``expected_age`` with ``games`` in progress."""
         if not self._games:
             return expected_age(games, self._guess, self._batch)
-        turns = [game.turns for game in self._games]
-        return expected_age(games, sum(n * n for n in turns) / sum(turns), self._turns_of_batch())
+        sums = self._sums
+        return expected_age(games, sums.turns_of_turns / sums.turns, self._turns_of_batch())
 
     @property
     def workers(self) -> int:
@@ -221,6 +247,7 @@ class Admission:
             if game.samples > 0:
                 self._games.append(game)
                 self._ended += 1
+                self._known = None
 
     def drawn(self, samples: int, version: int, lost: float = 0.0) -> None:
         """``samples`` were drawn for the update that makes ``version`` + 1.
@@ -278,21 +305,20 @@ class Admission:
 
     def _target(self, stored: int, lacks: int, flowing: bool) -> float:
         """Games that the base-stock rule wants in progress."""
-        per_game, life = self.samples_per_game, 0.0
+        per_game, life, growth = self.samples_per_game, 0.0, 0.0
         if flowing:
             # A batch of games with a life of one update, as long as little else is known.
-            ended = islice(reversed(self._games), self._ended)
-            samples = lives = self._ready
-            for game in ended:
-                samples += game.samples
-                lives += game.samples * game.life
-            life = lives / samples
-            hungry = self._shortage * lacks / self._ready
-            life *= max(0.5, 1 + hungry - _LOST * self._lost)
-        ahead = (self._max_staleness + 1) * self._ready - sum(self._learning.values())
+            # Games begin with a published version, on average so far behind the learner's.
+            sums, behind = self._sums, (self._save_every - 1) / 2
+            lives = max(0.0, sums.lives - behind * sums.ended)
+            life = (self._ready + lives) / (self._ready + sums.ended)
+            more = self._shortage * lacks / self._ready - _LOST * self._lost
+            life *= max(0.5, 1 + min(0.0, more))
+            growth = self._mean * max(0.0, more)
+        ahead = self._ready + self._max_staleness * self._batch - sum(self._learning.values())
         safety = 2 * math.sqrt(self._batch * per_game * min(1.0, life))
         stock = min(self._max_stored, ahead, self._ready + safety)
-        return (stock - stored + self._batch * life) / per_game
+        return (stock - stored + self._batch * life) / per_game + growth
 
     def _pace(self, target: float, now: float) -> int:
         """Games that may start now without a burst."""
@@ -334,6 +360,7 @@ class Admission:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``, with no game in progress and no batch unpublished."""
+        self._known = None
         self._games.clear()
         self._games.extend(Yield(*game) for game in state["games"])
         self._ended = state["ended"]

@@ -171,7 +171,8 @@ class Buffer(ABC):
     """Stores samples until the learner draws them, once each.
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
-    Beyond ``max_size``, samples are evicted uniformly at random, old and new alike.
+    Beyond ``max_size`` that may be drawn, samples are evicted uniformly at random, old and new
+    alike; those of a group that is not complete are as good as in progress.
     Batches are drawn by the last version that may be trained on a sample, uniformly among those of
     the same one, so that samples are trained on before they are dropped.
 
@@ -199,7 +200,7 @@ class Buffer(ABC):
         self._losses = Losses()
         #: What was lost between the last two draws.
         self.losses = Losses()
-        #: ``_age_limit``, as of the last delivery.
+        #: ``_age_limit``, as of the last draw.
         self._max_age = math.inf
         #: The first version whose samples are taken.
         self._first_version = 0
@@ -239,10 +240,12 @@ class Buffer(ABC):
         games: dict[str, list[Episode]] = {}
         for episode in episodes:
             games.setdefault(episode.game_id, []).append(episode)
-        self._max_age = self._age_limit()
         for game in games.values():
             self._store(game)
-        while self.size() > self._settings.max_size:
+        self._evict_surplus()
+
+    def _evict_surplus(self) -> None:
+        while self.drawable() > self._settings.max_size:
             self._losses.evicted += self._evict_one()
 
     def draw(self, n: int, version: int) -> TrainBatch | None:
@@ -255,6 +258,7 @@ class Buffer(ABC):
         self._advance(version)
         if self.drawable() < n:
             return None
+        self._max_age = self._age_limit()
         steps, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
         lost = self.losses.steps

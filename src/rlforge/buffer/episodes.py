@@ -117,6 +117,7 @@ class EpisodeBuffer(Buffer):
         group = self._open.setdefault(group_id, _Group(group_id, group_size, []))
         group.games -= 1
         self._close_if_complete(group_id)
+        self._evict_surplus()
 
     def _samples_in(self, episode: Episode) -> int:
         return 1
@@ -130,6 +131,7 @@ class EpisodeBuffer(Buffer):
         group_id = game[0].group_id
         if group_id in self._given_up:
             self._observe(game)
+            self._losses.stale += sum(len(episode.steps) for episode in game)
             return
         known = self._open.get(group_id) if group_id is not None else None
         stamp = self._stamp([*(known.episodes if known is not None else ()), *game])
@@ -170,16 +172,8 @@ class EpisodeBuffer(Buffer):
         self._complete_size += len(group.episodes)
 
     def _evict_one(self) -> int:
-        # Open groups belong to games in progress: a short list.
-        stored = [group for group in self._open.values() if group.episodes]
-        place = self._random.randrange(len(self._complete) + len(stored))
-        if place < len(self._complete):
-            gone = self._complete.evict()
-            self._complete_size -= len(gone.episodes)
-        else:
-            gone = stored[place - len(self._complete)]
-            assert gone.group_id is not None
-            self._give_up(gone.group_id)
+        gone = self._complete.evict()
+        self._complete_size -= len(gone.episodes)
         return gone.steps
 
     def _give_up(self, group_id: str) -> None:

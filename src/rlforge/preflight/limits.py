@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GamesConfig, PolicyConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.models.load import load_model_config, local_copy, positions
 from rlforge.preflight.machine import started
@@ -50,6 +50,13 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             f"{said('learner.max_train_len')} is shared by prompt and answer, so that after a "
             f"prompt of n tokens {trained} - n of the answer are learned from, and not "
             f"{said('engine.max_tokens')}"
+        )
+    if isinstance(config, RunConfig) and 1 < learner.save_every >= config.buffer.max_staleness > 0:
+        enough = learner.save_every + 1
+        yield (
+            f"{said('buffer.max_staleness')} is no more than {said('learner.save_every')}: games "
+            "of a version become too old before the next one is published, so that up to a tenth "
+            f"of the samples is thrown away and the learner waits; {enough} is enough"
         )
     own = algorithm.max_generation_len is not None
     key = "algorithm.max_generation_len" if own else "engine.max_tokens"
