@@ -217,8 +217,8 @@ def test_the_flow_of_games_and_the_bottleneck_are_shown(tracker):
     text = one_line(draw(Progress.from_json(tracker.progress().to_json()), 60))
     for part in (
         "352 games, 380 wanted, 384 at most",
-        "engines: they use 97% of their places (engine.num_engines, engine.max_parallel_seq)",
-        "3.2 of them in the game",
+        "engines: 97% of the engines' places are in use (engine.num_engines,",
+        "3.2 expected of games",
         "thrown away 2.0%",
     ):
         assert part in text, part

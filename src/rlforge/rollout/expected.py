@@ -80,7 +80,8 @@ def forecast(config: RunConfig, flow: Flow | None = None) -> str:
     return (
         f"up to {flow.workers} games in progress (collector.num_train_workers="
         f"{config.collector.num_train_workers}) for {slots} places in the engines "
-        f"(engine.max_parallel_seq){waiting}. All play while the learner waits for games: then "
-        f"turns have a mean age of {flow.full_age:.1f} updates when they are learned from, besides "
-        "the wait in the buffer. The run names its bottleneck after ten updates"
+        f"(engine.max_parallel_seq){waiting}. Fewer play where these keep the learner "
+        f"busy. Where all do, turns have a mean age of {flow.full_age:.1f} updates when they are "
+        "learned from, besides the wait in the buffer. The run names its bottleneck after ten "
+        "updates"
     )

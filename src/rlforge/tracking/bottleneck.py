@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from rlforge.tracking.formatting import percent
@@ -12,70 +14,82 @@ _WAITS = 0.05
 _FULL = 0.85
 """Share of the engines' places that are in use where they are the bottleneck."""
 
+_IDLE = 0.5
 _UPDATES = 10
 
 
 class Bottleneck(NamedTuple):
-    """What the rest waits for: the learner, the engines, or games that are too few for both."""
+    """What holds training up, why, and the keys that change it."""
 
-    name: Literal["learner", "engines", "games"]
+    name: Literal["learner", "engines", "collectors", "games"]
     why: str
     keys: tuple[str, ...]
 
     def __str__(self) -> str:
-        keys = f" ({', '.join(self.keys)})" if self.keys else ""
-        return f"{self.name}: {self.why}{keys}"
+        return f"{self.name}: {self.why} ({', '.join(self.keys)})"
 
 
 def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
-    """The bottleneck by the figures of an update; None before any is known.
+    """The bottleneck by the figures of an update; None before they are known.
 
-    figures: the learner's metrics ``learner_waits``, ``games_in_progress``, ``games_wanted``,
-    ``games_most``, and ``engine_occupancy``.
+    The learner, where it hardly waits; the engines, where their places are full or they compute all
+    the time; the collectors, where most of the time neither of both computes; else the games, of
+    which too few are in progress.
+
+    figures: ``learner_waits``, ``games_in_progress``, ``games_wanted``, ``games_most``,
+    ``engine_occupancy``, ``engine_share`` and ``idle_share`` of the learner's metrics.
 
     Example:
         >>> few = {"games_in_progress": 31.6, "games_wanted": 32.0, "games_most": 32.0}
-        >>> print(bottleneck({**few, "learner_waits": 0.6, "engine_occupancy": 0.2}))
-        games: all 32 play, and the engines use 20% of their places (collector.num_train_workers)
-        >>> print(bottleneck({**few, "learner_waits": 0.01, "engine_occupancy": 0.2}))
+        >>> few |= {"engine_occupancy": 0.2, "engine_share": 0.6, "idle_share": 0.2}
+        >>> print(bottleneck({**few, "learner_waits": 0.6}))
+        games: all 32 play, and 20% of the engines' places are in use (collector.num_train_workers)
+        >>> print(bottleneck({**few, "learner_waits": 0.01}))
         learner: it waits 1% of the time (learner.num_learners)
     """
-    waits, games = figures.get("learner_waits"), figures.get("games_in_progress")
-    occupancy = figures.get("engine_occupancy")
-    if waits is None or games is None or occupancy is None:
+    if not figures.keys() >= {"learner_waits", "games_in_progress", "engine_occupancy"}:
         return None
+    waits, occupancy, busy = (
+        figures[name] for name in ("learner_waits", "engine_occupancy", "engine_share")
+    )
+    games, wanted, most = (figures[f"games_{name}"] for name in ("in_progress", "wanted", "most"))
+    used = f"{percent(occupancy)} of the engines' places are in use"
     if waits < _WAITS:
         why = f"it waits {percent(waits)} of the time"
         return Bottleneck("learner", why, ("learner.num_learners",))
-    used = f"{percent(occupancy)} of their places"
     if occupancy >= _FULL:
-        keys = ("engine.num_engines", "engine.max_parallel_seq")
-        return Bottleneck("engines", f"they use {used}", keys)
-    wanted, most = figures["games_wanted"], figures["games_most"]
-    if games < 0.9 * wanted:
-        why = f"{games:.0f} of {wanted:.0f} have begun, a few at a time"
-        return Bottleneck("games", why, ())
-    if wanted < 0.9 * most:
-        why = f"{wanted:.0f} of {most:.0f} play, as more would pass the limits of age"
-        return Bottleneck("games", why, ("buffer.max_age", "buffer.max_staleness"))
-    why = f"all {most:.0f} play, and the engines use {used}"
-    return Bottleneck("games", why, ("collector.num_train_workers",))
+        return Bottleneck("engines", used, ("engine.num_engines", "engine.max_parallel_seq"))
+    if busy >= _FULL:
+        why = f"they compute {percent(busy)} of the time, and {used}"
+        return Bottleneck("engines", why, ("engine.num_engines", "collector.num_train_workers"))
+    if figures["idle_share"] >= _IDLE:
+        why = f"engines and learner both rest {percent(figures['idle_share'])} of the time"
+        keys = ("collector.num_collectors", "collector.num_train_workers")
+        return Bottleneck("collectors", why, keys)
+    if wanted >= 0.9 * most:
+        playing = f"all {most:.0f}" if games >= 0.9 * most else f"{games:.0f} of {most:.0f}"
+        why = f"{playing} play, and {used}"
+        return Bottleneck("games", why, ("collector.num_train_workers",))
+    why = f"{wanted:.0f} of {most:.0f} are wanted, as more samples would be too old"
+    return Bottleneck("games", why, ("buffer.max_staleness", "buffer.max_age"))
 
 
 class BottleneckWatch:
-    """Finds the bottleneck once it is the same for ten updates, and again once another one is."""
+    """Finds the bottleneck of the first ten updates, and of ten others once it is another one."""
 
     def __init__(self) -> None:
-        self._last, self._updates, self._found = "", 0, ""
+        self._updates = deque[Mapping[str, float]](maxlen=_UPDATES)
+        self._found = ""
 
     def updated(self, figures: Mapping[str, float]) -> Bottleneck | None:
-        """The bottleneck by the figures of an update where it is a new one; else None."""
-        now = bottleneck(figures)
-        if now is None:
+        """The bottleneck by the mean figures of ten updates where it is a new one; else None."""
+        if bottleneck(figures) is not None:
+            self._updates.append(figures)
+        if len(self._updates) < _UPDATES:
             return None
-        self._updates = self._updates + 1 if now.name == self._last else 1
-        self._last = now.name
-        if self._updates < _UPDATES or now.name == self._found:
+        now = bottleneck({name: fmean(one[name] for one in self._updates) for name in figures})
+        if now is None or now.name == self._found:
             return None
         self._found = now.name
+        self._updates.clear()
         return now

@@ -271,7 +271,7 @@ class GameController:
         )
         if not main:
             return
-        if (found := self._bottleneck.updated(figures)) is not None:
+        if (found := self._bottleneck.updated({**shares, **figures})) is not None:
             self._note(f"update {result.version}, bottleneck: {found}")
         if (back_to := await self._guard.look_out(result)) is not None:
             policy.parent = back_to
