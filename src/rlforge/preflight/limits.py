@@ -51,8 +51,11 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             f"prompt of n tokens {trained} - n of the answer are learned from, and not "
             f"{said('engine.max_tokens')}"
         )
-    if isinstance(config, RunConfig) and 1 < learner.save_every >= config.buffer.max_staleness > 0:
-        enough = learner.save_every + 1
+    if (
+        isinstance(config, RunConfig)
+        and 1 < config.learner.save_every >= config.buffer.max_staleness > 0
+    ):
+        enough = config.learner.save_every + 1
         yield (
             f"{said('buffer.max_staleness')} is no more than {said('learner.save_every')}: games "
             "of a version become too old before the next one is published, so that up to a tenth "
