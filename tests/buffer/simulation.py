@@ -89,7 +89,7 @@ def simulate(
             started += 1
         if not busy and buffer.ready():
             buffer.waited(now - asked, worked)
-            if (batch := buffer.draw(batch_size, version)) is not None:
+            if (batch := buffer.draw(batch_size, version, now)) is not None:
                 lost += buffer.losses.steps
                 ages = [version - step.policy_version for step in batch.steps]
                 outcome.updates.append(
@@ -130,7 +130,9 @@ def simulate(
             yields.append(len(trained))
             arrived += len(trained)
             group = f"group{game // group_size}" if group_size > 1 else None
-            buffer.add([make_episode(f"g{game}", trained, 0, group, group_size)])
+            buffer.add(
+                [make_episode(f"g{game}", trained, 0, group, group_size)], {f"g{game}": begun}
+            )
             buffer.release(1, now - begun)
     outcome.per_game = sum(n * n for n in yields) / sum(yields)
     return outcome

@@ -207,6 +207,7 @@ class _Samples:
         self.batch_size = own.learner.batch_size
         settings = buffer_settings(config, name)
         self._dynamic = settings.max_replaced > 0
+        self._flowing = config.determinism != "strict"
         self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()
@@ -218,7 +219,10 @@ class _Samples:
 
     def add(self, collector: str, games: Sequence[tuple[GameRecord, Sequence[Episode]]]) -> None:
         """Add shaped games; release the places of those that ended."""
-        self.buffer.add([episode for _, episodes in games for episode in episodes])
+        begun, now = dict[str, float](), time.monotonic()
+        if self._flowing:
+            begun = {record.spec.game_id: now - record.duration_s for record, _ in games}
+        self.buffer.add([episode for _, episodes in games for episode in episodes], begun)
         for record, episodes in games:
             # A failed game is replayed: its group waits for the replacement.
             if not episodes and record.error is None and record.spec.group_id is not None:
@@ -360,9 +364,9 @@ class BufferActor:
                 if self._stopped:
                     return None, None
                 if samples.buffer.ready():
-                    drawn = samples.buffer.draw(samples.batch_size, version)
+                    now = time.monotonic()
+                    drawn = samples.buffer.draw(samples.batch_size, version, now)
                     if drawn is not None and wait:
-                        now = time.monotonic()
                         handed, self._handed[name] = self._handed.get(name, asked), now
                         samples.buffer.waited(now - asked, asked - handed)
                     # Even if nothing was drawn, stale samples may have been dropped.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from rlforge.types import value
@@ -18,13 +18,13 @@ _LOST = 5.0
 _MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
 _LONGEST_WAIT = 8.0
 _TICK_S = 0.2  # callers look at the clock more often than that
+_SHORT = 0.7
 
 
 class Yield(NamedTuple):
     """Yield of a game that ended: samples, its trained turns, and its life.
 
-    life: updates from the version of its oldest turn to the version that is current when its
-    samples can be drawn.
+    life: draws from its begin until its samples can be drawn.
     """
 
     samples: int
@@ -87,14 +87,14 @@ class Admission:
         stored + E · in_flight ≤ stock + B · L · min(1, 1 + g) + E · games · max(0, g).
 
     This is the order-up-to rule of inventory theory: what is there and what is ordered covers the
-    demand of the lead time, and a stock. B is the batch size, L the life of a game in updates, of
-    which those before its oldest version was published, (save_every - 1) / 2 on average, do not
-    count. Where the learner does not wait, in_flight settles at the B · L / E games that keep it
-    busy (Little's law). Where it waits for samples w times as long as it works, it would make more
-    updates in the life of a game, so more games start than the mean number in progress, ``games``,
-    up to ``workers``: the engines are the bottleneck. g = w - 5d, where w is taken in proportion to
-    what a full batch lacks now, and d is the share of samples that were lost: more games would only
-    lose more. The factor of L is at least one half. The stock is
+    demand of the lead time, and a stock. B is the batch size, L the life of a game: draws from its
+    begin until its samples can be drawn. Where the learner does not wait, in_flight settles at the
+    B · L / E games that keep it busy (Little's law). Where it waits for samples w times as long as
+    it works, it would make more updates in the life of a game, so more games start than the mean
+    number in progress, ``games``, up to ``workers``: the engines are the bottleneck. g = w - 5d,
+    where w is taken in proportion to what a full batch lacks now, and d is the share of samples
+    that were lost: more games would only lose more. The factor of L is at least one half. The stock
+    is
 
         min(max_stored, ready_size + max_staleness · B - learning,
             ready_size + 2 · √(B · E · min(1, L))),
@@ -114,7 +114,9 @@ class Admission:
     at once. So beyond those of the first batches, games start at most at max(1.2, min(3, target /
     games)) times the rate games / D that replaces those that end; D is their mean duration. The
     bursts of the start so widen with each generation of games, and the number in progress at most
-    grows by twice itself while one game lasts.
+    grows by twice itself while one game lasts. Games that last less than 0.7 updates, by Little's
+    law where E · games < 0.7 · B, are of one version in any case: they start at once, so that the
+    engines generate large batches.
 
     **Rounds.** Without a clock (``now`` is None) all games end before the next draw: L and w are 0,
     and there is no pace. The same holds with ``max_staleness`` 0.
@@ -161,6 +163,7 @@ class Admission:
         # Integers with exact sums: the mean of a constant yield is exact.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
         self._ended = 0  # games, of those that count
+        self._draw_times: deque[float] = deque(maxlen=_WINDOW)
         self._known: _Sums | None = None
         self._durations: deque[float] = deque(maxlen=64)
         #: Samples drawn, by the version they were drawn for.
@@ -249,13 +252,23 @@ class Admission:
                 self._ended += 1
                 self._known = None
 
-    def drawn(self, samples: int, version: int, lost: float = 0.0) -> None:
+    def drawn(
+        self, samples: int, version: int, lost: float = 0.0, now: float | None = None
+    ) -> None:
         """``samples`` were drawn for the update that makes ``version`` + 1.
 
-        lost: share that was thrown away of what came since the last draw.
+        lost: share that was thrown away of what came since the last draw. now: as of ``reserve``.
         """
+        if now is not None and self._draws:  # before, games begin that are for the first batches
+            self._draw_times.append(now)
         self._learning[version] = self._learning.get(version, 0) + samples
         self._lost += self._weight * (lost - self._lost)
+
+    def draws_since(self, begun: float | None) -> int:
+        """Draws after a game began, at a time of the clock of ``reserve``; None: in a round."""
+        if begun is None:
+            return 0
+        return sum(1 for _ in takewhile(begun.__lt__, reversed(self._draw_times)))
 
     def waited(self, waiting_s: float, working_s: float) -> None:
         """Before this draw the learner waited, after it had worked on the last batch."""
@@ -294,7 +307,7 @@ class Admission:
         granted = max(0, min(games, math.floor(target - self.in_flight + 1e-9)))
         if flowing:
             assert now is not None
-            granted = min(granted, self._pace(target, now))
+            granted = int(min(granted, self._pace(target, now)))
         # Whether the update from the newest batch, which may not be made yet, is published.
         due = bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
         if granted == 0 and games > 0 and lacks and not self.in_flight and not due:
@@ -308,10 +321,8 @@ class Admission:
         per_game, life, growth = self.samples_per_game, 0.0, 0.0
         if flowing:
             # A batch of games with a life of one update, as long as little else is known.
-            # Games begin with a published version, on average so far behind the learner's.
-            sums, behind = self._sums, (self._save_every - 1) / 2
-            lives = max(0.0, sums.lives - behind * sums.ended)
-            life = (self._ready + lives) / (self._ready + sums.ended)
+            sums = self._sums
+            life = (self._ready + sums.lives) / (self._ready + sums.ended)
             more = self._shortage * lacks / self._ready - _LOST * self._lost
             life *= max(0.5, 1 + min(0.0, more))
             growth = self._mean * max(0.0, more)
@@ -320,8 +331,8 @@ class Admission:
         stock = min(self._max_stored, ahead, self._ready + safety)
         return (stock - stored + self._batch * life) / per_game + growth
 
-    def _pace(self, target: float, now: float) -> int:
-        """Games that may start now without a burst."""
+    def _pace(self, target: float, now: float) -> float:
+        """Games that may start now without a burst that matters."""
         if self._since is None:
             most = min(self._max_stored, 2 * self._ready) / self.samples_per_game
             self._tokens = max(1.0, min(target, most))
@@ -339,6 +350,8 @@ class Admission:
             burst = max(1.0, games / _BURST, rate * _TICK_S)
             self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now
+        if self._durations and self._mean * self.samples_per_game < _SHORT * self._batch:
+            return math.inf
         return math.floor(self._tokens)
 
     def release(self, games: int, duration_s: float | None = None) -> None:
@@ -365,5 +378,6 @@ class Admission:
         self._games.extend(Yield(*game) for game in state["games"])
         self._ended = state["ended"]
         self._learning.clear()
+        self._draw_times.clear()
         self.in_flight = 0
         self._since = None

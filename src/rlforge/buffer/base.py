@@ -10,8 +10,8 @@ import dataclasses
 import math
 import random
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from rlforge.buffer.admission import Admission, Flow, Yield
@@ -232,26 +232,30 @@ class Buffer(ABC):
             return False
         return self.drawable() >= self._settings.ready_size
 
-    def add(self, episodes: Sequence[Episode]) -> None:
+    def add(
+        self, episodes: Sequence[Episode], begun: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         """Store finished games; all episodes of one game come in one call.
 
-        Stale games, and those of dropped groups, are refused.
+        Stale games, and those of dropped groups, are refused. begun: when each game began, by the
+        clock of ``reserve``; none of games that are played in rounds.
         """
         games: dict[str, list[Episode]] = {}
         for episode in episodes:
             games.setdefault(episode.game_id, []).append(episode)
         for game in games.values():
-            self._store(game)
+            self._store(game, begun.get(game[0].game_id))
         self._evict_surplus()
 
     def _evict_surplus(self) -> None:
         while self.drawable() > self._settings.max_size:
             self._losses.evicted += self._evict_one()
 
-    def draw(self, n: int, version: int) -> TrainBatch | None:
+    def draw(self, n: int, version: int, now: float | None = None) -> TrainBatch | None:
         """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
 
-        None, and nothing drawn, when fewer are there once the stale ones are dropped.
+        None, and nothing drawn, when fewer are there once the stale ones are dropped. now: as of
+        ``reserve``.
         """
         if n < 1:
             raise ValueError(f"a batch has at least 1 sample, not {n}")
@@ -262,7 +266,7 @@ class Buffer(ABC):
         steps, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
         lost = self.losses.steps
-        self._admission.drawn(samples, version, lost / (lost + len(steps)))
+        self._admission.drawn(samples, version, lost / (lost + len(steps)), now)
         versions = [step.policy_version for step in steps]
         return TrainBatch(
             steps=tuple(steps),
@@ -371,7 +375,7 @@ class Buffer(ABC):
     def _samples_in(self, episode: Episode) -> int: ...
 
     @abstractmethod
-    def _store(self, game: Sequence[Episode]) -> None:
+    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
         """Store the episodes of one game unless they may not be trained on any more."""
 
     @abstractmethod
@@ -392,15 +396,14 @@ class Buffer(ABC):
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None: ...
 
-    def _observe(self, episodes: Iterable[Episode]) -> None:
-        """Let admission see games, with all their episodes, that can be drawn or were dropped."""
-        oldest, samples, turns = self.version, Counter[str](), Counter[str]()
-        for episode in episodes:
-            samples[episode.game_id] += self._samples_in(episode)
-            turns[episode.game_id] += len(episode.steps)
-            oldest = min([oldest, *(step.policy_version for step in episode.steps)])
-        life = self.version - oldest
-        self._admission.observe([Yield(samples[game], turns[game], life) for game in samples])
+    def _observe(self, game: Iterable[Episode], begun: float | None) -> None:
+        """Let admission see a game, with all its episodes, that can be drawn or was dropped."""
+        samples = turns = 0
+        for episode in game:
+            samples += self._samples_in(episode)
+            turns += len(episode.steps)
+        life = self._admission.draws_since(begun)
+        self._admission.observe([Yield(samples, turns, life)])
 
     def _stamp(self, episodes: Sequence[Episode]) -> Stamp:
         """The stamp of a game or group with the turns of ``episodes``."""

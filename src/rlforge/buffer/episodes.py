@@ -21,7 +21,7 @@ class _Group:
     """Episodes that stay together: a GRPO group, or a single episode that has no group.
 
     games: those that bring episodes: all of the group but the ones passed over. stamp: None without
-    episodes. ended: sum of the versions in which its games ended.
+    episodes. ended: sum of the versions in which its games ended. begun: when they began.
     """
 
     group_id: str | None
@@ -29,6 +29,7 @@ class _Group:
     episodes: list[Episode]
     stamp: Stamp | None = None
     ended: int = 0
+    begun: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -127,22 +128,22 @@ class EpisodeBuffer(Buffer):
         """Mean updates that a game of a group waits for the last one of its group."""
         return math.fsum(self._group_waits) / max(1, len(self._group_waits))
 
-    def _store(self, game: Sequence[Episode]) -> None:
+    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
         group_id = game[0].group_id
         if group_id in self._given_up:
-            self._observe(game)
+            self._observe(game, begun)
             self._losses.stale += sum(len(episode.steps) for episode in game)
             return
         known = self._open.get(group_id) if group_id is not None else None
         stamp = self._stamp([*(known.episodes if known is not None else ()), *game])
         if stamp.last < max(self.version, self._first_version):
-            self._observe(game)
+            self._observe(game, begun)
             self._losses.add(stamp, stamp.steps)
             if group_id is not None:
                 self._give_up(group_id)
             return
         if group_id is None:
-            self._observe(game)
+            self._observe(game, begun)
             for episode in game:
                 self._add_complete(_Group(None, 1, [episode], stamp))
             return
@@ -150,6 +151,7 @@ class EpisodeBuffer(Buffer):
         group.episodes += game
         group.stamp = stamp
         group.ended += self.version
+        group.begun[game[0].game_id] = begun
         self._open_size += len(game)
         self._close_if_complete(group_id)
 
@@ -159,7 +161,9 @@ class EpisodeBuffer(Buffer):
             del self._open[group_id]
             self._open_size -= len(group.episodes)
             if group.episodes:
-                self._observe(group.episodes)
+                for game_id in dict.fromkeys(episode.game_id for episode in group.episodes):
+                    game = (each for each in group.episodes if each.game_id == game_id)
+                    self._observe(game, group.begun.get(game_id))
                 self._group_waits.append(self.version - group.ended / group.games)
             replacing = self._replacing + len(group.episodes)
             if replacing <= self._settings.max_replaced and not group.has_advantage:

@@ -56,8 +56,8 @@ class StepBuffer(Buffer):
     def _samples_in(self, episode: Episode) -> int:
         return len(episode.steps)
 
-    def _store(self, game: Sequence[Episode]) -> None:
-        self._observe(game)
+    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
+        self._observe(game, begun)
         steps = [step for episode in game for step in episode.steps]
         if not steps:
             return
