@@ -2,11 +2,11 @@
 
     python benchmarks/workers.py [--model M] [--workers W …] [--minutes T] [--seeds N]
 
-The learner takes 384 turns an update, one seat of each game as in the quick start, with the tiny
-player at SimpleTak, or SmolLM2 at TicTacToe. A run is interrupted T minutes after its actors have
-started, and its newest version plays 400 games (SmolLM2: 100) against a random player and against
-the start. Games a second, age, engine occupancy and shares are means over the second half of that
-time. Runs take turns, so that a slow hour of the machine meets all numbers of workers alike.
+An update takes 64 episodes, each of one seat: with the tiny player at SimpleTak some 384 turns, as in
+the quick start, with SmolLM2 at TicTacToe fewer. A run is interrupted T minutes after its actors
+have started, and its newest version plays 400 games (SmolLM2: 100) against a random player and
+against the start. Games a second, age, engine occupancy and shares are means over the second half
+of that time. Runs take turns, so that a slow hour of the machine meets all numbers of workers alike.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from common import record, rows_so_far
 
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 COMMON = (
-    "buffer=step",
-    "learner.batch_size=384",
+    "learner.batch_size=64",
+    "learner.optimizer_steps=1",
+    "buffer.max_size=256",
+    "buffer.max_staleness=3",
     "learner.total_updates=100000",
     "learner.schedule=constant",
     "collector.learned_seats=one",
@@ -75,6 +77,8 @@ def run(
         raise SystemExit(f"rlforge train failed:\n{(folder / 'output.txt').read_text()[-2000:]}")
     rows = [row for row in rows_so_far(run_dir) if row["time_s"] <= 60 * minutes]
     late = [row for row in rows if row["time_s"] > 30 * minutes]
+    if len(late) < 2:
+        raise SystemExit("fewer than two updates in the second half of the time: raise --minutes")
     figures = {"updates": float(len(rows))}
     for name, metric in MEANS.items():
         figures[name] = statistics.fmean(row[metric] for row in late if metric in row)
