@@ -2,11 +2,11 @@
 
     python benchmarks/workers.py [--model M] [--workers W …] [--minutes T] [--seeds N]
 
-An update takes 64 episodes, each of one seat: with the tiny player at SimpleTak some 384 turns, as in
-the quick start, with SmolLM2 at TicTacToe fewer. A run is interrupted T minutes after its actors
+An update takes 64 episodes, each of one seat: with the tiny player at SimpleTak some 384 turns, as
+in the quick start, with SmolLM2 at TicTacToe fewer. A run is interrupted T minutes after its actors
 have started, and its newest version plays 400 games (SmolLM2: 100) against a random player and
 against the start. Games a second, age, engine occupancy and shares are means over the second half
-of that time. Runs take turns, so that a slow hour of the machine meets all numbers of workers alike.
+of that time. Runs take turns, so that a slow hour of the machine meets all numbers alike.
 """
 
 from __future__ import annotations
