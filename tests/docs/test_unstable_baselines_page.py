@@ -13,7 +13,7 @@ import yaml
 from tests.harness.composed import composed
 
 from rlforge.config.compose import compose
-from rlforge.config.keys import all_keys
+from rlforge.config.keys import alike, all_keys
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
 from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS
 from rlforge.errors import ConfigError
@@ -159,16 +159,16 @@ def test_names_of_the_left_column_are_answered_with_what_is_in_their_place():
     assert len(names) > 120
     keys = all_keys()
     for name, places in names.items():
-        if name in keys:
-            continue
-        with pytest.raises(ConfigError) as refused:
-            compose([f"{name}=1"])
-        said = str(refused.value)
         component = COMPONENTS.get(name, ("", ""))[1]
+        said = alike(name, keys)  # the end of the message of ``compose``, which takes long
+        if "; " not in said and name not in keys:
+            with pytest.raises(ConfigError) as refused:
+                compose([f"{name}=1"])
+            said = str(refused.value)
         here = any(re.search(rf"(?<![\w.]){re.escape(place)}(?![\w.])", said) for place in places)
         # Words such as kind are the ends of keys here, too, which are nearer.
         near = "; did you mean " in said and name not in ARGUMENTS
-        if not (here or near or (component and f"name: {component}" in said)):
+        if not (name in keys or here or near or (component and f"name: {component}" in said)):
             unanswered[name] = said
     assert unanswered == {}
 
