@@ -12,6 +12,7 @@ FEW = {
     "engine_occupancy": 0.3,
     "engine_share": 0.6,
     "idle_share": 0.2,
+    "lost_share": 0.01,
 }
 
 
@@ -24,7 +25,8 @@ FEW = {
         ({"idle_share": 0.7}, "collectors", "collector.num_collectors"),
         ({}, "games", "all 32 play, and 30% of the engines' places are in use"),
         ({"games_in_progress": 20.0}, "games", "20 of 32 play"),
-        ({"games_wanted": 20.0}, "games", "buffer.max_staleness"),
+        ({"games_wanted": 20.0}, "learner", "it waits 60% of the time"),
+        ({"games_wanted": 20.0, "lost_share": 0.1}, "games", "buffer.max_staleness"),
     ],
 )
 def test_the_bottleneck_is_named_with_the_keys_that_change_it(figures, name, said):

@@ -14,7 +14,7 @@ _WAITS = 0.05
 _FULL = 0.85
 """Share of the engines' places that are in use where they are the bottleneck."""
 
-_IDLE = 0.5
+_IDLE, _LOSES = 0.5, 0.03
 _UPDATES = 10
 
 
@@ -32,16 +32,18 @@ class Bottleneck(NamedTuple):
 def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
     """The bottleneck by the figures of an update; None before they are known.
 
-    The learner, where it hardly waits; the engines, where their places are full or they compute all
-    the time; the collectors, where most of the time neither of both computes; else the games, of
-    which too few are in progress.
+    The learner, where it hardly waits or wants no further games; the engines, where their places
+    are full or they compute all the time; the collectors, where most of the time neither of both
+    computes; else the games, of which too few are in progress.
 
     figures: ``learner_waits``, ``games_in_progress``, ``games_wanted``, ``games_most``,
-    ``engine_occupancy``, ``engine_share`` and ``idle_share`` of the learner's metrics.
+    ``lost_share``, ``engine_occupancy``, ``engine_share`` and ``idle_share`` of the learner's
+    metrics.
 
     Example:
         >>> few = {"games_in_progress": 31.6, "games_wanted": 32.0, "games_most": 32.0}
         >>> few |= {"engine_occupancy": 0.2, "engine_share": 0.6, "idle_share": 0.2}
+        >>> few |= {"lost_share": 0.0}
         >>> print(bottleneck({**few, "learner_waits": 0.6}))
         games: all 32 play, and 20% of the engines' places are in use (collector.num_train_workers)
         >>> print(bottleneck({**few, "learner_waits": 0.01}))
@@ -54,7 +56,8 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
     )
     games, wanted, most = (figures[f"games_{name}"] for name in ("in_progress", "wanted", "most"))
     used = f"{percent(occupancy)} of the engines' places are in use"
-    if waits < _WAITS:
+    loses = figures["lost_share"] >= _LOSES
+    if waits < _WAITS or (wanted < 0.9 * most and not loses):  # it is busy with fewer games
         why = f"it waits {percent(waits)} of the time"
         return Bottleneck("learner", why, ("learner.num_learners",))
     if occupancy >= _FULL:
@@ -66,11 +69,12 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
         why = f"engines and learner both rest {percent(figures['idle_share'])} of the time"
         keys = ("collector.num_collectors", "collector.num_train_workers")
         return Bottleneck("collectors", why, keys)
-    if wanted >= 0.9 * most:
+    if not loses:
         playing = f"all {most:.0f}" if games >= 0.9 * most else f"{games:.0f} of {most:.0f}"
         why = f"{playing} play, and {used}"
         return Bottleneck("games", why, ("collector.num_train_workers",))
-    why = f"{wanted:.0f} of {most:.0f} are wanted, as more samples would be too old"
+    lost = percent(figures["lost_share"])
+    why = f"{games:.0f} of {most:.0f} play, and {lost} of the samples are thrown away"
     return Bottleneck("games", why, ("buffer.max_staleness", "buffer.max_age"))
 
 
