@@ -629,6 +629,8 @@ def spread_cell(spread: Mapping[str, float]) -> str:
         digits = 1
     elif unit == "h":
         digits = 2
+    elif unit == "updates":
+        digits = 1
     elif unit == "tau":  # a rank correlation
         digits, name = 2, ""
     elif unit == "share":

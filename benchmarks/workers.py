@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import record, rows_so_far
+from common import record, rows_so_far, spread
 
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 COMMON = (
@@ -44,6 +44,8 @@ COMMON = (
 )
 EXPERIMENTS = {"tiny": "simpletak_mirror", "smollm2_135m": "smollm2_tictactoe"}
 GAMES = {"tiny": 400, "smollm2_135m": 100}
+UNITS = {"updates": "updates", "games_per_s": "per_s", "games_in_progress": "games"}
+UNITS |= dict.fromkeys(("age", "expected_age"), "updates")
 MEANS = {
     "games_per_s": "games_per_s",
     "age": "lag_mean",
@@ -115,12 +117,10 @@ def main() -> None:
         "minutes": arguments.minutes,
         "workers": {
             workers: {
-                name: {
-                    "mean": statistics.fmean(run[name] for run in runs),
-                    "low": min(run[name] for run in runs),
-                    "high": max(run[name] for run in runs),
-                }
-                for name in runs[0]
+                name: one
+                if len(runs) == 1
+                else spread([run[name] for run in runs], UNITS.get(name, "share"))
+                for name, one in runs[0].items()
             }
             for workers, runs in found.items()
         },
