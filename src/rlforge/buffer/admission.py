@@ -33,7 +33,7 @@ class Yield(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over games, of those that ended ``ended`` samples and ``lives``, weighted by samples."""
+    """Sums over games. ended, lives: samples and sample-weighted lives of games of this run."""
 
     samples: int
     turns: int
@@ -174,7 +174,7 @@ class Admission:
 
     @property
     def _sums(self) -> _Sums:
-        """Of the games that count."""
+        """Sums over the games that count."""
         if self._known is None:
             ended = [*islice(reversed(self._games), self._ended)]
             self._known = _Sums(

@@ -417,6 +417,10 @@ class Buffer(ABC):
         by_oldest = oldest + self._max_age
         return Stamp(math.floor(min(by_newest, by_oldest)), by_oldest < by_newest, len(versions))
 
+    def _too_old(self, stamp: Stamp) -> bool:
+        """Whether samples with this stamp may not be trained on any more."""
+        return stamp.last < max(self.version, self._first_version)
+
     def _age_limit(self) -> float:
         """Most updates between the oldest turn of a game and the version that is trained."""
         settings = self._settings

@@ -136,7 +136,7 @@ class EpisodeBuffer(Buffer):
             return
         known = self._open.get(group_id) if group_id is not None else None
         stamp = self._stamp([*(known.episodes if known is not None else ()), *game])
-        if stamp.last < max(self.version, self._first_version):
+        if self._too_old(stamp):
             self._observe(game, begun)
             self._losses.add(stamp, stamp.steps)
             if group_id is not None:

@@ -62,7 +62,7 @@ class StepBuffer(Buffer):
         if not steps:
             return
         stamp = self._stamp(game)
-        if stamp.last < max(self.version, self._first_version):
+        if self._too_old(stamp):
             self._losses.add(stamp, len(steps))
         else:
             self._steps.add((stamp, step) for step in steps)

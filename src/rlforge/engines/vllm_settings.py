@@ -131,7 +131,7 @@ def obstacle(config: PolicyConfig, device: str, *, here: bool = True) -> str | N
 
 
 def lacking(device: str | None = None) -> str | None:
-    """What ``check_installed`` refuses; None: the right vLLM is here."""
+    """The problem that ``check_installed`` refuses; None: the right vLLM is here."""
     try:
         check_installed(device)
     except ConfigError as error:

@@ -19,7 +19,7 @@ _UPDATES = 10
 
 
 class Bottleneck(NamedTuple):
-    """What holds training up, why, and the keys that change it."""
+    """The part of a run that holds training up, why, and the keys that change it."""
 
     name: Literal["learner", "engines", "collectors", "games"]
     why: str
