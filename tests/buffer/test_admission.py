@@ -54,9 +54,10 @@ def test_the_expectation_is_that_of_a_game_in_progress():
     """At a random moment a game of 30 turns is in progress ten times as often as one of 3."""
     admission = admission_of(samples_per_game=50.0)
     assert admission.samples_per_game == 50
-    admission.observe([Yield(0, 0, 0)])
+    admission.observe(Yield(0, 0, 0))
     assert admission.samples_per_game == 50
-    admission.observe([Yield(3, 3, 0), Yield(0, 0, 0), Yield(30, 30, 0)])
+    for samples in (3, 0, 30):
+        admission.observe(Yield(samples, samples, 0))
     assert admission.samples_per_game == pytest.approx((1 * 3 + 10 * 30) / 11)
 
 
@@ -66,7 +67,8 @@ def test_games_played_before_the_start_are_the_first_expectation():
 
 def test_rounding_of_the_mean_yield_does_not_cost_a_game():
     admission = admission_of(batch_size=29)
-    admission.observe([Yield(2, 2, 0), Yield(5, 5, 0)])  # 29 / 7 a game
+    for samples in (2, 5):  # 29 / 7 a game
+        admission.observe(Yield(samples, samples, 0))
     assert admission.reserve(100, stored=0, lacks=10) == 7
 
 

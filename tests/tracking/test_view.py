@@ -218,7 +218,7 @@ def test_the_flow_of_games_and_the_bottleneck_are_shown(tracker):
     for part in (
         "352 games, 380 wanted, 384 at most",
         "engines: 97% of the engines' places are in use (engine.num_engines,",
-        "3.2 expected of games",
+        "3.2 expected from games in progress",
         "thrown away 2.0%",
     ):
         assert part in text, part

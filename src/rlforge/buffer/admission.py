@@ -244,13 +244,12 @@ class Admission:
                 break
         return longest * max(self._mean, self.in_flight) / self._turns_of_batch()
 
-    def observe(self, ended: Iterable[Yield]) -> None:
-        """Update the expectations with games whose samples can be drawn, or were dropped."""
-        for game in ended:
-            if game.samples > 0:
-                self._games.append(game)
-                self._ended += 1
-                self._known = None
+    def observe(self, game: Yield) -> None:
+        """Update the expectations with a game whose samples can be drawn, or were dropped."""
+        if game.samples > 0:
+            self._games.append(game)
+            self._ended += 1
+            self._known = None
 
     def drawn(
         self, samples: int, version: int, lost: float = 0.0, now: float | None = None

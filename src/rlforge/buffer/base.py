@@ -403,7 +403,7 @@ class Buffer(ABC):
             samples += self._samples_in(episode)
             turns += len(episode.steps)
         life = self._admission.draws_since(begun)
-        self._admission.observe([Yield(samples, turns, life)])
+        self._admission.observe(Yield(samples, turns, life))
 
     def _stamp(self, episodes: Sequence[Episode]) -> Stamp:
         """The stamp of a game or group with the turns of ``episodes``."""

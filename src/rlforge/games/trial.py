@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from rlforge.errors import GameError
 from rlforge.games.base import Game, View
@@ -54,13 +56,14 @@ def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
                 slowest = max(slowest, time.thread_time() - began)
                 if slowest > TOO_SLOW_S:
                     return Trial(problem=f"starting a game takes {slowest:.1f} s (seed {seed})")
-                legal = _play(game, seed, sensible=sensible)
+                views = _trial_game(game, seed, sensible=sensible)
         except GameError as error:
             if game is None:
                 return Trial(problem=f"a game of seed {seed} does not start: {error}")
             answers = "random actions" if sensible else "senseless answers"
             return Trial(problem=f"a trial game (seed {seed}, {answers}) failed: {error}")
         if sensible:
+            legal = all(view.legal_actions for view in views)
             ends.append(legal and game.done and game.result().end_reason)
         spent += time.thread_time() - began
         if spent > ENOUGH_S and seed + 1 >= FEWEST:
@@ -92,29 +95,30 @@ def trial_turns(
     """
     turns, began = list[tuple[int, ...]](), time.thread_time()
     for seed in range(games):
-        rng, players = random.Random(seed), list[int]()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(GameError):
-            game = make(seed)
-            while not game.done and len(players) < 200:
-                view = game.view()
-                players.append(view.player_id)
-                game.step(sensible_action(view, rng))
-            turns.append(tuple(players))
+            views = _play(make(seed), 200, partial(sensible_action, rng=random.Random(seed)))
+            turns.append(tuple(view.player_id for view in views))
         if time.thread_time() - began > enough_s:
             break
     return turns
 
 
-def _play(game: Game, seed: int, *, sensible: bool) -> bool:
-    """Play up to a number of turns; returns whether the game listed its legal actions."""
-    rng, legal = random.Random(seed), True
-    for turn in range(TURNS if sensible else SENSELESS_TURNS):
+def _trial_game(game: Game, seed: int, *, sensible: bool) -> list[View]:
+    """The views of the first turns of a game."""
+    if sensible:
+        return [*_play(game, TURNS, partial(sensible_action, rng=random.Random(seed)))]
+    answers = itertools.islice(itertools.cycle(_SENSELESS), seed, None)
+    return [*_play(game, SENSELESS_TURNS, lambda _: next(answers))]
+
+
+def _play(game: Game, most: int, answer: Callable[[View], str]) -> Iterator[View]:
+    """The view of each turn, up to a number of them, which is then answered."""
+    for _ in range(most):
         if game.done:
-            break
+            return
         view = game.view()
-        legal = legal and bool(view.legal_actions)
-        game.step(sensible_action(view, rng) if sensible else _SENSELESS[(seed + turn) % 5])
-    return legal
+        yield view
+        game.step(answer(view))
 
 
 def sensible_action(view: View, rng: random.Random) -> str:

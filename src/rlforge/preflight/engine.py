@@ -45,12 +45,10 @@ def with_engine_chosen(config: C) -> tuple[C, str | None]:
     ``rlforge.learner.engine_trial``; where they cannot, and the note says why, it is
     ``transformers``. Plans of memory count ``auto`` as that: it takes over where the trial fails.
     """
-    if config.engine.name != "auto":
-        return divided(config), None
-    wanted = divided(named_engine(config, "vllm"))
-    if (reason := _not_vllm(wanted, gpus())) is None:
-        return named_engine(wanted, "auto"), None
-    return named_engine(config, "transformers"), f"engine: transformers, not vLLM: {reason}"
+    tried, which = engine_tried(config, gpus(), here=True)
+    if which is None or tried.engine.name != "vllm":
+        return divided(tried), None if which is None else f"engine: {which}"
+    return named_engine(divided(tried), "auto"), None
 
 
 def engine_tried(config: C, found: tuple[Gpu, ...], *, here: bool) -> tuple[C, str | None]:

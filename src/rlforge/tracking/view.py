@@ -267,7 +267,9 @@ def _machine(p: Progress) -> RenderableType:
         table.add_row("bottleneck", str(slowest))
     if (staleness := p.learner.get("lag_mean")) is not None:
         expected = p.shares.get("expected_age")
-        besides = "" if expected is None else f", {number(expected, 2)} expected of games"
+        besides = (
+            "" if expected is None else f"; {number(expected, 2)} expected from games in progress"
+        )
         table.add_row("staleness", f"{number(staleness, 2)} updates{besides}")
     if lost := p.shares.get("lost_share"):
         table.add_row("thrown away", percent(lost, 1))
