@@ -35,11 +35,11 @@ from common import record
 from rlforge.actors.cluster import RunActors, start_actors
 from rlforge.actors.engine import EngineActor
 from rlforge.actors.session import ray_started
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.base import Caller, EngineStats, Question
 from rlforge.models.load import load_tokenizer, resolve_model
+from rlforge.specs import RunGraph
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import create_run

@@ -11,10 +11,11 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -24,24 +25,19 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, from_hydra, register_schemas, to_yaml
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.keys import conf_dir
+from rlforge.config.keys import ROOTS, conf_dir
 from rlforge.config.overrides import as_hydra_takes, parse_overrides
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.config.sft import SftConfig
-from rlforge.continuous.journal import check_windows_left
 from rlforge.errors import ConfigError, RlforgeError, collected, raise_all
 from rlforge.games.originals import absent_noted
+from rlforge.kinds import kind_of
 from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
-from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.engine import engine_tried, with_engine_chosen
 from rlforge.preflight.fit import check_fit
-from rlforge.preflight.games import check_room, game_notes, validate
+from rlforge.preflight.games import game_notes
 from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.machine import gpu_notes, planned, started
 from rlforge.preflight.memory.cards import place
@@ -53,20 +49,13 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import checked, value_problems, with_template
-from rlforge.preflight.serving import check_service
-from rlforge.preflight.sft import check_sft
-from rlforge.rollout.datasets import count_samples, has_samples
 from rlforge.rollout.lineup import other_models
+from rlforge.specs import RunGraph
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
-from rlforge.system.loops import wait_for
 from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.training.graph import build_graph
-from rlforge.training.resume import check_resumable
-
-if TYPE_CHECKING:  # imports Ray
-    from rlforge.training.lifecycle import Controller, RunContext
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -101,8 +90,7 @@ def composed(
             check_fit(live, here=False)
         if local_copy(result.config.model) is not None:
             own = with_start(dataclasses.replace(result, config=config))
-            if isinstance(own, RunConfig):
-                check_room(own)
+            kind_of(own).check_prompts(own)
             raise_all([*model_problems(own, fetch=False), *saved_problems(own)])
     notes = [*absent.values(), *([guess] if guess is not None else []), *gpu_notes(config)]
     if guess is not None or (gpus, gpu_memory_gb) != (None, None):
@@ -131,6 +119,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _say_of(name: str, text: str) -> None:
+    _say(f"{name}: {text}")
+
+
 def _graph(config: PolicyConfig) -> tuple[RunGraph, list[str]]:
     """The actors of a run, and notes on it, which are also printed.
 
@@ -150,17 +142,9 @@ def _graph(config: PolicyConfig) -> tuple[RunGraph, list[str]]:
     return build_graph(live, detect()), notes
 
 
-_CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
-    RunConfig: validate,
-    ContinuousConfig: check_continuous,
-    SftConfig: check_sft,
-    ServingConfig: check_service,
-}
-
-
 def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
-    _CHECKS[type(result.config)](result, keys=keys)
+    kind_of(result.config).check(result, keys=keys)
 
 
 def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
@@ -197,36 +181,17 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     damaged: nothing is started then.
     """
     config = read_run(run_dir, root)
+    kind = kind_of(config)
     if more:
-        config = _longer(config, more)
+        config = kind.longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     graph, notes = _graph(config)
-    if isinstance(config, ContinuousConfig):
-        check_windows_left(run_dir, config.continuous.windows)
-    elif isinstance(config, RunConfig):
-        check_resumable(run_dir, config.learner.total_updates)
-    elif isinstance(config, SftConfig) and has_samples(run_dir):
-        check_resumable(run_dir, _with_samples(config, run_dir).total_updates or 0)
+    kind.check_resumable(config, run_dir)
     if more:
         with RunLock(run_dir):
             atomic_write(run_dir / "config.yaml", to_yaml(config))
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
     return _run(config, graph, notes, run_dir, command, resume=True)
-
-
-def _longer(config: C, more: int) -> C:
-    """The configuration with so many more updates, or windows."""
-    if isinstance(config, ContinuousConfig):
-        windows = config.continuous.windows
-        if windows is None:
-            raise ConfigError("--more: the run has no last window; resume it without")
-        settings = dataclasses.replace(config.continuous, windows=windows + more)
-        return dataclasses.replace(config, continuous=settings)
-    if isinstance(config, RunConfig):
-        total = config.learner.total_updates + more
-        learner = dataclasses.replace(config.learner, total_updates=total)
-        return dataclasses.replace(config, learner=learner)
-    raise ConfigError("--more: supervised fine-tuning ends with its data; start a new run")
 
 
 def sweep(
@@ -282,8 +247,7 @@ def sweep_job(job: DictConfig) -> float:
     about = job_of(run_dir, list(hydra.overrides.task)) or f"job {hydra.job.num}"
     print(about, file=sys.stderr, flush=True)
     try:
-        continuous = hydra.job.config_name == ContinuousConfig.primary
-        root = ContinuousConfig if continuous else RunConfig
+        root = next(root for root in ROOTS if root.primary == hydra.job.config_name)
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
         config = with_start(result)
         command = _command(root, result.overrides, Path(folder) if folder else None)
@@ -380,46 +344,12 @@ def _run(
         claim_gpus(hardware, cards) as hardware,
         prepared(config, graph, hardware, run_dir, command, resume=resume) as folder,
     ):
-        controller = _controller(config)
-        live = with_own_start(live, folder)
-        if isinstance(live, SftConfig):
-            live = _with_samples(live, folder)
+        kind = kind_of(config)
+        controller = kind.controller(config)
+        say = partial(_say_of, config.name)
+        live = kind.ready(with_own_start(live, folder), folder, say)
         live, chosen = with_engine_chosen(live)
         if chosen is not None:
-            _say(f"{config.name}: {chosen}")
+            say(chosen)
             notes = [*notes, chosen]
         return execute(controller, live, graph, hardware, folder, notes, resume=resume)
-
-
-def _with_samples(config: SftConfig, run_dir: Path) -> SftConfig:
-    """The configuration for the samples of the run, which are made unless they are there."""
-
-    def say(text: str) -> None:
-        print(f"{config.name}: {text}", file=sys.stderr, flush=True)
-
-    if not has_samples(run_dir):
-        from rlforge.rollout.demonstrations import make_samples
-
-        wait_for(make_samples(config, run_dir, say))
-    # From their number that of the updates follows.
-    data = dataclasses.replace(config.data, max_samples=count_samples(run_dir))
-    return dataclasses.replace(config, data=data)
-
-
-def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
-    """The kind of training; imported late, because it imports torch."""
-    if isinstance(config, ContinuousConfig):
-        from rlforge.continuous.run import ContinuousRun
-
-        return ContinuousRun
-    if isinstance(config, SftConfig):
-        from rlforge.training.sft import SupervisedRun
-
-        return SupervisedRun
-    if config.strict:
-        from rlforge.training.strict import StrictController
-
-        return StrictController
-    from rlforge.training.controller import GameController
-
-    return GameController

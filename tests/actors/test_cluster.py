@@ -11,10 +11,10 @@ import ray
 
 from rlforge.actors import cluster
 from rlforge.actors.session import ray_started
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError, RunError
+from rlforge.specs import RunGraph
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.training.graph import build_graph, to_json

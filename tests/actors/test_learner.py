@@ -14,10 +14,10 @@ from tests.harness.in_process import start_in_process
 from rlforge.actors import learner as learning
 from rlforge.actors.cluster import reason
 from rlforge.actors.learner import LearnerGroup
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import CheckpointError
+from rlforge.specs import RunGraph
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import Machine
 from rlforge.training.graph import build_graph

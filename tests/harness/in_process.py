@@ -20,9 +20,9 @@ from rlforge.actors.bundle import Bundle
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.session import RayProcesses
-from rlforge.actors.specs import RunGraph
 from rlforge.cli import main
 from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.specs import RunGraph
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.training import lifecycle
 from rlforge.training.graph import build_graph

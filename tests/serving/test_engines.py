@@ -24,7 +24,7 @@ LONG = SamplingParams(max_tokens=60, seed=1)
 @pytest.fixture
 async def remote(own_home, config, tmp_path, monkeypatch):
     """The engine of a service, whose one actor may be restarted once."""
-    monkeypatch.setattr("rlforge.training.graph.SERVICE_RESTARTS", 1)
+    monkeypatch.setattr("rlforge.serving.kind.RESTARTS", 1)
     graph = build_graph(config, Machine(cpus=1, gpus=0))
     hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
     with ray_started(hardware, graph.num_cpus):

@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlforge.actors.folder import RunFolder, come_home, on_node, start_server, this_node
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
-from rlforge.actors.specs import ActorSpec, RunGraph
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import RlforgeError, RunError
+from rlforge.specs import ActorSpec, RunGraph
 from rlforge.tracking.scalars import Sums, means, taken
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ class TrackerActor(Tracker):
         name, total = config.name, config.total_updates or 0
         self._writer = GameWriter(run_dir)
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
-        self._saves = isinstance(config, RunConfig) and config.collector.save_games
+        self._saves = config.games is not None and config.games.collector.save_games
         freeze_gc()
 
     def add_games(self, records: Sequence[GameRecord]) -> None:

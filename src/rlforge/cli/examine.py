@@ -66,9 +66,8 @@ def graph(
     ```
     """
     from rlforge import launch
-    from rlforge.config.schema import RunConfig
+    from rlforge.kinds import kind_of
     from rlforge.preflight.machine import started
-    from rlforge.rollout.expected import forecast
     from rlforge.training.graph import to_json, to_mermaid
 
     run, nodes = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
@@ -92,8 +91,8 @@ def graph(
             "\n".join(hands),
         )
     Console().print(table)
-    if isinstance(run, RunConfig):
-        Console().print(f"collection: {forecast(started(run))}", highlight=False)
+    if (expected := kind_of(run).forecast(started(run))) is not None:
+        Console().print(f"collection: {expected}", highlight=False)
 
 
 def config(

@@ -179,40 +179,12 @@ def _end_of_sweep(folder: Path) -> None:
         raise typer.Exit(1)
 
 
-_FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
-"""Keys and groups of a supervised run that mean the same to the run that trains on from it."""
-
-
 def next_steps(run: Run) -> list[str]:
     """The commands that a user of a finished run gives next; each works as it is printed."""
-    from rlforge.config.continuous import ContinuousConfig
-    from rlforge.config.sft import SftConfig
+    from rlforge.kinds import kind_of
     from rlforge.tracking.files import short
 
-    config, name = run.config, shlex.quote(str(short(run.path)))
-    if isinstance(config, ContinuousConfig):
-        return [f"rlforge serve {name}", f"rlforge windows list {name}"]
-    if isinstance(config, SftConfig) and config.learner.train == "lora":
-        return [_training_from(run.path)]
-    # Whole weights work everywhere; an adapter needs a base model that others can load.
-    export = f"rlforge export {name} my-model --merge"
-    return [export] if isinstance(config, SftConfig) else [f"rlforge play --run {name}", export]
-
-
-def _training_from(run_dir: Path) -> str:
-    """The command that trains on from a supervised run, with its experiment, games and model."""
-    from rlforge.config.overrides import in_grammar, key_of, parse_overrides
-    from rlforge.config.roots import root_of
-    from rlforge.tracking.files import short
-
-    first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
-    _, _, *words = shlex.split(first)
-    end = words.index("--config-dir") if "--config-dir" in words else len(words)
-    given, options = parse_overrides(words[:end]), words[end:]
-    kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
-    root = root_of(kept, Path(options[1]) if options else None)
-    start = "learner.initial_adapter=" + in_grammar(str(short(run_dir)), quote='"')
-    return shlex.join(["rlforge", root.command, *kept, start, *options])
+    return kind_of(run.config).next_steps(run.config, short(run.path))
 
 
 def evaluate(

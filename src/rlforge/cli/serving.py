@@ -168,6 +168,5 @@ def _strategy(folder: Path) -> str:
     from rlforge.config.compose import from_yaml
     from rlforge.config.serving import ServingConfig
 
-    config = from_yaml(folder / "config.yaml", ServingConfig)
-    assert isinstance(config, ServingConfig)
+    config: ServingConfig = from_yaml(folder / "config.yaml", ServingConfig)
     return config.deployment.strategy

@@ -12,6 +12,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -107,6 +108,10 @@ class Composed(Generic[C_co]):
                 if (folder / name).is_file() and _holds(folder / name, path):
                     return f"conf/{name}" if folder == conf_dir() else str(folder / name)
         return self.rest
+
+    def said(self, key: str) -> str:
+        """A key with its value, and where that was set."""
+        return f"{key}={attrgetter(key)(self.config)} ({self.origin(key)})"
 
     def error(self, key: str, problem: str) -> ConfigError:
         """A ``ConfigError`` about ``key``: its value, where it was set, and what is wrong."""

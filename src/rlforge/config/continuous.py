@@ -187,6 +187,7 @@ class ContinuousSettings(Group):
 class ContinuousConfig(PolicyConfig):
     """A run that trains from window to window of a market."""
 
+    kind = "continuous"
     primary = "continuous"
     command = "continuous"
     about = "a continuous run"

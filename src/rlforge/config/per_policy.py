@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
@@ -13,6 +13,8 @@ from rlforge.config.rules import build, hints, plain, with_values
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, nearest
+
+C = TypeVar("C", bound=PolicyConfig)
 
 GROUPS = ("algorithm", "learner", "pool", "rewards")
 """Groups of the run of which an entry of ``policies`` can set keys of its own."""
@@ -28,15 +30,26 @@ def policy_names(config: PolicyConfig) -> tuple[str, ...]:
         >>> policy_names(compose("policies={main: {}, rival: {opponents: [main]}}"))
         ('main', 'rival')
     """
-    return (tuple(config.policies) if isinstance(config, RunConfig) else ()) or ("",)
+    return tuple(entries(config)) or ("",)
 
 
-def entry_of(config: RunConfig, name: str) -> PolicyEntry:
+def entries(config: PolicyConfig) -> Mapping[str, PolicyEntry]:
+    """``policies`` of a run that learns from games; of others it is empty."""
+    return config.policies if isinstance(config, RunConfig) else {}
+
+
+def without_entries(config: C) -> C:
+    """``config`` as that of one policy, where it has several."""
+    nothing: dict[str, Any] = {"policies": {}} if entries(config) else {}
+    return dataclasses.replace(config, **nothing)
+
+
+def entry_of(config: PolicyConfig, name: str) -> PolicyEntry:
     """What ``policies`` says of a policy; that of a run without them plays every seat."""
-    return config.policies[name] if name else PolicyEntry()
+    return entries(config)[name] if name else PolicyEntry()
 
 
-def evaluated_at(config: RunConfig, seat: int) -> str:
+def evaluated_at(config: PolicyConfig, seat: int) -> str:
     """The policy that evaluations have at a seat: the first that can take it.
 
     Example:
@@ -50,7 +63,7 @@ def evaluated_at(config: RunConfig, seat: int) -> str:
     return next((name for name in names if entry_of(config, name).takes(seat)), names[0])
 
 
-def of_policy(config: RunConfig, name: str) -> RunConfig:
+def of_policy(config: C, name: str) -> C:
     """The configuration with the groups of one of its policies in place of the run's.
 
     Raises ConfigError, which names the key, for keys that a group does not have and values of
@@ -60,7 +73,7 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
         return config
     from omegaconf.errors import OmegaConfBaseException  # here: a learner alone needs no OmegaConf
 
-    entry = config.policies[name]
+    entry = entries(config)[name]
     groups: dict[str, Any] = {}
     for group in GROUPS:
         values: Mapping[str, Any] = getattr(entry, group)
@@ -79,7 +92,7 @@ def of_policy(config: RunConfig, name: str) -> RunConfig:
         except OmegaConfBaseException as error:
             place, text = f"policies.{name}.{group}", str(error).splitlines()[0]
             raise ConfigError(f"{place}={dict(values)}: {text}") from None
-    return dataclasses.replace(config, **groups, policies={})
+    return dataclasses.replace(without_entries(config), **groups)
 
 
 def own_keys(config: RunConfig, name: str) -> dict[str, str]:

@@ -431,6 +431,21 @@ EPISODES = Kind(
     awaited=True,
 )
 
+RUN_KINDS = Kind(
+    "run_kinds",
+    "kind of run",
+    "kind",
+    "a rlforge.kinds.RunKind",
+    {
+        "games": "rlforge.run.games:GAMES",
+        "sft": "rlforge.run.supervised:SUPERVISED",
+        "continuous": "rlforge.continuous.kind:CONTINUOUS",
+        "serve": "rlforge.serving.kind:SERVING",
+    },
+    needs=("root", "check", "nodes", "controller"),
+    called=False,
+)
+
 KINDS = (
     *(MODES, ALGORITHMS, FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS, PLAYERS, SOURCES),
     *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),

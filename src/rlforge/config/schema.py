@@ -542,8 +542,9 @@ class TrackerConfig(Group):
 class PolicyConfig(Group):
     """What all runs and services have: a policy, what it is trained with, and the machine."""
 
-    # File in ``conf/`` that such a configuration is composed from, the command that takes it, and
-    # what it describes.
+    # Name of its ``rlforge.kinds.RunKind``, the file in ``conf/`` that it is composed from, the
+    # command that takes it, and what it describes.
+    kind: ClassVar[str]
     primary: ClassVar[str]
     command: ClassVar[str]
     about: ClassVar[str]
@@ -572,6 +573,19 @@ class PolicyConfig(Group):
     def total_updates(self) -> int | None:
         """Updates until the run is done; None without an end."""
         return None
+
+    @property
+    def games(self) -> GamesConfig | None:
+        """The configuration, where it names games; else None."""
+        return None
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Most updates between the version that sampled and the one that is trained.
+
+        None: there is no bound.
+        """
+        return 0
 
     @property
     def eval_temperature(self) -> float:
@@ -620,6 +634,10 @@ class GamesConfig(PolicyConfig):
             )
 
     @property
+    def games(self) -> GamesConfig | None:
+        return self
+
+    @property
     def eval_temperature(self) -> float:
         """``eval.temperature``, or the temperature of training games."""
         own = self.eval.temperature
@@ -630,6 +648,7 @@ class GamesConfig(PolicyConfig):
 class RunConfig(GamesConfig):
     """A run that learns from games."""
 
+    kind = "games"
     primary = "config"
     command = "train"
     about = "a run that plays games"
@@ -665,6 +684,10 @@ class RunConfig(GamesConfig):
                 "sentinel.actions",
                 "opponents from the past need versions to be kept; raise pool.max_active_lora",
             )
+
+    @property
+    def max_staleness(self) -> int:
+        return self.buffer.max_staleness
 
     @property
     def strict(self) -> bool:

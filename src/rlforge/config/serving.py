@@ -117,6 +117,7 @@ class ServeConfig(Group):
 class ServingConfig(GamesConfig):
     """A service: the model and engine of an experiment, and how it is served and replaced."""
 
+    kind = "serve"
     primary = "serving"
     command = "serve"
     about = "a service"

@@ -91,6 +91,7 @@ class SftLearnerConfig(LearnerConfig):
 class SftConfig(GamesConfig):
     """A run that learns answers by supervised fine-tuning."""
 
+    kind = "sft"
     primary = "sft"
     command = "sft"
     about = "a supervised run"

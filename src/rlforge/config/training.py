@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import (
@@ -197,6 +197,9 @@ class AlgorithmConfig(Group):
         [('best', 'must be 1 or more')]
     """
 
+    # Why it learns from whole games only (``buffer=episode``); empty where single turns do.
+    whole_games: ClassVar[str] = ""
+
     #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo``, ``supervised``
     #: (of ``rlforge sft``) or one of your own.
     name: str = "reinforce"
@@ -242,6 +245,11 @@ class AlgorithmConfig(Group):
         return (self.kl.over == "legal" and penalised) or (
             self.entropy_over == "legal" and self.entropy_coef > 0
         )
+
+    @property
+    def replaced_batches(self) -> float:
+        """Most episodes without advantage that are replaced for an update, in batches."""
+        return 0.0
 
     @property
     def masked_below(self) -> float | None:
@@ -325,6 +333,8 @@ class RatioConfig(AlgorithmConfig):
 class GrpoConfig(RatioConfig):
     """GRPO (Shao et al. 2024) over groups of games from the same start, and its relatives."""
 
+    whole_games = "compares whole games"
+
     name: str = "grpo"
     #: Games per group.
     group_size: Annotated[int, Range(2)] = 8
@@ -340,6 +350,10 @@ class GrpoConfig(RatioConfig):
     #: Most episodes that ``dynamic_sampling`` replaces for one batch, in multiples of
     #: ``learner.batch_size``; beyond it such groups are kept, so that the update comes anyway.
     max_replaced: Positive = 10.0
+
+    @property
+    def replaced_batches(self) -> float:
+        return self.max_replaced if self.dynamic_sampling else 0.0
 
     def clashes(self) -> Iterator[Problem]:
         yield from super().clashes()
@@ -370,6 +384,8 @@ class WindowGrpoConfig(RatioConfig):
 @dataclass
 class A2cConfig(AlgorithmConfig):
     """Advantage actor-critic: a value head on the last prompt token, GAE over a player's turns."""
+
+    whole_games = "credits turns along a game"
 
     name: str = "a2c"
     #: Discount per turn of the player.

@@ -16,9 +16,10 @@ from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import call_restarted
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Journal, ScoreFiles
 from rlforge.continuous.learner import Update, WindowLearner
-from rlforge.continuous.policy_side import PolicySide, continuous_config, policy_side
+from rlforge.continuous.policy_side import PolicySide, policy_side
 from rlforge.continuous.sources import Source, source_of
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
@@ -55,7 +56,9 @@ class Assembly:
 
 
 @contextlib.asynccontextmanager
-async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[Assembly]:
+async def assembled(
+    context: RunContext[ContinuousConfig], stop: asyncio.Event
+) -> AsyncIterator[Assembly]:
     """Make all parts over the actors of a run, resuming what its directory holds.
 
     They are closed at the end of the block; the actors are the caller's. stop: set when the run is
@@ -87,9 +90,11 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
 
 
 @contextlib.asynccontextmanager
-async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterator[LearningSide]:
+async def learning_side(
+    context: RunContext[ContinuousConfig], policy: PolicySide
+) -> AsyncIterator[LearningSide]:
     """The learner group, and the scorer with what it learned before."""
-    config, actors, run_dir = continuous_config(context), context.actors, context.run_dir
+    config, actors, run_dir = context.config, context.actors, context.run_dir
     update: Update = actors.learner.update
     if context.hardware.alternate:
         update = partial(update_in_turn, actors, partial(call_restarted, actors.named))

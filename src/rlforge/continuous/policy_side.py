@@ -113,9 +113,9 @@ class PolicySide:
 
 
 @contextlib.asynccontextmanager
-async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
+async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[PolicySide]:
     """The engines as one, and the deployments that they served last."""
-    config = continuous_config(context)
+    config = context.config
     tokenizer = load_tokenizer(config.model)
     params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
     engine = RemoteEngine(
@@ -156,7 +156,7 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         await engine.close()
 
 
-def follow_engine(context: RunContext, name: str, state: EngineState) -> None:
+def follow_engine(context: RunContext[ContinuousConfig], name: str, state: EngineState) -> None:
     """Keep the absent actors of the run, and note what becomes of an engine."""
     absent = context.actors.absent
     if state == "here":
@@ -209,12 +209,6 @@ def _tests(
         holdout=trials.holdout if config.deployment.holdout_games else None,
     )
     return _Tests(checks=checks, trials=trials, prompter=prompter)
-
-
-def continuous_config(context: RunContext) -> ContinuousConfig:
-    """The configuration of a continuous run."""
-    assert isinstance(context.config, ContinuousConfig)
-    return context.config
 
 
 def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:

@@ -8,9 +8,10 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.performance import POLICY
-from rlforge.continuous.policy_side import DEPLOYMENTS, PolicySide, continuous_config
+from rlforge.continuous.policy_side import DEPLOYMENTS, PolicySide
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RunError
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
@@ -34,8 +35,8 @@ class ContinuousRun:
     It resumes by itself from what the run directory holds.
     """
 
-    def __init__(self, context: RunContext) -> None:
-        self._context, self._config = context, continuous_config(context)
+    def __init__(self, context: RunContext[ContinuousConfig]) -> None:
+        self._context, self._config = context, context.config
         self._paths = RunPaths(root=context.run_dir)
         self._stop = asyncio.Event()
         self._open = contextlib.AsyncExitStack()
@@ -156,14 +157,14 @@ class ContinuousRun:
 
 @contextlib.asynccontextmanager
 async def _served_over_http(
-    context: RunContext, parts: Assembly, stop: asyncio.Event
+    context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
 ) -> AsyncIterator[None]:
     """Serve the deployments over HTTP during the block, where ``continuous.http`` is set.
 
     The HTTP server catches SIGINT and SIGTERM itself, and sets ``stop``. Raises ConfigError when
     the address of group ``serve`` cannot be listened on.
     """
-    config, policy = continuous_config(context), parts.policy
+    config, policy = context.config, parts.policy
     if not config.continuous.http:
         yield
         return

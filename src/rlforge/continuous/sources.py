@@ -12,12 +12,7 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.answers import Ask
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.journal import Entry
-from rlforge.continuous.policy_side import (
-    PolicySide,
-    continuous_config,
-    first_version,
-    reward_of_settled,
-)
+from rlforge.continuous.policy_side import PolicySide, first_version, reward_of_settled
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.publishing import DailyPush
 from rlforge.continuous.requests import AnswerLog
@@ -60,10 +55,13 @@ class Source:
 
 @contextlib.asynccontextmanager
 async def source_of(
-    context: RunContext, policy: PolicySide, last: Entry | None, stop: asyncio.Event
+    context: RunContext[ContinuousConfig],
+    policy: PolicySide,
+    last: Entry | None,
+    stop: asyncio.Event,
 ) -> AsyncIterator[Source]:
     """The source that ``continuous.source`` names, in the state after window ``last``."""
-    config = continuous_config(context)
+    config = context.config
     if config.continuous.source == "store":
         with contextlib.closing(StoreReader(store_folder(config.store, context.run_dir))) as reader:
             yield _recorded_source(config, policy, reader, stop)
@@ -86,7 +84,7 @@ async def source_of(
 class _Recording:
     """A run that records decisions in a store of its own. last: the newest window it worked on."""
 
-    context: RunContext
+    context: RunContext[ContinuousConfig]
     policy: PolicySide
     store: TrajectoryStore
     windows: Windows
@@ -96,7 +94,7 @@ class _Recording:
     @property
     def config(self) -> ContinuousConfig:
         """Its configuration."""
-        return continuous_config(self.context)
+        return self.context.config
 
     async def append(self, decisions: Sequence[Decision]) -> None:
         """Record decisions, and count them in the displays."""

@@ -16,13 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.continuous.behaviour import behaviour
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player, difference_to_control
-from rlforge.continuous.policy_side import NOTHING_TO_DEPLOY, Deployed, continuous_config
+from rlforge.continuous.policy_side import NOTHING_TO_DEPLOY, Deployed
 from rlforge.continuous.samples import keep_samples
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
@@ -40,9 +41,11 @@ log = logging.getLogger(__name__)
 class ContinuousTrainer:
     """Works on one window after the other. stop: set when the run is asked to end."""
 
-    def __init__(self, context: RunContext, parts: Assembly, stop: asyncio.Event) -> None:
+    def __init__(
+        self, context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
+    ) -> None:
         self._context, self._parts, self._stop = context, parts, stop
-        self._config = continuous_config(context)
+        self._config = context.config
         self._since = time.monotonic()
 
     async def run(self) -> bool:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.schema import A2cConfig, PolicyConfig, RunConfig
+from rlforge.config.per_policy import entries, of_policy, policy_names
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
@@ -89,7 +89,7 @@ class Learners:
 
 def make_learners(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learners:
     """The learners of all policies of ``config``; raises as ``make_learner``."""
-    if not (isinstance(config, RunConfig) and config.policies):
+    if not entries(config):
         return Learners({"": make_learner(config, device, ranks)})
     made: dict[str, Learner] = {}
     for name in policy_names(config):
@@ -119,14 +119,13 @@ def _make(
     # A model to be sharded may be too large for one device: it moves there layer by layer.
     first = torch.device("cpu") if config.learner.shard_weights else device
     algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
-    critic = config.algorithm if isinstance(config.algorithm, A2cConfig) else None
     spec = PolicySpec(
         model=load_base_model(config.model, first, dtype) if beside is None else beside.model,
         lora=config.model.lora,
         temperature=config.engine.temperature,
         pad_token_id=load_tokenizer(config.model).pad_token_id,
         seed=config.seed,
-        initial_value_head=load_value_head(config.model) if critic else None,
+        initial_value_head=load_value_head(config.model) if algorithm.needs_values else None,
     )
     return Learner(
         spec,
@@ -135,7 +134,7 @@ def _make(
         device=device,
         total_updates=config.total_updates,
         ranks=ranks,
-        value_learning_rate=critic.value_learning_rate if critic else None,
+        value_learning_rate=getattr(config.algorithm, "value_learning_rate", None),
         kept_versions=kept_versions(config),
         name=name,
         beside=beside,

@@ -13,16 +13,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.buffer.batches import Sample, read_samples
-from rlforge.config.continuous import ContinuousConfig
+from rlforge.buffer.batches import Sample
 from rlforge.config.roots import read_any
-from rlforge.config.schema import RunConfig
-from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
-from rlforge.rollout.datasets import sample_files
-from rlforge.rollout.demonstrations import drawn
+from rlforge.kinds import kind_of
 from rlforge.system.values import Codec
-from rlforge.tracking.files import RunPaths, read_jsonl
 from rlforge.tracking.formatting import number as digits
 from rlforge.types import Step, value
 
@@ -61,31 +56,12 @@ def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
     RunError for files of earlier versions, which have no texts.
     """
     config = read_any(run_dir)
-    if isinstance(config, ContinuousConfig):
-        raise ConfigError(
-            f"{run_dir} learns from decisions in windows of time: rlforge windows decisions RUN "
-            "WINDOW"
-        )
-    if isinstance(config, SftConfig):
-        made = [row["step"] for row in read_jsonl(RunPaths(root=run_dir).metrics)]
-        number = _among(run_dir, made, number)
-        samples = read_samples(sample_files(run_dir)[0])
-        chosen = drawn(samples, config.learner.batch_size, config.seed, number)
-        return ShownBatch(number=number, samples=tuple(chosen))
-    assert isinstance(config, RunConfig)
-    # Both formats may be there; Parquet is read faster.
-    files = {
-        int(path.stem.removeprefix("batch-")): path
-        for suffix in ("csv", "parquet")
-        for path in (run_dir / "batches").glob(f"batch-*.{suffix}")
-    }
-    if not files and not config.buffer.save_batches:
-        raise ConfigError(f"{run_dir} keeps no batches (buffer.save_batches=false)")
-    number = _among(run_dir, sorted(files), number)
-    return ShownBatch(number=number, samples=tuple(read_samples(files[number])))
+    number, samples = kind_of(config).samples(config, run_dir, number)
+    return ShownBatch(number=number, samples=tuple(samples))
 
 
-def _among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
+def among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
+    """One of the updates that were ``made``: ``number``, or the newest; ConfigError for none."""
     if not made:
         raise ConfigError(f"{run_dir} has made no update yet")
     if number is not None and number not in made:

@@ -145,8 +145,8 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     if isinstance(env, str):
         env = env_named(env)
     for run in (player.config for player in players if isinstance(player, Policy)):
-        if isinstance(run, GamesConfig):  # a policy that learned in conversations plays in them
-            env = dataclasses.replace(env, context=run.env.context, overflow=run.env.overflow)
+        if (own := run.games) is not None:  # who learned in conversations plays in them
+            env = dataclasses.replace(env, context=own.env.context, overflow=own.env.overflow)
     check_env(env)
     if not 0 < len(players) <= env.num_players:
         raise ConfigError(f"{len(players)} players: {env.id} has {env.num_players} seats")

@@ -9,36 +9,24 @@ import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
-from rlforge.config.per_policy import entry_of, of_policy, policy_names
-from rlforge.config.schema import (
-    ALL_LINEAR,
-    EnvEntry,
-    GamesConfig,
-    PolicyConfig,
-    PromptConfig,
-    RunConfig,
-)
-from rlforge.config.sft import SftConfig
+from rlforge.config.per_policy import of_policy, policy_names
+from rlforge.config.schema import ALL_LINEAR, EnvEntry, PolicyConfig, PromptConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.base import View
 from rlforge.games.markup import chat_text, message_forms
 from rlforge.games.prompts import Prompter
+from rlforge.kinds import kind_of
 from rlforge.models.made import made_model
 from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
 from rlforge.system.checkpoint import policy_in
 from rlforge.tracking.formatting import count, duration, number, percent
-from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.store import store_folder
 from rlforge.types import PolicyRef, value
 
 Form = Literal["adapter", "merged", "full", "base"]
@@ -50,9 +38,6 @@ _FORMS = {
     "full": "The folder holds all weights, which were all trained.",
     "base": "The folder holds the weights from before training.",
 }
-
-#: Decisions that are searched for one of the model.
-_DECISIONS = 64
 
 _COMPARISON = (
     "Episodes in markets that the run did not train on, before the run and after it, with the "
@@ -92,8 +77,7 @@ class Exported:
     @property
     def own(self) -> PolicyConfig:
         """The configuration; of several policies with the groups of this one."""
-        config = self.config
-        return of_policy(config, self.policy.name) if isinstance(config, RunConfig) else config
+        return of_policy(self.config, self.policy.name)
 
 
 def model_card(exported: Exported) -> str:
@@ -119,7 +103,8 @@ def example_prompt(
     the model is on disk.
     """
     prompter = Prompter(tokenizer, config.prompts)
-    for ids, template, extraction, observation in _asked(run, config, policy):
+    asked = kind_of(config).asked(config, run.paths.root, policy)
+    for ids, template, extraction, observation in asked:
         text = str(tokenizer.decode(ids, skip_special_tokens=False))
         view = View(player_id=0, observation=observation)
         try:
@@ -142,31 +127,6 @@ def _gives(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
     return list(tokenizer.encode(text, add_special_tokens=False)) == list(ids)
 
 
-def _asked(
-    run: RunData, config: PolicyConfig, policy: str
-) -> Iterator[tuple[Sequence[int], str, str, str]]:
-    """Prompt ids of the model's turns, with template, extraction and observation."""
-    model = config.model
-    if isinstance(config, ContinuousConfig):
-        folder = store_folder(config.store, run.paths.root)
-        if not folder.is_dir():
-            return
-        with closing(StoreReader(folder)) as reader:
-            for decision in reader.newest_complete(_DECISIONS, before=float("inf")):
-                made = decision.completion
-                if made is not None and made.prompt_token_ids:
-                    form = (model.prompt_template, model.action_extraction)
-                    yield made.prompt_token_ids, *form, decision.observation
-        return
-    for purpose in ("train", "eval"):
-        for record in read_games(run.paths.root, purpose=purpose):
-            seats = {seat.player_id: seat for seat in record.spec.seats}
-            for turn in record.turns:
-                seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
-                if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
-                    yield ids, seat.prompt_template, seat.action_extraction, turn.observation
-
-
 # ---------------------------------------------------------------- the parts
 
 
@@ -175,7 +135,7 @@ def _metadata(exported: Exported) -> str:
 
     config = exported.own
     relation, lora = ("adapter", ["lora"]) if exported.form == "adapter" else ("finetune", [])
-    kind = "sft" if isinstance(config, SftConfig) else "reinforcement-learning"
+    kind = "sft" if kind_of(config).supervised else "reinforcement-learning"
     results = [
         EvalResult(
             task_type="reinforcement-learning",
@@ -299,8 +259,9 @@ def _command(exported: Exported, template: str, extraction: str) -> str:
     else:
         lines[0] += ["model.name=FOLDER"]
     lines += [[f"model.prompt_template={template}", f"model.action_extraction={extraction}"]]
-    if isinstance(config, GamesConfig) and (not known or re.search(r"\benv[.=]", command)):
-        games = [_differences(game, EnvEntry()) | {"id": game.id} for game in config.env.train]
+    if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
+        envs = config.games.env.train
+        games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]
         lines += [[f"env.train={_on_command_line(games)}"]]
     if config.prompts:
         texts = {name: _differences(one, PromptConfig()) for name, one in config.prompts.items()}
@@ -399,28 +360,17 @@ def _rates(row: Row) -> str:
 
 
 def _environments(config: PolicyConfig) -> list[str]:
-    if not isinstance(config, GamesConfig):
+    if (games := config.games) is None:
         return ["a simulated market"]
-    envs = dict.fromkeys(env.id for env in (*train_envs(config), *eval_envs(config)))
+    envs = dict.fromkeys(env.id for env in (*train_envs(games), *eval_envs(games)))
     return [f"`{env}`" for env in envs]
 
 
 def _learned(exported: Exported) -> tuple[str, str]:
     """The kind of training, and what it learned from."""
-    config = exported.own
-    if isinstance(config, SftConfig):
-        data = config.data
-        files = [Path(path).name for path in (data.run, data.file) if path]
-        sources = ", ".join(f"`{source}`" for source in (*(data.imitate or data.players), *files))
-        return "supervised fine-tuning", f"answers of {sources}; games kept: {data.keep}"
-    if not isinstance(config, RunConfig):
-        return "reinforcement learning", "its own decisions in a market with scripted traders"
-    pool, name = config.pool, exported.policy.name
-    against = [f"`pool.mode={pool.mode}`", *(f"`{one}`" for one in pool.fixed_opponents)]
-    if name and isinstance(exported.config, RunConfig):
-        met = entry_of(exported.config, name).meets(name)
-        against[:0] = [f"versions of `{one}`" for one in met]
-    return "reinforcement learning", f"its own games, against opponents by {', '.join(against)}"
+    kind = kind_of(exported.config)
+    how = "supervised fine-tuning" if kind.supervised else "reinforcement learning"
+    return how, kind.learned(exported.config, exported.policy.name)
 
 
 def _snippet(exported: Exported) -> str:

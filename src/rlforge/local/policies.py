@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rlforge.config.per_policy import entry_of, evaluated_at, policy_names
+from rlforge.config.per_policy import entries, entry_of, evaluated_at, policy_names
 from rlforge.config.roots import read_any
-from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError, ConfigError, check_type, raise_all
@@ -148,7 +148,7 @@ def seated_with(
     The policy itself, at the seats that it can take; at others the policy of the run that is
     evaluated there, as it was after as many updates.
     """
-    if not (isinstance(config, RunConfig) and policy.name in config.policies):
+    if policy.name not in entries(config):
         return [policy] * seats
     saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]
     there = []

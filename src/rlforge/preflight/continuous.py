@@ -9,8 +9,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.plugins import EPISODES, EXTRACTIONS, REDACTIONS, SCORERS
-from rlforge.config.schema import GrpoConfig, PolicyConfig
-from rlforge.config.sft import SftConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import decoder
 from rlforge.errors import ConfigError, RlforgeError, StoreError, collected, raise_all, refusals
 from rlforge.games.base import View
@@ -86,7 +85,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
         yield composed.error(
             "learner.schedule", "runs over continuous.windows, which has no end; use constant"
         )
-    if isinstance(config.algorithm, GrpoConfig) and config.algorithm.dynamic_sampling:
+    if config.algorithm.replaced_batches:
         yield composed.error(
             "algorithm.dynamic_sampling", "replaces games, and a window's decisions are given"
         )
@@ -131,19 +130,15 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
             "model.prompt_template", f"{name} shows a {lacking}; markets have none"
         )
     if local_copy(config.model) is not None:  # else it is checked once the model is there
-        yield from refusals(lambda: check_answers(config))
+        yield from refusals(lambda: check_answers(config, market))
 
 
-def check_answers(config: PolicyConfig) -> None:
+def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
     """Raise ConfigError where agents in a market have no room for its prompts, or for an action.
 
     The fullest prompt of an episode and an action in the form that it asks for are written and read
-    with the model's tokenizer, which is loaded. A run without a market passes.
+    with the model's tokenizer, which is loaded.
     """
-    market = config.market if isinstance(config, SftConfig | ContinuousConfig) else None
-    without = isinstance(config, ContinuousConfig) and not config.has_market
-    if market is None or without:
-        return
     tokenizer = load_tokenizer(config.model)
     prompter = AgentPrompter(config, market, tokenizer)
     question = prompter.ask(_fullest_state(market))

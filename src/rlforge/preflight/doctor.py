@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.rules import NOT_FINITE
-from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, lacking
 from rlforge.errors import ConfigError
 from rlforge.games.originals import absent_noted
+from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
@@ -31,7 +32,6 @@ from rlforge.preflight.model import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
-from rlforge.rollout.expected import forecast
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
 from rlforge.system.network import ProxyError
@@ -105,8 +105,9 @@ def examine(
     findings += _model(composed, assumed=assumed)
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
-    if isinstance(config, RunConfig) and all(one.state != "problem" for one in findings):
-        findings.append(Finding(what="collection", state="ok", detail=forecast(config)))
+    if all(one.state != "problem" for one in findings):
+        expected = kind_of(config).forecast(config)
+        findings += [Finding(what="collection", state="ok", detail=expected)] if expected else []
     limits = limit_notes(dataclasses.replace(composed, config=config))
     findings += [Finding(what="limits", state="note", detail=note) for note in limits]
     if plain is not None:

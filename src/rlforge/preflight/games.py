@@ -11,17 +11,7 @@ from typing import Literal
 from rlforge.config.compose import Composed
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
 from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
-from rlforge.config.schema import (
-    A2cConfig,
-    ApiConfig,
-    GamesConfig,
-    GrpoConfig,
-    PolicyConfig,
-    PpoConfig,
-    RewardsConfig,
-    RunConfig,
-)
-from rlforge.config.sft import SftConfig
+from rlforge.config.schema import ApiConfig, GamesConfig, PolicyConfig, RewardsConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
 from rlforge.games.actions import extract
@@ -30,9 +20,16 @@ from rlforge.games.originals import OneTurn
 from rlforge.games.players import check_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game, tried
+from rlforge.kinds import kind_of
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
-from rlforge.models.load import load_model_config, load_tokenizer, local_copy, positions
+from rlforge.models.load import (
+    load_model_config,
+    load_tokenizer,
+    local_copy,
+    positions,
+    prompt_room,
+)
 from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
     Problems,
@@ -159,7 +156,7 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
     """Peculiarities of the training games that can be played."""
     notes: dict[str, None] = {}
-    for env in train_envs(config) if isinstance(config, GamesConfig) else ():
+    for env in () if config.games is None else train_envs(config.games):
         with contextlib.suppress(ConfigError):  # which ``check_lineup`` raises
             notes |= dict.fromkeys(f"{env.id}: {note}" for note in tried(env).notes)
     return tuple(notes)
@@ -309,7 +306,7 @@ def _reads_boards(config: GamesConfig) -> bool:
     Fine-tuning teaches it other forms.
     """
     made = made_model(config.model.kind)
-    taught = isinstance(config, SftConfig) or config.learner.initial_adapter is not None
+    taught = kind_of(config).supervised or config.learner.initial_adapter is not None
     return made is not None and made.reads != "text" and not taught
 
 
@@ -335,6 +332,12 @@ def _extraction_problems(
             f"asks for {write('[0]')}, and model={composed.config.model.kind} answers [0]; use "
             f"{own}=bracket",
         )
+
+
+def check_history(config: GamesConfig) -> None:
+    """Raise ConfigError where conversations drop old turns and nothing is left for a prompt."""
+    if any(env.drops_turns for env in train_envs(config)):
+        prompt_room(config)
 
 
 def check_room(config: GamesConfig) -> None:
@@ -459,32 +462,32 @@ def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems
     """trained: seats of a game that are."""
     config = composed.config
     algorithm = config.algorithm
-    if isinstance(algorithm, GrpoConfig):
-        if config.buffer.kind != "episode":
-            yield composed.error("algorithm.name", "compares whole games; use buffer=episode")
-        share = algorithm.group_size * trained
+    if algorithm.whole_games and config.buffer.kind != "episode":
+        yield composed.error("algorithm.name", f"{algorithm.whole_games}; use buffer=episode")
+    # As the scheduler asks: settings of other packages may have a group_size, too.
+    group_size = getattr(algorithm, "group_size", 1)
+    if group_size > 1:
+        share = group_size * trained
         if config.learner.batch_size % share:
             yield composed.error(
                 "learner.batch_size",
-                f"must be a multiple of {share}: groups of {algorithm.group_size} games are "
+                f"must be a multiple of {share}: groups of {group_size} games are "
                 "learned from whole, with every trained seat",
             )
-        yield from _score_problems(composed, algorithm)
-    # As the scheduler asks: settings of other packages may have a group_size, too.
-    if getattr(algorithm, "group_size", 1) > 1 and RewardPipeline(config.rewards).moves:
-        yield composed.error(
-            "rewards.final",
-            "a running baseline gives equal games of a group different rewards; drop it, as "
-            f"rewards=none does: the group is the baseline of algorithm={algorithm.name}",
-        )
-    if isinstance(algorithm, A2cConfig | PpoConfig) and config.buffer.kind != "episode":
-        yield composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
+        yield from _score_problems(composed)
+        if RewardPipeline(config.rewards).moves:
+            yield composed.error(
+                "rewards.final",
+                "a running baseline gives equal games of a group different rewards; drop it, as "
+                f"rewards=none does: the group is the baseline of algorithm={algorithm.name}",
+            )
 
 
-def _score_problems(composed: Composed[RunConfig], algorithm: GrpoConfig) -> Problems:
+def _score_problems(composed: Composed[RunConfig]) -> Problems:
     """Rewards that MaxRL can use."""
     rewards = RewardPipeline(composed.config.rewards)
-    for env in train_envs(composed.config) if algorithm.advantage == "max_rl" else ():
+    divides = getattr(composed.config.algorithm, "advantage", None) == "max_rl"
+    for env in train_envs(composed.config) if divides else ():
         won = {player: 1.0 if player == 0 else -1.0 for player in range(env.num_players)}
         spec = GameSpec(game_id="", env=env, seed=0, purpose="train", seats=())
         game = GameRecord(spec=spec, turns=(), rewards=won, end_reason="finished")

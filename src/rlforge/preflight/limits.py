@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
+from rlforge.kinds import kind_of
 from rlforge.models.load import load_model_config, local_copy, positions
 from rlforge.preflight.machine import started
 from rlforge.rollout.lineup import other_models
@@ -19,12 +20,9 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
 
     Where all that is involved is the default, nothing is said.
     """
-    config = composed.config
+    config, said = composed.config, composed.said
     if not started(config).engine.num_engines:  # no answer is drawn
         return
-
-    def said(key: str) -> str:
-        return f"{key}={attrgetter(key)(config)} ({composed.origin(key)})"
 
     def chosen(*keys: str) -> bool:
         return any(composed.origin(key) != composed.rest for key in keys)
@@ -51,16 +49,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             f"prompt of n tokens {trained} - n of the answer are learned from, and not "
             f"{said('engine.max_tokens')}"
         )
-    if (
-        isinstance(config, RunConfig)
-        and 1 < config.learner.save_every >= config.buffer.max_staleness > 0
-    ):
-        enough = config.learner.save_every + 1
-        yield (
-            f"{said('buffer.max_staleness')} is no more than {said('learner.save_every')}: games "
-            "of a version become too old before the next one is published, so that up to a tenth "
-            f"of the samples is thrown away and the learner waits; {enough} is enough"
-        )
+    yield from kind_of(config).notes(composed)
     own = algorithm.max_generation_len is not None
     key = "algorithm.max_generation_len" if own else "engine.max_tokens"
     divisor = attrgetter(key)(config)
@@ -70,7 +59,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             f"algorithm.loss_aggregation=constant divides by {said(key)}, and no answer that is "
             f"learned from has more than {longest:,} tokens: steps are smaller by that"
         )
-    if isinstance(config, GamesConfig) and other_models(config):
-        other = config.pool.hf
+    if config.games is not None and other_models(config):
+        other = config.games.pool.hf
         if other.max_tokens >= other.max_model_len:
             yield (f"{said('pool.hf.max_tokens')} {shared} {said('pool.hf.max_model_len')}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from rlforge.config.schema import PolicyConfig
-from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
+from rlforge.kinds import kind_of
 from rlforge.preflight.memory.cards import place
 from rlforge.system.hardware import detect, resolve_device, resolve_hardware
 
@@ -22,7 +22,7 @@ def started(config: C) -> C:
     Supervised fine-tuning has no engine. Where the machine divides its GPUs, engines beyond
     ``engine.min_engines`` start only if a GPU is left for each.
     """
-    if not isinstance(config, SftConfig):
+    if kind_of(config).generates:
         engine, hardware = config.engine, config.hardware
         least = engine.min_engines
         fixed = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None

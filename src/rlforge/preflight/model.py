@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.pool import HfConfig
-from rlforge.config.schema import GamesConfig, ModelConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import GamesConfig, ModelConfig, PolicyConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
 from rlforge.errors import CheckpointError, ConfigError, collected, nearest, refusals
+from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
@@ -35,13 +36,7 @@ from rlforge.models.load import (
 from rlforge.models.made import made_model
 from rlforge.models.shape import unknown_targets
 from rlforge.preflight.games import check_room
-from rlforge.rollout.lineup import (
-    as_played_by,
-    eval_pairings,
-    fixed_opponents,
-    other_models,
-    train_envs,
-)
+from rlforge.rollout.lineup import as_played_by, other_models, train_envs
 from rlforge.rollout.policies import with_own_form
 from rlforge.system.checkpoint import find_checkpoint, step_name
 from rlforge.system.hardware import detect
@@ -216,9 +211,7 @@ def saved_policies(config: PolicyConfig) -> dict[str, tuple[PolicyRef, ...]]:
     start = config.learner.initial_adapter
     version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
     named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
-    if isinstance(config, RunConfig):
-        named["pool.fixed_opponents"] = fixed_opponents(config)
-        named |= {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
+    named |= {key: tuple(met) for key, met in kind_of(config).opponents(config).items()}
     return {
         key: tuple(one for one in policies if one.kind == "checkpoint" and one.path_or_name)
         for key, policies in named.items()

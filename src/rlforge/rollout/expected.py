@@ -8,7 +8,7 @@ from functools import partial
 from rlforge.buffer import BUFFERS, BufferSettings
 from rlforge.buffer.admission import Flow
 from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats
-from rlforge.config.schema import GrpoConfig, RunConfig
+from rlforge.config.schema import RunConfig
 from rlforge.games.registry import make_game
 from rlforge.games.trial import trial_turns
 from rlforge.rollout.lineup import train_envs
@@ -17,10 +17,7 @@ from rlforge.rollout.lineup import train_envs
 def buffer_settings(config: RunConfig, name: str) -> BufferSettings:
     """The limits of the buffer of a policy, and the first guess of what a game brings."""
     own, seats = of_policy(config, name), trained_seats(config, name)
-    workers, algorithm = config.collector.num_train_workers, own.algorithm
-    most_replaced = 0  # episodes of groups without advantage, a batch
-    if isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling:
-        most_replaced = round(algorithm.max_replaced * own.learner.batch_size)
+    workers = config.collector.num_train_workers
     episodes = config.buffer.kind == "episode"
     return BufferSettings(
         max_size=config.buffer.max_size,
@@ -29,7 +26,7 @@ def buffer_settings(config: RunConfig, name: str) -> BufferSettings:
         batch_delay=own.learner.batch_delay_buffer,
         seed=config.seed,
         samples_per_game=float(seats) if episodes else None,
-        max_replaced=most_replaced,
+        max_replaced=round(own.algorithm.replaced_batches * own.learner.batch_size),
         save_every=config.learner.save_every,
         wait=longest_wait(config, name),
         max_age=config.buffer.max_age,

@@ -8,12 +8,11 @@ from functools import cache
 from typing import TypeVar
 
 from rlforge.config.compose import compose
-from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig, RunConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.config.sft import SftConfig
+from rlforge.config.per_policy import entries, without_entries
+from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
+from rlforge.kinds import kind_of
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, Form, PolicyRef
@@ -82,17 +81,7 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
 
 def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
     """The other models (``hf:``) that a run or service meets, each with the key that names it."""
-    met: dict[str, Iterable[PolicyRef]] = {}
-    if isinstance(config, RunConfig):
-        met = {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
-        for name in policy_names(config):
-            key = f"policies.{name}.pool.fixed_opponents" if name else "pool.fixed_opponents"
-            met[key] = fixed_opponents(of_policy(config, name))
-    elif isinstance(config, SftConfig) and config.market is None:
-        met["data.players"] = map(parse_opponent, config.data.players)
-    elif isinstance(config, ServingConfig) and config.deployment.holdout_games:
-        rival = config.deployment.holdout_opponent
-        met["deployment.holdout_opponent"] = [parse_opponent(rival)]
+    met = kind_of(config).opponents(config)
     return {one: key for key, opponents in met.items() for one in opponents if one.kind == "hf"}
 
 
@@ -103,24 +92,24 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
     ``pool.hf`` says.
     """
     named = {one.uid: one.path_or_name for one in policies if one.kind == "hf"}
-    if not named or not isinstance(config, GamesConfig):
+    if not named or (games := config.games) is None:
         return {}
-    own = config.pool.hf
+    own = games.pool.hf
 
     def unasked(entry: E) -> E:
         """Without its prompts, which are for the trained model."""
         return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
 
     changed = dataclasses.replace(
-        config,
+        games,
         env=dataclasses.replace(
-            config.env,
-            train=[unasked(entry) for entry in config.env.train],
-            eval=[unasked(entry) for entry in config.env.eval],
+            games.env,
+            train=[unasked(entry) for entry in games.env.train],
+            eval=[unasked(entry) for entry in games.env.eval],
         ),
-        learner=dataclasses.replace(config.learner, train="full", initial_adapter=None),
+        learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
-            config.engine,
+            games.engine,
             name="transformers",
             max_tokens=own.max_tokens,
             max_model_len=own.max_model_len,
@@ -131,8 +120,7 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
             min_p=0.0,
         ),
     )
-    if isinstance(changed, RunConfig):
-        changed = dataclasses.replace(changed, policies={})
+    changed = without_entries(changed)
     model = ModelConfig(
         prompt_template=own.prompt_template,
         chat_template_args=own.chat_template_args,
@@ -157,7 +145,6 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     model, api, hf = config.model, config.pool.api, config.pool.hf
     template = entry.prompt_template or model.prompt_template
     extraction = entry.action_extraction or model.action_extraction
-    policies = config.policies if isinstance(config, RunConfig) else {}
     return EnvSpec(
         id=entry.id,
         source=entry.source,  # checked before the run starts
@@ -183,7 +170,7 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
                 prompt_template=own.prompt_template or template,
                 action_extraction=own.action_extraction or extraction,
             )
-            for name, own in policies.items()
+            for name, own in entries(config).items()
             if own.prompt_template or own.action_extraction
         ),
     )
@@ -195,8 +182,8 @@ def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") 
     env_id: None, or a game that is not one of the run, is asked as its first training game.
     policy: of several policies the one that is asked, by name.
     """
-    if not isinstance(config, GamesConfig):
+    if (games := config.games) is None:
         return config.model.prompt_template, config.model.action_extraction
-    envs = (*train_envs(config), *eval_envs(config))
+    envs = (*train_envs(games), *eval_envs(games))
     env = next((env for env in envs if env.id == env_id), envs[0])
     return env.asked(PolicyRef(uid=policy, kind="checkpoint", name=policy))

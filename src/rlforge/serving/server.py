@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from omegaconf.errors import OmegaConfBaseException
 
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import kind_of_run, read_run
@@ -30,6 +29,7 @@ from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.machine import started
 from rlforge.preflight.policy import checked
 from rlforge.preflight.serving import check_service
+from rlforge.serving import kind
 from rlforge.serving.adapter import find_source
 from rlforge.serving.answering import AnswerObserver
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
@@ -38,11 +38,12 @@ from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment, Holdout, Probe
 from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import Tokens, make_tokens
+from rlforge.specs import RunGraph
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.network import is_loopback
-from rlforge.training.graph import SERVICE_RESTARTS, build_graph
+from rlforge.training.graph import build_graph
 from rlforge.types import value
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ async def _serve(
         await actors.come_home()
     if not signalled:
         raise ray_processes.ended() or RunError(
-            f"an engine died more than {SERVICE_RESTARTS} times; see {state_dir}/logs"
+            f"an engine died more than {kind.RESTARTS} times; see {state_dir}/logs"
         )
     say("stopped")
 

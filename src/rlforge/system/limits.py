@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import PolicyConfig
 
 #: Most logits that the learner holds at once (float32: 128 MiB).
 MAX_LOGITS = 2**25
@@ -49,8 +48,4 @@ def kept_versions(config: PolicyConfig) -> int:
 
     Of a model that is trained whole none: each would take as much memory as the model.
     """
-    if config.learner.train == "full":
-        return 0
-    if isinstance(config, RunConfig):
-        return config.buffer.max_staleness
-    return (config.max_staleness or 0) if isinstance(config, ContinuousConfig) else 0
+    return 0 if config.learner.train == "full" else config.max_staleness or 0

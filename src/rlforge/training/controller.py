@@ -100,9 +100,8 @@ class Trained:
 class GameController:
     """Training on games; see ``rlforge.training.lifecycle`` for what calls it."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext[RunConfig]) -> None:
         config = context.config
-        assert isinstance(config, RunConfig)
         self._config, self._hardware, self._run_dir = config, context.hardware, context.run_dir
         self._actors, self._note = context.actors, context.note
         self._turns = turns(config)

@@ -26,8 +26,7 @@ class Guard:
     sentinel: its state belongs to that of the run.
     """
 
-    def __init__(self, context: RunContext) -> None:
-        assert isinstance(context.config, RunConfig)
+    def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._settings = context.config, context.config.sentinel
         self._actors, self._note = context.actors, context.note
         self._checkpoints = context.run_dir / "checkpoints"

@@ -22,26 +22,22 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
 
 from rlforge.actors.cluster import RunActors, explained, start_actors
 from rlforge.actors.process import turn_file
 from rlforge.actors.session import RayProcesses, ray_started
-from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
-from rlforge.config.sft import SftConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import check_installed
-from rlforge.errors import RlforgeError, RunError, raise_all
+from rlforge.errors import RunError, raise_all
+from rlforge.kinds import Controller, kind_of
 from rlforge.models.fit import with_own_start
-from rlforge.preflight.continuous import check_answers
-from rlforge.preflight.games import check_room
 from rlforge.preflight.model import saved_problems, weight_problems
-from rlforge.rollout.lineup import as_played_by, other_models, train_envs
-from rlforge.system.checkpoint import latest_checkpoint
+from rlforge.rollout.lineup import as_played_by, other_models
+from rlforge.specs import RunGraph
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
@@ -57,6 +53,8 @@ from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
+C = TypeVar("C", bound=PolicyConfig)
+
 ONE_SIGNAL_S = 1.0
 """Signals closer together than this are one: shells and ``timeout`` send them twice."""
 
@@ -69,42 +67,20 @@ GPU_POLL_S = 5.0
 
 
 @value
-class RunContext:
+class RunContext(Generic[C]):
     """The inputs of a controller.
 
     hardware: with every ``auto`` resolved. note: shows a line to the user. started: when the run
     began, in seconds of the wall clock. part: how often it was resumed before; 0 in strict runs.
     """
 
-    config: PolicyConfig
+    config: C
     hardware: HardwareConfig
     run_dir: Path
     actors: RunActors
     note: Callable[[str], None]
     started: float
     part: int = 0
-
-
-class Controller(Protocol):
-    """One kind of training over the actors of its run graph.
-
-    Its errors end the run: those of Ray are explained, RlforgeErrors go to the user as they are.
-    """
-
-    async def begin(self, *, resume: bool) -> None:
-        """Make version 0 ready, or restore the newest saved state."""
-
-    async def run(self) -> bool:
-        """Train and save the result; False where ``stop`` ended it before it was complete."""
-
-    def stop(self) -> None:
-        """End ``run`` after the work in hand, which is saved. Called once, in the event loop."""
-
-    async def close(self) -> None:
-        """Release what ``begin`` opened; called last, also after a failure."""
-
-    def summary(self) -> Mapping[str, Any]:
-        """For summary.json, at any time. ``objective``: the number that a sweeper maximises."""
 
 
 @value
@@ -121,7 +97,7 @@ class Outcome:
 
 
 def execute(
-    controller: Callable[[RunContext], Controller],
+    controller: Callable[[RunContext[Any]], Controller],
     config: PolicyConfig,
     graph: RunGraph,
     hardware: HardwareConfig,
@@ -205,7 +181,7 @@ class _Failures:
 
 async def _live(
     controller: Controller,
-    context: RunContext,
+    context: RunContext[Any],
     display: Display,
     interrupts: _Interrupts,
     failures: _Failures,
@@ -345,7 +321,7 @@ def prepared(
     A KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
     """
     # Torch is imported late: importing this module does not cost seconds.
-    from rlforge.models.load import lacking_weights, prompt_room, resolve_model, unfetched
+    from rlforge.models.load import lacking_weights, resolve_model, unfetched
 
     if config.engine.name == "vllm":
         check_installed(hardware.device)
@@ -360,13 +336,7 @@ def prepared(
     here = with_own_start(config, run_dir)
     raise_all(saved_problems(here))
     raise_all(weight_problems(here))
-    if isinstance(config, GamesConfig) and any(env.drops_turns for env in train_envs(config)):
-        prompt_room(config)
-    check_answers(config)
-    if isinstance(config, RunConfig) or (
-        isinstance(config, SftConfig) and config.data.players and config.market is None
-    ):
-        check_room(config)
+    kind_of(config).check_prompts(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
         if not resume:
@@ -414,12 +384,4 @@ def _write_ending(
 def _saved(config: PolicyConfig, run_dir: Path) -> str:
     """What is left of a run that was interrupted at once, and how to go on."""
     again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
-    if isinstance(config, ContinuousConfig):
-        return f"at once; finished phases of its windows are saved; go on with: {again}"
-    try:
-        newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
-    except (OSError, RlforgeError) as error:
-        return f"at once ({error}); go on with: {again}"
-    if newest is None:
-        return f"at once, before a state was saved; start it again with: {again}"
-    return f"at once; {newest.name} is saved, later work is lost; go on with: {again}"
+    return f"{kind_of(config).saved(run_dir)}: {again}"

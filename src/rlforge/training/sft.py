@@ -29,9 +29,8 @@ _OF_GAMES = frozenset(
 class SupervisedRun:
     """Supervised fine-tuning as a ``Controller``; see ``rlforge.training.lifecycle``."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext[SftConfig]) -> None:
         config, samples = context.config, load_samples(context.run_dir)
-        assert isinstance(config, SftConfig)
         assert config.total_updates is not None
         self._config, self._samples, self._total = config, samples, config.total_updates
         self._actors, self._note = context.actors, context.note

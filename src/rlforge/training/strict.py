@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
 from rlforge.rollout.collector import Delivery
 from rlforge.tracking.digests import digest_of, digest_of_games, moved
@@ -30,7 +31,7 @@ _ROUND = "round"
 class StrictController(GameController):
     """The loops of ``GameController`` as one, in a fixed order."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext[RunConfig]) -> None:
         super().__init__(context)
         #: Games recorded since the last line of digests.
         self._recorded: list[GameRecord] = []

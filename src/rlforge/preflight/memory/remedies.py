@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from rlforge.config.schema import GamesConfig, LearnerConfig, PolicyConfig
+from rlforge.config.schema import LearnerConfig, PolicyConfig
 from rlforge.preflight.memory.plan import Plan, train_length
 from rlforge.types import value
 
@@ -89,13 +89,13 @@ def _changes(config: PolicyConfig) -> list[tuple[str, str, PolicyConfig]]:
         half = getattr(engine, name) // 2
         if half:
             changes.append((f"engine.{name}", str(half), with_engine(config, **{name: half})))
-    if not isinstance(config, GamesConfig):
+    if (games := config.games) is None:
         return changes
     for name in ("max_parallel_seq", "max_model_len"):
-        if half := getattr(config.pool.hf, name) // 2:
-            hf = dataclasses.replace(config.pool.hf, **{name: half})
-            pool = dataclasses.replace(config.pool, hf=hf)
-            changes.append((f"pool.hf.{name}", str(half), dataclasses.replace(config, pool=pool)))
+        if half := getattr(games.pool.hf, name) // 2:
+            hf = dataclasses.replace(games.pool.hf, **{name: half})
+            pool = dataclasses.replace(games.pool, hf=hf)
+            changes.append((f"pool.hf.{name}", str(half), dataclasses.replace(games, pool=pool)))
     return changes
 
 

@@ -1,7 +1,7 @@
 """The run graph as data: the parts of a run, what each needs, and what it hands to the others.
 
-``train.graph`` makes it from a configuration, ``rlforge graph`` prints it, and ``actors.cluster``
-starts exactly the actors in it. Knows neither Ray nor torch.
+``rlforge.training.graph`` makes it from a configuration, ``rlforge graph`` prints it, and
+``rlforge.actors.cluster`` starts exactly the actors in it. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Runs that train for ever, on one window of decisions after another (``rlforge continuous``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.compose import Composed
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import HardwareConfig
+from rlforge.errors import ConfigError
+from rlforge.kinds import Asked, Controller, RunKind
+from rlforge.specs import ActorSpec
+from rlforge.training.graph import engine_node, groups, learner_node, tracker_node
+
+#: Decisions that are searched for one of the model.
+_SEARCHED = 64
+
+
+class Continuous(RunKind[ContinuousConfig]):
+    """Windows of agents' decisions, or of episodes and requests."""
+
+    root = ContinuousConfig
+
+    def check(self, composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
+        from rlforge.preflight.continuous import check_continuous
+
+        check_continuous(composed, keys=keys)
+
+    def check_prompts(self, config: ContinuousConfig) -> None:
+        from rlforge.preflight.continuous import check_answers
+
+        if config.has_market:
+            check_answers(config, config.market)
+
+    def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
+            return ActorSpec(name=name, actor=None, config=groups(config, *read), sends=sends)
+
+        store = part(
+            "store",
+            ("store", "window", "decision_reward"),
+            ("scorer", "TrainingWindow"),
+            ("learner", "TrainBatch"),
+        )
+        deployment = part(
+            "deployment",
+            ("deployment", "serve"),
+            ("engine", "prompt ids, sampling parameters, policy"),
+            ("engine", "adapter version"),
+        )
+        asked, decided = "deployment", ("store", "Decision, Outcome")
+        asking = {
+            "market": (
+                part("market", ("market", "continuous"), (asked, "prompt ids, agent"), decided),
+            ),
+            "episodes": (
+                part(
+                    "episodes",
+                    ("episodes", "continuous"),
+                    (asked, "prompt ids, agent"),
+                    ("store", "Decision"),
+                ),
+            ),
+            "requests": (
+                part("clients", ("requests", "serve"), (asked, "prompt ids, user"), decided),
+            ),
+            "store": (),
+        }[config.continuous.source]
+        return (
+            tracker_node(config, "WindowTrackerActor"),
+            learner_node(
+                config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
+            ),
+            engine_node(
+                config, hardware, *((node.name, "Completion") for node in asking or (deployment,))
+            ),
+            *asking,
+            store,
+            part("scorer", ("ruler",), ("learner", "Scores")),
+            deployment,
+        )
+
+    def controller(self, config: ContinuousConfig) -> Callable[[Any], Controller]:
+        from rlforge.continuous.run import ContinuousRun
+
+        return ContinuousRun
+
+    def check_resumable(self, config: ContinuousConfig, run_dir: Path) -> None:
+        from rlforge.continuous.journal import check_windows_left
+
+        check_windows_left(run_dir, config.continuous.windows)
+
+    def longer(self, config: ContinuousConfig, more: int) -> ContinuousConfig:
+        windows = config.continuous.windows
+        if windows is None:
+            raise ConfigError("--more: the run has no last window; resume it without")
+        settings = dataclasses.replace(config.continuous, windows=windows + more)
+        return dataclasses.replace(config, continuous=settings)
+
+    def saved(self, run_dir: Path) -> str:
+        return "at once; finished phases of its windows are saved; go on with"
+
+    def next_steps(self, config: ContinuousConfig, run_dir: Path) -> list[str]:
+        name = shlex.quote(str(run_dir))
+        return [f"rlforge serve {name}", f"rlforge windows list {name}"]
+
+    def learned(self, config: ContinuousConfig, policy: str) -> str:
+        return "its own decisions in a market with scripted traders"
+
+    def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
+        from rlforge.trajectories.reader import StoreReader
+        from rlforge.trajectories.store import store_folder
+
+        folder = store_folder(config.store, run_dir)
+        if not folder.is_dir():
+            return
+        model = config.model
+        with closing(StoreReader(folder)) as reader:
+            for decision in reader.newest_complete(_SEARCHED, before=float("inf")):
+                made = decision.completion
+                if made is not None and made.prompt_token_ids:
+                    form = model.prompt_template, model.action_extraction
+                    yield Asked(made.prompt_token_ids, *form, decision.observation)
+
+    def samples(self, config: ContinuousConfig, run_dir: Path, update: int | None) -> Any:
+        raise ConfigError(
+            f"{run_dir} learns from decisions in windows of time: rlforge windows decisions RUN "
+            "WINDOW"
+        )
+
+
+CONTINUOUS = Continuous()

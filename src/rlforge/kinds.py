@@ -1,0 +1,158 @@
+"""What a run is: all that depends on its kind, as one value for each kind.
+
+    kind_of(config) ─▶ RunKind: checks, actors, controller, what a resume needs, what comes next
+
+Code that all kinds share asks ``kind_of``, and never what a configuration is an instance of. Kinds
+are found through the registry ``rlforge.config.plugins.RUN_KINDS``, so that a package can add one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from rlforge.config.compose import Composed
+from rlforge.config.plugins import RUN_KINDS
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.specs import ActorSpec
+from rlforge.system.checkpoint import latest_checkpoint
+from rlforge.types import PolicyRef
+
+C = TypeVar("C", bound=PolicyConfig)
+
+Say = Callable[[str], None]
+"""Shows a line to the user."""
+
+
+class Asked(NamedTuple):
+    """A turn at which a policy was asked: prompt ids, how they came about, and from what."""
+
+    prompt_token_ids: Sequence[int]
+    prompt_template: str
+    action_extraction: str
+    observation: str
+
+
+class Controller(Protocol):
+    """One kind of training over the actors of its run graph.
+
+    Its errors end the run: those of Ray are explained, RlforgeErrors go to the user as they are.
+    """
+
+    async def begin(self, *, resume: bool) -> None:
+        """Make version 0 ready, or restore the newest saved state."""
+
+    async def run(self) -> bool:
+        """Train and save the result; False where ``stop`` ended it before it was complete."""
+
+    def stop(self) -> None:
+        """End ``run`` after the work in hand, which is saved. Called once, in the event loop."""
+
+    async def close(self) -> None:
+        """Release what ``begin`` opened; called last, also after a failure."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """For summary.json, at any time. ``objective``: the number that a sweeper maximises."""
+
+
+class RunKind(ABC, Generic[C]):
+    """One kind of run. Modules that a method needs are imported when it is called.
+
+    For a kind that trains, ``root``, ``check``, ``nodes`` and ``controller`` are enough.
+    """
+
+    #: Class of its configurations.
+    root: type[C]
+    #: Whether it learns answers that it is given, with their form.
+    supervised = False
+    #: Whether engines generate answers of the policy.
+    generates = True
+
+    @abstractmethod
+    def check(self, composed: Composed[C], *, keys: bool = True) -> None:
+        """Raise ConfigError for what cannot run; keys: also for what this machine lacks."""
+
+    @abstractmethod
+    def nodes(self, config: C, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        """The parts of the run, in the order in which they start."""
+
+    def controller(self, config: C) -> Callable[[Any], Controller]:
+        """Makes the controller from a ``rlforge.training.lifecycle.RunContext``."""
+        raise TypeError(f"{self.root.about} trains nothing")
+
+    def check_prompts(self, config: C) -> None:
+        """Raise ConfigError where prompts leave no room for an action; loads the tokenizer."""
+
+    def opponents(self, config: C) -> Mapping[str, Sequence[PolicyRef]]:
+        """The policies that the run meets, by the key that names them."""
+        return {}
+
+    def notes(self, composed: Composed[C]) -> Iterator[str]:
+        """Values that go badly together, though the run can start."""
+        yield from ()
+
+    def forecast(self, config: C) -> str | None:
+        """What to expect of collection, as sentences; None where nothing is collected."""
+        return None
+
+    def ready(self, config: C, run_dir: Path, say: Say) -> C:
+        """The configuration that the actors start from; makes in ``run_dir`` what they need."""
+        return config
+
+    def check_resumable(self, config: C, run_dir: Path) -> None:
+        """Raise RunError where the run is complete, CheckpointError where its state is damaged."""
+
+    def longer(self, config: C, more: int) -> C:
+        """The configuration with so many more updates; ConfigError where that has no meaning."""
+        raise ConfigError(f"--more: {self.root.about} cannot be made longer")
+
+    def saved(self, run_dir: Path) -> str:
+        """What is left of a run that was interrupted at once."""
+        try:
+            newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+        except (OSError, RlforgeError) as error:
+            return f"at once ({error}); go on with"
+        if newest is None:
+            return "at once, before a state was saved; start it again with"
+        return f"at once; {newest.name} is saved, later work is lost; go on with"
+
+    def next_steps(self, config: C, run_dir: Path) -> list[str]:
+        """The commands that a user of a finished run gives next; each works as it is printed."""
+        return [f"rlforge report {shlex.quote(str(run_dir))}"]
+
+    def learned(self, config: C, policy: str) -> str:
+        """What a policy of the run learned from, for its card."""
+        return "its own experience"
+
+    def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
+        """Turns on disk at which a policy of the run was asked."""
+        from rlforge.tracking.game_files import read_games
+
+        for purpose in ("train", "eval"):
+            for record in read_games(run_dir, purpose=purpose):
+                seats = {seat.player_id: seat for seat in record.spec.seats}
+                for turn in record.turns:
+                    seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
+                    if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
+                        form = seat.prompt_template, seat.action_extraction
+                        yield Asked(ids, *form, turn.observation)
+
+    def samples(self, config: C, run_dir: Path, update: int | None) -> tuple[int, Sequence[Any]]:
+        """An update, by default the newest, and its ``Sample`` values; ConfigError for none."""
+        raise ConfigError(f"{run_dir} is {self.root.about}, which keeps no batches")
+
+
+def kind_of(config: PolicyConfig) -> RunKind[Any]:
+    """The kind of the run that ``config`` describes.
+
+    Example:
+        >>> from rlforge.config.schema import RunConfig
+        >>> kind_of(RunConfig()).root
+        <class 'rlforge.config.schema.RunConfig'>
+    """
+    kind: RunKind[Any] = RUN_KINDS.find(config.kind)
+    return kind

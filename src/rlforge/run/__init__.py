@@ -1,0 +1,1 @@
+"""Kinds of runs that play games or learn given answers; see ``rlforge.kinds``."""

@@ -1,0 +1,132 @@
+"""Runs that learn given answers (``rlforge sft``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import HardwareConfig
+from rlforge.config.sft import SftConfig
+from rlforge.errors import ConfigError
+from rlforge.kinds import Controller, RunKind, Say
+from rlforge.specs import ActorSpec
+from rlforge.training.graph import groups, learner_node, tracker_node
+from rlforge.types import PolicyRef
+
+_FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
+"""Keys and groups of a supervised run that mean the same to the run that trains on from it."""
+
+
+class Supervised(RunKind[SftConfig]):
+    """Supervised fine-tuning: the samples are made first, and no engine generates."""
+
+    root = SftConfig
+    supervised = True
+    generates = False
+
+    def check(self, composed: Composed[SftConfig], *, keys: bool = True) -> None:
+        from rlforge.preflight.sft import check_sft
+
+        check_sft(composed, keys=keys)
+
+    def check_prompts(self, config: SftConfig) -> None:
+        from rlforge.preflight.continuous import check_answers
+        from rlforge.preflight.games import check_history, check_room
+
+        check_history(config)
+        if config.market is not None:
+            check_answers(config, config.market)
+        elif config.data.players:
+            check_room(config)
+
+    def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        from rlforge.league.names import parse_opponent
+
+        if config.market is not None:
+            return {}
+        return {"data.players": [*map(parse_opponent, config.data.players)]}
+
+    def nodes(self, config: SftConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        samples = ActorSpec(
+            name="samples",
+            actor=None,
+            config=groups(config, "data", "env"),
+            sends=(("learner", "TrainBatch"),),
+        )
+        learner = learner_node(config, hardware, ("tracker", "UpdateResult"))
+        return tracker_node(config), samples, learner
+
+    def controller(self, config: SftConfig) -> Callable[[Any], Controller]:
+        from rlforge.training.sft import SupervisedRun
+
+        return SupervisedRun
+
+    def ready(self, config: SftConfig, run_dir: Path, say: Say) -> SftConfig:
+        """With the number of samples, from which that of the updates follows."""
+        from rlforge.rollout.datasets import count_samples, has_samples
+        from rlforge.system.loops import wait_for
+
+        if not has_samples(run_dir):
+            from rlforge.rollout.demonstrations import make_samples
+
+            wait_for(make_samples(config, run_dir, say))
+        data = dataclasses.replace(config.data, max_samples=count_samples(run_dir))
+        return dataclasses.replace(config, data=data)
+
+    def check_resumable(self, config: SftConfig, run_dir: Path) -> None:
+        from rlforge.rollout.datasets import has_samples
+        from rlforge.training.resume import check_resumable
+
+        if has_samples(run_dir):
+            whole = self.ready(config, run_dir, lambda text: None)
+            check_resumable(run_dir, whole.total_updates or 0)
+
+    def longer(self, config: SftConfig, more: int) -> SftConfig:
+        raise ConfigError("--more: supervised fine-tuning ends with its data; start a new run")
+
+    def next_steps(self, config: SftConfig, run_dir: Path) -> list[str]:
+        if config.learner.train == "lora":
+            return [_training_from(run_dir)]
+        return [f"rlforge export {shlex.quote(str(run_dir))} my-model --merge"]
+
+    def learned(self, config: SftConfig, policy: str) -> str:
+        data = config.data
+        files = [Path(path).name for path in (data.run, data.file) if path]
+        sources = ", ".join(f"`{source}`" for source in (*(data.imitate or data.players), *files))
+        return f"answers of {sources}; games kept: {data.keep}"
+
+    def samples(
+        self, config: SftConfig, run_dir: Path, update: int | None
+    ) -> tuple[int, Sequence[Any]]:
+        from rlforge.buffer.batches import read_samples
+        from rlforge.local.batches import among
+        from rlforge.rollout.datasets import sample_files
+        from rlforge.rollout.demonstrations import drawn
+        from rlforge.tracking.files import RunPaths, read_jsonl
+
+        made = [row["step"] for row in read_jsonl(RunPaths(root=run_dir).metrics)]
+        number = among(run_dir, made, update)
+        samples = read_samples(sample_files(run_dir)[0])
+        return number, drawn(samples, config.learner.batch_size, config.seed, number)
+
+
+SUPERVISED = Supervised()
+
+
+def _training_from(run_dir: Path) -> str:
+    """The command that trains on from a supervised run, with its experiment, games and model."""
+    from rlforge.config.overrides import in_grammar, key_of, parse_overrides
+    from rlforge.config.roots import root_of
+
+    first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
+    _, _, *words = shlex.split(first)
+    end = words.index("--config-dir") if "--config-dir" in words else len(words)
+    given, options = parse_overrides(words[:end]), words[end:]
+    kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
+    root = root_of(kept, Path(options[1]) if options else None)
+    start = "learner.initial_adapter=" + in_grammar(str(run_dir), quote='"')
+    return shlex.join(["rlforge", root.command, *kept, start, *options])

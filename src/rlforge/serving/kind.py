@@ -1,0 +1,52 @@
+"""Services that answer requests with a policy (``rlforge serve``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import HardwareConfig
+from rlforge.config.serving import ServingConfig
+from rlforge.kinds import RunKind
+from rlforge.specs import ActorSpec
+from rlforge.training.graph import engine_node, groups
+from rlforge.types import PolicyRef
+
+#: How often dead engines of a service are restarted before it ends.
+RESTARTS = 100
+
+
+class Serving(RunKind[ServingConfig]):
+    """A service; it trains nothing, and ``rlforge.serving.server`` runs it."""
+
+    root = ServingConfig
+
+    def check(self, composed: Composed[ServingConfig], *, keys: bool = True) -> None:
+        from rlforge.preflight.serving import check_service
+
+        check_service(composed, keys=keys)
+
+    def opponents(self, config: ServingConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        from rlforge.league.names import parse_opponent
+
+        rival = config.deployment.holdout_opponent
+        if not config.deployment.holdout_games:
+            return {}
+        return {"deployment.holdout_opponent": [parse_opponent(rival)]}
+
+    def nodes(self, config: ServingConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        service = ActorSpec(
+            name="service",
+            actor=None,
+            config=groups(config, "deployment", "serve"),
+            sends=(
+                ("engine", "prompt ids, sampling parameters, policy"),
+                ("engine", "adapter version"),
+            ),
+        )
+        engine = engine_node(config, hardware, ("service", "Completion"))
+        return dataclasses.replace(engine, restarts=RESTARTS), service
+
+
+SERVING = Serving()
