@@ -31,7 +31,7 @@ def test_the_run_goes_on_without_api_players_once_their_games_are_played(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlforge.training.controller.ENGINE_POLL_S", 0.05)
+    monkeypatch.setattr("rlforge.training.watch.POLL_S", 0.05)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving(Handler) as server:
         settings = (

@@ -92,7 +92,7 @@ def test_a_strict_run_against_it_is_the_same_again_also_when_it_failed_meanwhile
             raise RunError("the disk is full")
         return digest_of(content)
 
-    monkeypatch.setattr("rlforge.training.strict.digest_of", digest_or_fail)
+    monkeypatch.setattr("rlforge.training.collection.digest_of", digest_or_fail)
     assert ended(tmp_path, *arguments) == 1
     assert [*digests(tmp_path / "run")] == [1]
     assert ended(tmp_path, "train", "--resume", "run") == 0

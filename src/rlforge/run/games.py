@@ -105,10 +105,6 @@ class Games(RunKind[RunConfig]):
         )
 
     def controller(self, config: RunConfig) -> Callable[[Any], Controller]:
-        if config.strict:
-            from rlforge.training.strict import StrictController
-
-            return StrictController
         from rlforge.training.controller import GameController
 
         return GameController

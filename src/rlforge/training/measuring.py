@@ -1,0 +1,118 @@
+"""Evaluates the versions of a run while it trains, and passes on what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rlforge.actors.cluster import RunActors
+from rlforge.config.schema import RunConfig
+from rlforge.errors import RunError
+from rlforge.rollout.lineup import eval_envs
+from rlforge.training.collection import Collection
+from rlforge.training.evaluations import Evaluations
+from rlforge.training.guard import Guard
+from rlforge.training.policies import Policies
+from rlforge.types import Checkpoint, EvalResult
+
+
+class Measuring:
+    """The evaluations of a run at its start, every ``eval.every`` updates, and at its end."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        actors: RunActors,
+        collection: Collection,
+        policies: Policies,
+        guard: Guard,
+        note: Callable[[str], None],
+        part: int,
+    ) -> None:
+        self._config, self._actors, self._policies = config, actors, policies
+        self._collection, self._guard, self._note = collection, guard, note
+        collectors = list(actors.replicas("collector"))
+        self._evaluations = Evaluations(
+            config,
+            collectors,
+            collection.evaluate,
+            collection.evaluated,
+            self._rate,
+            self._measure,
+            part=part,
+        )
+
+    def begin(self, group: asyncio.TaskGroup, run_dir: Path) -> None:
+        """See ``Evaluations.begin``."""
+        self._evaluations.begin(group, run_dir)
+
+    @property
+    def needed(self) -> set[str]:
+        """See ``Evaluations.needed``."""
+        return self._evaluations.needed
+
+    @property
+    def objective(self) -> float:
+        """See ``Evaluations.objective``."""
+        return self._evaluations.objective()
+
+    def _rate(self, result: EvalResult) -> None:
+        """Record an evaluation, and let the sentinel judge it."""
+        self._actors.tracker.add_eval.remote(result)
+        self._guard.evaluated(result)
+
+    async def _measure(self, checkpoint: Checkpoint) -> None:
+        """The exact measure of the version that the learner holds; training goes on without it."""
+        try:
+            envs = eval_envs(self._config)
+            results = await self._actors.learner.measure_exactly(checkpoint.policy(), envs)
+        except RunError as error:
+            self._note(f"{checkpoint.uid}: {error}")
+            return
+        for result in results:
+            self._actors.tracker.add_exact.remote(result)
+            self._guard.measured(result)
+
+    async def started(self, version: int, published: Callable[[], Awaitable[None]]) -> None:
+        """Evaluate what the run begins with. version: 0, or that of the state it goes on from."""
+        if version == 0:
+            self._evaluations.evaluate(self._policies.seated(), published, edge=True)
+        else:
+            await self.updated(version, published)
+            self._evaluations.follow(self._policies.seated())
+        await self._settled()
+
+    async def updated(self, version: int, published: Callable[[], Awaitable[None]]) -> None:
+        """After an update: evaluate its version where ``eval.every`` says so.
+
+        The last version is evaluated at the end.
+        """
+        settings, last = self._config.eval, version == self._config.learner.total_updates
+        due = settings.every and version % settings.every == 0
+        if due and not last and not settings.continuous:
+            self._evaluations.evaluate(self._policies.seated(), published, edge=False)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        if self._collection.in_order:
+            await self._evaluations.finish()
+
+    def published(self, version: int) -> None:
+        """The engines have a version; 0 has the evaluation of the start."""
+        if version:
+            self._evaluations.follow(self._policies.seated())
+
+    def close(self) -> None:
+        """No further version is followed: the last one has an evaluation of its own."""
+        self._evaluations.close()
+
+    async def end(self, published: Callable[[], Awaitable[None]], *, interrupted: bool) -> None:
+        """Evaluate the last version after all others; nothing more where it is interrupted."""
+        if interrupted:
+            self._evaluations.cancel()
+            return
+        self._evaluations.close()
+        await self._evaluations.finish()
+        self._evaluations.evaluate(self._policies.seated(), published, edge=True)
+        await self._evaluations.finish()
