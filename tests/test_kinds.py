@@ -1,0 +1,89 @@
+"""Everything that depends on what a run is, is asked of its kind."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlforge
+from rlforge.config.compose import Composed
+from rlforge.config.plugins import RUN_KINDS
+from rlforge.config.rules import Group
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.errors import ConfigError
+from rlforge.kinds import RunKind, kind_of
+from rlforge.specs import ActorSpec
+
+SOURCE = Path(rlforge.__file__).parent
+
+
+@dataclasses.dataclass
+class NapConfig(PolicyConfig):
+    """A kind of run of another package."""
+
+    kind = "tests.test_kinds:NAP"
+    primary = "config"
+    command = "nap"
+    about = "a nap"
+
+
+class Nap(RunKind[NapConfig]):
+    root = NapConfig
+
+    def check(self, composed: Composed[NapConfig], *, keys: bool = True) -> None:
+        """Nothing can be wrong."""
+
+    def nodes(self, config: NapConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        return (ActorSpec(name="bed", actor=None, config={}),)
+
+
+NAP = Nap()
+
+
+def configurations() -> set[str]:
+    """Names of the classes of configurations, of whatever depth."""
+
+    def below(cls: type) -> Iterator[str]:
+        yield cls.__name__
+        for each in cls.__subclasses__():
+            yield from below(each)
+
+    return {*below(Group)}
+
+
+@pytest.mark.parametrize("name", RUN_KINDS.names())
+def test_a_configuration_finds_its_kind(name: str) -> None:
+    kind = RUN_KINDS.find(name)
+    assert kind.root.kind == name
+    assert kind_of(kind.root()) is kind
+
+
+def test_another_package_can_add_a_kind() -> None:
+    found = kind_of(NapConfig())
+    assert found is NAP
+    assert [node.name for node in found.nodes(NapConfig(), HardwareConfig())] == ["bed"]
+    with pytest.raises(ConfigError, match="--more: a nap cannot be made longer"):
+        found.longer(NapConfig(), 3)
+
+
+def test_a_value_without_the_methods_of_a_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is not a rlforge.kinds.RunKind \(it has no root"):
+        RUN_KINDS.find("rlforge.errors:ConfigError")
+
+
+def test_no_module_outside_of_config_asks_what_a_configuration_is() -> None:
+    known, asking = configurations(), []
+    assert RunConfig.__name__ in known
+    for path in SOURCE.rglob("*.py"):
+        if path.is_relative_to(SOURCE / "config"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                names = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                if names & known:
+                    asking.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert asking == []
