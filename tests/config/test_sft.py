@@ -38,7 +38,7 @@ def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "big.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /hardware: gpu_24gb\n"
-        "  - override /rewards: none\nname: big\nlearner: {learning_rate: 1.0}\n"
+        "  - override /rewards: none\nkind: games\nname: big\nlearner: {learning_rate: 1.0}\n"
     )
     config = compose_run(["+experiment=big", "data=random_legal"], tmp_path, SftConfig).config
     assert config.hardware.name == "gpu_24gb"
@@ -55,7 +55,7 @@ def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts(tmp_pa
         assert getattr(config, group) == getattr(theirs, group)
     assert (config.name, config.data.players) == ("smollm2_market_sft", ["value_trader"])
     assert config.learner.batch_size == 64
-    assert type(composed(*lines).config) is SftConfig
+    assert type(composed("kind=sft", *lines).config) is SftConfig
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
     assert read_run(tmp_path, SftConfig) == config
@@ -63,8 +63,8 @@ def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts(tmp_pa
 
 def test_a_supervised_run_is_read_where_games_are_played(tmp_path):
     assert type(composed().config) is RunConfig
-    config = composed("+experiment=tictactoe_mirror", "data=random_legal").config
-    assert type(config) is SftConfig  # by its keys of data
+    config = composed("+experiment=tictactoe_mirror", "kind=sft", "data=random_legal").config
+    assert type(config) is SftConfig
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert kind_of_run(tmp_path) is SftConfig
     assert read_run(tmp_path, SftConfig) == read_run(tmp_path, GamesConfig) == config

@@ -117,7 +117,7 @@ def test_looking_at_an_experiment_finds_out_what_it_is():
     assert root_of(["+experiment=market_ppo"]) is ContinuousConfig
     assert root_of(["+experiment=kuhn_grpo"]) is RunConfig
     assert root_of(["seed=3"]) is RunConfig
-    assert root_of(["continuous.windows=3"]) is ContinuousConfig
+    assert root_of(["kind=continuous"]) is ContinuousConfig
 
 
 def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path):

@@ -47,6 +47,8 @@ def _schema(root: type[PolicyConfig]) -> type:
     fields = {name: field for one in ROOTS for name, field in plain_fields(one).items()}
     own = plain_fields(root)
     fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
+    # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.
+    fields["kind"] = ("kind", str, dataclasses.field(default=root.kind))
     return dataclasses.make_dataclass("Configuration", fields.values())
 
 
@@ -241,7 +243,8 @@ def from_hydra(
 
 def to_yaml(config: PolicyConfig) -> str:
     """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
-    return str(OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+    content = {"kind": config.kind, **dataclasses.asdict(config)}
+    return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
 @overload

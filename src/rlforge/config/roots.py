@@ -1,32 +1,30 @@
-"""Which kind of run an experiment describes: of games, of continuous or of supervised training.
+"""Which kind of run a command line or a run directory is of: ``kind:`` says it.
 
-It is the kind that has the groups and keys that the experiment names: ``override /market: default``
-or ``market: {…}`` only mean something to a continuous run. A supervised run takes the experiments
-of both others, too: what it shares with them.
+An experiment says its kind, or inherits it from the one that it builds on. What says none is of the
+kind that the command starts, and of a run that plays games for commands that start nothing. A
+supervised run takes the experiments of other kinds, too: what it shares with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.keys import foreign_keys, group_dirs
+from rlforge.config.keys import ROOTS, foreign_keys, group_dirs
 from rlforge.config.overrides import key_of, parse_overrides
+from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 
 C = TypeVar("C", bound=PolicyConfig)
-
-RUNS: tuple[type[PolicyConfig], ...] = (RunConfig, ContinuousConfig, SftConfig)
-"""The kinds of runs; what may be of several is of the first."""
 
 _OWN = ("data", "learner", "algorithm")
 """What a supervised run has of its own where an experiment of another kind gives the rest."""
@@ -38,25 +36,46 @@ def compose_any(overrides: Sequence[str], config_dir: Path | None = None) -> Com
 
 
 def root_of(overrides: Sequence[str], config_dir: Path | None = None) -> type[PolicyConfig]:
-    """The kind of run that overrides and experiment describe."""
-    _, named = _experiment(overrides, group_dirs(config_dir))
-    return _root_of(named | {key_of(override) for override in parse_overrides(overrides)})
+    """The class of what ``kind=`` says, or the experiment; of a run that plays games for neither.
+
+    Example:
+        >>> root_of(["+experiment=market_ppo"]).about, root_of(["seed=3"]).about
+        ('a continuous run', 'a run that plays games')
+    """
+    typed = _typed_kind(overrides)
+    return _root(typed or _experiment(overrides, group_dirs(config_dir)).kind or RunConfig.kind)
 
 
 def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
-    """Compose what a command runs; ConfigError when the experiment is one of another command."""
-    line, named = _experiment(overrides, group_dirs(config_dir))
-    if foreign := foreign_keys(named, root):
-        other = _root_of(named)
-        if root is SftConfig and other is not root:
-            composed: Composed[Any] = _as_sft(overrides, config_dir, other)
+    """Compose what a command runs; ConfigError when it is said to be of another kind."""
+    typed, named = _typed_kind(overrides), _experiment(overrides, group_dirs(config_dir))
+    rest = [one for one in overrides if not one.lstrip("+").startswith("kind=")]
+    if typed not in (None, root.kind):
+        other = _root(str(typed))
+        raise ConfigError(
+            f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
+        )
+    if named.kind not in (None, root.kind):
+        other = _root(str(named.kind))
+        if root is SftConfig:
+            composed: Composed[Any] = _as_sft(rest, config_dir, other)
             return composed
-        if other is not root:
-            raise ConfigError(
-                f"{line} is {other.about}: start it with rlforge {other.command} {line}"
-            )
-        raise ConfigError(f"{foreign[0]} ({line}): {root.about} has no such key")
-    return compose(overrides, config_dir, root=root)
+        raise ConfigError(
+            f"{named.line} is {other.about}: start it with rlforge {other.command} {named.line}"
+        )
+    if foreign := foreign_keys(named.keys, root):
+        raise ConfigError(
+            f"{foreign[0]} ({named.line}): {root.about} has no such key{_kind_with(foreign[0])}"
+        )
+    return compose(rest, config_dir, root=root)
+
+
+def _kind_with(key: str) -> str:
+    """The end of a message: the kind that a key is of, where there is just one."""
+    having = [root for root in ROOTS if not foreign_keys([key], root)]
+    if len(having) != 1:
+        return ""
+    return f"; with kind: {having[0].kind} the experiment is {having[0].about}"
 
 
 def read_any(run_dir: Path) -> PolicyConfig:
@@ -74,15 +93,27 @@ def read_run(run_dir: Path, root: type[C]) -> C:
 
 
 def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
-    """The kind of the run in ``run_dir``; ConfigError when there is none."""
-    return _root_of({str(key) for key in load_mapping(run_dir / "config.yaml")})
+    """The class of the configuration of a run; ConfigError when there is none."""
+    kind = load_mapping(run_dir / "config.yaml").get("kind")
+    return _root_of_command(run_dir) if kind is None else _root(str(kind))
 
 
-def _root_of(named: Collection[str]) -> type[PolicyConfig]:
-    """The kind of run that lacks the fewest of the keys, apart from those that it leaves out."""
-    foreign = {root: set(foreign_keys(named, root)) for root in RUNS}
-    foreign[SftConfig] &= foreign[RunConfig] & foreign[ContinuousConfig]
-    return min(RUNS, key=lambda root: len(foreign[root]))
+def _root_of_command(run_dir: Path) -> type[PolicyConfig]:
+    """By the command that started a run from before configurations said their kind."""
+    commands = run_dir / "command.txt"
+    words = shlex.split(commands.read_text(encoding="utf-8")) if commands.is_file() else []
+    return next((root for root in ROOTS if root.command in words[1:2]), RunConfig)
+
+
+def _root(kind: str) -> type[PolicyConfig]:
+    root: type[PolicyConfig] = RUN_KINDS.find(kind).root
+    return root
+
+
+def _typed_kind(overrides: Sequence[str]) -> str | None:
+    """The kind that the command line says."""
+    kinds = [str(one.value()) for one in parse_overrides(overrides) if key_of(one) == "kind"]
+    return kinds[-1] if kinds else None
 
 
 def _as_sft(
@@ -117,34 +148,44 @@ def _as_sft(
     )
 
 
-def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[str, set[str]]:
-    """The override that picks an experiment, as typed, and the keys and groups that it names."""
+class _Named(NamedTuple):
+    """What an experiment names: the override that picks it, its kind, keys and groups."""
+
+    line: str = ""
+    kind: str | None = None
+    keys: frozenset[str] = frozenset()
+
+
+def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
+    """The experiment of a command line; empty where there is none."""
     for override in parse_overrides(overrides):
         if key_of(override) == "experiment":
-            return str(override.input_line), _named_by(str(override.value()), dirs, frozenset())
-    return "", set()
+            named = _named_by(str(override.value()), dirs, frozenset())
+            return named._replace(line=str(override.input_line))
+    return _Named()
 
 
-def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> set[str]:
-    """Keys and groups that an experiment and those it builds on name; none where unreadable."""
+def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
+    """What an experiment and those that it builds on name; nothing where unreadable."""
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
     if path is None or experiment in seen:
-        return set()
+        return _Named()
     try:
         content: Any = OmegaConf.to_container(load_mapping(path))
     except (OmegaConfBaseException, OSError, ConfigError):
-        return set()  # Hydra will say what is wrong with it
-    defaults = content.pop("defaults", None)
-    named = _leaves(content)
+        return _Named()  # Hydra will say what is wrong with it
+    defaults, own = content.pop("defaults", None), content.pop("kind", None)
+    keys, kind = _leaves(content), None
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):
             base = entry.lstrip("/").removeprefix("experiment/")
-            named |= _named_by(base, dirs, seen | {experiment})
+            below = _named_by(base, dirs, seen | {experiment})
+            keys, kind = keys | below.keys, below.kind or kind
         elif isinstance(entry, dict):
             groups = (str(key).removeprefix("override ").strip() for key in entry)
-            named |= {group.lstrip("/").split("@")[0].split("/")[0] for group in groups}
-    return named
+            keys |= {group.lstrip("/").split("@")[0].split("/")[0] for group in groups}
+    return _Named(kind=kind if own is None else str(own), keys=frozenset(keys))
 
 
 def _leaves(node: Any, prefix: str = "") -> set[str]:

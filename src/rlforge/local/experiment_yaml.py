@@ -35,6 +35,7 @@ def experiment_yaml(
         # About it.
         defaults:
           - override /pool: mirror
+        kind: games
         seed: 3  # why
         <BLANKLINE>
     """
@@ -51,6 +52,7 @@ def experiment_yaml(
         *(f"# {line}" for line in head),
         "defaults:",
         *(f"  - override /{group}: {option}" for group, option in options.items()),
+        "kind: games",
         *_lines_of(tree, ""),
     ]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import HardwareConfig
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
@@ -90,7 +91,7 @@ class Supervised(RunKind[SftConfig]):
 
     def next_steps(self, config: SftConfig, run_dir: Path) -> list[str]:
         if config.learner.train == "lora":
-            return [_training_from(run_dir)]
+            return [_training_from(config, run_dir)]
         return [f"rlforge export {shlex.quote(str(run_dir))} my-model --merge"]
 
     def learned(self, config: SftConfig, policy: str) -> str:
@@ -117,16 +118,15 @@ class Supervised(RunKind[SftConfig]):
 SUPERVISED = Supervised()
 
 
-def _training_from(run_dir: Path) -> str:
+def _training_from(config: SftConfig, run_dir: Path) -> str:
     """The command that trains on from a supervised run, with its experiment, games and model."""
     from rlforge.config.overrides import in_grammar, key_of, parse_overrides
-    from rlforge.config.roots import root_of
 
     first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
     _, _, *words = shlex.split(first)
     end = words.index("--config-dir") if "--config-dir" in words else len(words)
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
-    root = root_of(kept, Path(options[1]) if options else None)
     start = "learner.initial_adapter=" + in_grammar(str(run_dir), quote='"')
-    return shlex.join(["rlforge", root.command, *kept, start, *options])
+    command = RunConfig.command if config.market is None else ContinuousConfig.command
+    return shlex.join(["rlforge", command, *kept, start, *options])
