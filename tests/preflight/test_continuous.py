@@ -190,11 +190,13 @@ def language_model(tmp_path_factory) -> Path:
 def test_a_model_that_could_not_take_part_is_refused(language_model, overrides, message):
     given = ["model=hf", f"model.name={language_model}"]
     long = ["engine.max_model_len=4096", "learner.max_train_len=null"]
-    check_answers(checked(*given, *long))
+    config = checked(*given, *long)
+    check_answers(config, config.market)
     given += overrides if overrides[0].startswith("+") else [*long, *overrides]
     refused(message, *given)
     with pytest.raises(ConfigError, match=message):
-        check_answers(composed(*given).config)
+        config = composed(*given).config
+        check_answers(config, config.market)
 
 
 def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_not_fit(

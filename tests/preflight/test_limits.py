@@ -60,7 +60,7 @@ def test_other_models_have_limits_of_their_own():
 
 
 def test_supervised_training_draws_no_answer():
-    assert notes("data=random_legal", "env=tictactoe", "engine.max_model_len=128") == []
+    assert notes("kind=sft", "data=random_legal", "env=tictactoe", "engine.max_model_len=128") == []
 
 
 def test_games_that_are_too_old_before_the_next_version_are_noted():

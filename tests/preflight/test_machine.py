@@ -6,7 +6,7 @@ from tests.harness.composed import composed
 from rlforge import launch
 from rlforge.config.catalog import catalog
 from rlforge.errors import ConfigError
-from rlforge.preflight.machine import planned, started
+from rlforge.preflight.machine import gpu_notes, planned, started
 from rlforge.system.hardware import detect
 from rlforge.training.graph import build_graph
 
@@ -81,8 +81,17 @@ def test_gpus_of_a_run_on_the_cpu_are_refused():
 
 
 def test_supervised_training_is_planned_without_engines():
-    config = composed("data=random_legal", "env=tictactoe", "hardware=multi_gpu").config
+    config = composed("kind=sft", "data=random_legal", "env=tictactoe", "hardware=multi_gpu").config
     assert gpus_of(planned(config)[0]) == {"learner": 1}
+
+
+def test_supervised_training_takes_no_turns_with_engines(monkeypatch):
+    """Its experiment may give the card to engines and learner in turns."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    lines = ["kind=sft", "+experiment=smollm2_tictactoe", "data=random_legal"]
+    config = composed(*lines).config
+    assert config.hardware.alternate
+    assert [*gpu_notes(config)] == []
 
 
 def test_train_says_which_gpus_it_leaves_unused(monkeypatch, small_model, tmp_path, capsys):

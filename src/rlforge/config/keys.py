@@ -46,6 +46,14 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
     )
 
 
+def kind_with(key: str, said: str) -> str:
+    """The end of a message: the kind that has a key, where just one has. said: how it is said."""
+    having = [root for root in ROOTS if not foreign_keys([key], root)]
+    return (
+        f"; with {said.format(having[0].kind)} it is {having[0].about}" if len(having) == 1 else ""
+    )
+
+
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
     """Every dotted key of the configuration, for suggestions."""
     keys = []

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
-from rlforge.config.keys import ROOTS, foreign_keys, group_dirs
+from rlforge.config.keys import ROOTS, foreign_keys, group_dirs, kind_with
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -65,17 +65,10 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
         )
     if foreign := foreign_keys(named.keys, root):
         raise ConfigError(
-            f"{foreign[0]} ({named.line}): {root.about} has no such key{_kind_with(foreign[0])}"
+            f"{foreign[0]} ({named.line}): {root.about} has no such key"
+            f"{kind_with(foreign[0], 'kind: {} in the experiment')}"
         )
     return compose(rest, config_dir, root=root)
-
-
-def _kind_with(key: str) -> str:
-    """The end of a message: the kind that a key is of, where there is just one."""
-    having = [root for root in ROOTS if not foreign_keys([key], root)]
-    if len(having) != 1:
-        return ""
-    return f"; with kind: {having[0].kind} the experiment is {having[0].about}"
 
 
 def read_any(run_dir: Path) -> PolicyConfig:

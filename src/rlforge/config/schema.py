@@ -607,6 +607,7 @@ class PolicyConfig(Group):
 class GamesConfig(PolicyConfig):
     """A policy, and the games it plays."""
 
+    kind = "games"
     about = "a run that plays games"
 
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -648,10 +649,8 @@ class GamesConfig(PolicyConfig):
 class RunConfig(GamesConfig):
     """A run that learns from games."""
 
-    kind = "games"
     primary = "config"
     command = "train"
-    about = "a run that plays games"
 
     #: ``strict``: two runs of one configuration and seed on one machine give the same games and
     #: weights to the last bit, also when killed and resumed. Games are then played in rounds.

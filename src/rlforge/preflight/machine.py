@@ -98,7 +98,7 @@ def gpu_notes(config: PolicyConfig) -> Iterator[str]:
             f"{wanted + learners} GPUs are for all of them and {there or 'none'} "
             f"{'is' if there == 1 else 'are'} there (engine.min_engines={live.engine.min_engines})"
         )
-    hardware = resolve_hardware(config.hardware, detect(), engines, learners)
+    hardware = resolve_hardware(live.hardware, detect(), engines, learners)
     if hardware.device != "cuda" or hardware.num_gpus is None:  # of a cluster, where none is idle
         return
     used = sum(card.count for card in place(hardware, learners, engines, capacity=0))
