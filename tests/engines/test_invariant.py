@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from tests import factories
 
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.invariant import check_invariance, key_positions, make_invariant
+from rlforge.engines.invariant import check_invariance, key_positions, last_logits, make_invariant
 from rlforge.errors import ConfigError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -96,6 +97,24 @@ def test_answers_are_the_same_alone_and_in_any_batch(model, generator, make_adap
         assert ask(core, asked, order, pace=1 + 5 * seed) == alone
         torch.set_num_threads(1)
     assert len(alone) == 15 + 5
+
+
+def test_engines_in_threads_of_one_process_do_not_see_each_others_batches():
+    """A run with another model (``hf:``) has two, and they compute at the same time."""
+    sizes = {"num_key_value_heads": None, "head_dim": None, "max_position_embeddings": LONGEST}
+    models = [factories.causal_lm("gpt2", **sizes), factories.llama()]
+    prompts = [[[5] * length for length in lengths] for lengths in ((9, 40), (300, 7))]
+    for model in models:
+        make_invariant(model)
+
+    def read(place: int) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [last_logits(models[place], prompts[place], 1) for _ in range(30)]
+
+    wanted = [read(place)[0] for place in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for place, found in enumerate(pool.map(read, range(2))):
+            assert all(torch.equal(each, wanted[place]) for each in found)
 
 
 def test_log_probs_are_those_of_the_plain_model(model, generator, make_adapter):

@@ -194,8 +194,8 @@ def test_a_model_that_could_not_take_part_is_refused(language_model, overrides, 
     check_answers(config, config.market)
     given += overrides if overrides[0].startswith("+") else [*long, *overrides]
     refused(message, *given)
+    config = composed(*given).config
     with pytest.raises(ConfigError, match=message):
-        config = composed(*given).config
         check_answers(config, config.market)
 
 

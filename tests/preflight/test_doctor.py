@@ -86,7 +86,8 @@ def test_supervised_training_is_examined_without_engines(small_model):
     model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
     sizes = ["engine.max_tokens=16", "hardware=cpu"]
     report = examine(
-        composed("kind=sft", "data=random_legal", "env=tictactoe", *model, *sizes), check=launch.check
+        composed("kind=sft", "data=random_legal", "env=tictactoe", *model, *sizes),
+        check=launch.check,
     )
     printed = shown(report)
     assert (report.healthy, report.memory.plan.verdict) == (True, "fits")

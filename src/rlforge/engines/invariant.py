@@ -22,6 +22,7 @@ remedy for GPUs.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
@@ -35,7 +36,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.pytorch_utils import Conv1D
 
 from rlforge.errors import ConfigError
-from rlforge.models.products import fast_products
+from rlforge.models.products import product
 from rlforge.models.targets import experts_note
 
 _NAME = "rlforge_invariant"
@@ -46,29 +47,32 @@ LEAST_ROWS = 16
 """Fewest rows of a product; with fewer, zeros fill it up."""
 
 _FAST_FROM = 2**15
-"""Weights of a layer from which the library of ``fast_products`` computes it."""
+"""Weights of a layer from which the library of ``product`` computes it."""
 
 _FINE, _COARSE, _FINE_MOST = 64, 512, 128
 
 
-class _Starts:
-    """Where the sequences of the batch in work begin [B]; None: all at 0."""
+class _Starts(threading.local):
+    """Where the sequences of the thread's batch in work begin [B]; None: all at 0."""
 
     now: Tensor | None = None
+
+
+_STARTS = _Starts()
 
 
 @contextlib.contextmanager
 def sequences_begin(starts: Tensor) -> Iterator[None]:
     """In the block, row b of a batch is a sequence from position ``starts[b]`` on.
 
-    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it. One thread of a
-    process computes at a time.
+    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it. It holds in the thread
+    of the caller: the engine of another model may compute in another one.
     """
-    before, _Starts.now = _Starts.now, starts
+    before, _STARTS.now = _STARTS.now, starts
     try:
         yield
     finally:
-        _Starts.now = before
+        _STARTS.now = before
 
 
 def make_invariant(model: Any) -> None:
@@ -111,9 +115,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     count = rows.shape[0]
     if count < LEAST_ROWS:
         rows = pad(rows, (0, 0, 0, LEAST_ROWS - count))
-    fast = weight.numel() >= _FAST_FROM
-    with fast_products(rows, weight) if fast else contextlib.nullcontext():
-        out = linear(rows, weight, bias)
+    multiply = product if weight.numel() >= _FAST_FROM else linear
+    out = multiply(rows, weight, bias)
     return out[:count].view(*x.shape[:-1], -1)
 
 
@@ -157,7 +160,7 @@ def invariant_attention(
             f"engine.batch_invariant: {type(module).__name__} has a mask per head; take another "
             f"model, or {_WITHOUT}"
         )
-    starts = _Starts.now
+    starts = _STARTS.now
     if starts is None:
         starts = torch.zeros(batch, dtype=torch.int64)
     first, starts = int(starts.min()), starts.to(key.device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from rlforge.models.products import fast_products
+from rlforge.models.products import product
 from rlforge.types import value
 
 
@@ -79,7 +79,7 @@ class Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, V] / temperature of ``hidden`` [n, H]; the weights must be cast."""
         hidden = hidden.to(self.dtype)
-        return self.reading.logits(torch.nn.functional.linear(hidden, self.weight, self.bias))
+        return self.reading.logits(product(hidden, self.weight, self.bias))
 
 
 def chunked_logprobs(
@@ -169,7 +169,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(normalisers) if entropy else logprobs.new_empty(0)
         ctx.head, ctx.entropy = head, entropy
         head = head.cast()
-        with torch.autocast(hidden.device.type, enabled=False), fast_products(head.weight):
+        with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
                 logits = head.logits(hidden[part])
                 normalisers[part] = logits.logsumexp(-1)
@@ -191,7 +191,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(head.weight, dtype=torch.float32) if wants_weight else None
         grad_bias = normalisers.new_zeros(len(head.weight)) if wants_bias else None
-        with torch.autocast(hidden.device.type, enabled=False), fast_products(head.weight):
+        with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
                 logits = head.logits(hidden[part])
                 slope = head.reading.cap_slope(logits)
@@ -207,9 +207,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     grad_bias += gradient.sum(0)
                 rounded = gradient.to(head.dtype)
                 if grad_hidden is not None:
-                    grad_hidden[part] = (rounded @ head.weight).to(hidden.dtype)
+                    grad_hidden[part] = product(rounded, head.weight.T).to(hidden.dtype)
                 if grad_weight is not None:
-                    grad_weight += rounded.T @ hidden[part].to(head.dtype)
+                    grad_weight += product(rounded.T, hidden[part].to(head.dtype).T)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(ctx.head.weight.dtype),

@@ -2,16 +2,14 @@
 
 On CPUs torch multiplies float32 matrices by Intel's MKL, which on AMD processors leaves the AVX-512
 units idle; oneDNN uses them. Measured on an EPYC of the Zen 5 generation, one core, 512 x 576 by
-576 x 1536: 110 against 250 billion operations a second. Torch asks oneDNN for float32 products only
-if ``torch.backends.mkldnn.matmul.fp32_precision`` allows it to round to bfloat16. oneDNN takes that
-up only on processors with AMX, which AMD's have not; elsewhere it computes in float32.
+576 x 1536: 110 against 250 billion operations a second. Torch asks oneDNN for float32 products by
+itself only where it may round to bfloat16; here its operation is called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -43,34 +41,29 @@ def _computes_in_float32() -> bool:
     """Rounding to bfloat16 would make the error some 10,000 times as large."""
     left, right = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
     exact = left.double() @ right.double()
-    with _by_onednn():
-        product = left @ right
-    return float((product - exact).norm() / exact.norm()) < 1e-5
+    return float((_by_onednn(left, right.T) - exact).norm() / exact.norm()) < 1e-5
 
 
-@contextlib.contextmanager
-def _by_onednn() -> Iterator[None]:
-    setting: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before, setting.fp32_precision = setting.fp32_precision, "bf16"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear`` by oneDNN, without gradients.
+
+    The call itself names the library: torch's setting is one for all threads of a process, and
+    another engine or learner may compute in one of them.
+    """
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
 
 
-def fast_products(*tensors: Tensor) -> contextlib.AbstractContextManager[None]:
-    """In the block, products of float32 tensors on the CPU are computed by the faster library.
-
-    tensors: what is multiplied; the block changes nothing if one has another dtype or device.
-    Torch's attention is several times slower in such a block.
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear`` by the faster library, whatever its size; without gradients.
 
     Example:
         >>> a = torch.ones(2, 3)
-        >>> with fast_products(a):
-        ...     (a @ a.T).tolist()
+        >>> product(a, a).tolist()
         [[3.0, 3.0], [3.0, 3.0]]
     """
-    return _by_onednn() if _fit(*tensors) else contextlib.nullcontext()
+    compute = _by_onednn if _fit(x, weight) else nn.functional.linear
+    return compute(x, weight, bias)
 
 
 def _fit(*tensors: Tensor) -> bool:
@@ -97,19 +90,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        with _by_onednn():
-            return nn.functional.linear(x, weight, bias)
+        return _by_onednn(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = None, None, None
-        with _by_onednn():
-            if ctx.needs_input_grad[0]:
-                of_x = gradient @ weight
-            if ctx.needs_input_grad[1]:
-                of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        if ctx.needs_input_grad[0]:
+            of_x = _by_onednn(gradient, weight.T)
+        if ctx.needs_input_grad[1]:
+            of_weight = _by_onednn(gradient.flatten(0, -2).T, x.flatten(0, -2).T)
         if ctx.needs_input_grad[2]:
             of_bias = gradient.flatten(0, -2).sum(0)
         return of_x, of_weight, of_bias
