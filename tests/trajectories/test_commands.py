@@ -38,7 +38,7 @@ def run_dir(tmp_path):
     make, root = Make(), tmp_path / "runs" / "market" / "first"
     root.mkdir(parents=True)
     (root / "config.yaml").write_text(
-        "store: {}\nwindow: {clock: simulated, avg_reward_threshold: 0.3}\n"
+        "kind: continuous\nstore: {}\nwindow: {clock: simulated, avg_reward_threshold: 0.3}\n"
     )
     with TrajectoryStore(root / "store") as store:
         store.append([make.whole(n, f"agent-{a}") for a in range(3) for n in range(5)])
@@ -88,7 +88,7 @@ def test_one_window_with_its_agents(windows, run_dir):
 def test_decisions_with_what_was_seen_said_done_and_scored(windows, tmp_path):
     make, run = Make(), tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text("store: {}\nwindow: {clock: simulated}\n")
+    (run / "config.yaml").write_text("kind: continuous\nstore: {}\nwindow: {clock: simulated}\n")
     scripted = Metadata(provider="scripted:noise", reasoning="")
     refused = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
     with TrajectoryStore(run / "store") as store:
@@ -141,13 +141,13 @@ def test_each_mistake_has_one_error_message(windows, run_dir, tmp_path):
 
 
 def test_a_run_that_wrote_nothing_and_one_without_windows(windows, run_dir, tmp_path):
-    (tmp_path / "config.yaml").write_text("store: {}\nwindow: {}\n")
+    (tmp_path / "config.yaml").write_text("kind: continuous\nstore: {}\nwindow: {}\n")
     code, _, err = windows("list", tmp_path)
     assert (code, "has written no decisions yet" in err) == (2, True)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     code, _, err = windows("list", tmp_path)
     assert (code, "this command is for a continuous run" in err) == (2, True)
-    (tmp_path / "config.yaml").write_text("store: {}\nwindow: {minutes: 0}\n")
+    (tmp_path / "config.yaml").write_text("kind: continuous\nstore: {}\nwindow: {minutes: 0}\n")
     code, _, err = windows("list", tmp_path)
     assert (code, "window: minutes: must be above 0" in err) == (2, True)
     TrajectoryStore(tmp_path / "empty" / "store").close()

@@ -46,12 +46,15 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
     )
 
 
-def kind_with(key: str, said: str) -> str:
-    """The end of a message: the kind that has a key, where just one has. said: how it is said."""
-    having = [root for root in ROOTS if not foreign_keys([key], root)]
-    return (
-        f"; with {said.format(having[0].kind)} it is {having[0].about}" if len(having) == 1 else ""
-    )
+def kinds_with(key: str, said: str) -> str:
+    """The end of a message: the kinds of runs that have a key. said: how such a kind is said.
+
+    Example:
+        >>> kinds_with("data.games", "kind={}"), kinds_with("market", "kind={}")
+        ('; kind=sft has it', '; kind=continuous or kind=sft has it')
+    """
+    having = [said.format(root.kind) for root in ROOTS if not foreign_keys([key], root)]
+    return f"; {' or '.join(having)} has it" if having else ""
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from rlforge.config.keys import ROOTS, alike, all_keys, conf_dir, foreign_keys, kind_with
+from rlforge.config.keys import ROOTS, alike, all_keys, conf_dir, foreign_keys, kinds_with
 from rlforge.config.rules import plain_fields
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, check_type
@@ -126,7 +126,7 @@ def check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
         if not name:
             raise ConfigError(_unreadable(line))
         if foreign_keys([key_of(override)], root):
-            mend = kind_with(key_of(override), "kind={}")
+            mend = kinds_with(key_of(override), "kind={}")
             raise ConfigError(f"{line} (command line): {root.about} has no such key{mend}")
         if override.is_delete() and key_of(override).rpartition(".")[0] not in MAPPINGS:
             raise ConfigError(f"{line} (command line): nothing can be left out; choose another")

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
-from rlforge.config.keys import ROOTS, foreign_keys, group_dirs, kind_with
+from rlforge.config.keys import ROOTS, foreign_keys, group_dirs, kinds_with
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -66,7 +66,7 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
     if foreign := foreign_keys(named.keys, root):
         raise ConfigError(
             f"{foreign[0]} ({named.line}): {root.about} has no such key"
-            f"{kind_with(foreign[0], 'kind: {} in the experiment')}"
+            f"{kinds_with(foreign[0], 'an experiment with kind: {}')}"
         )
     return compose(rest, config_dir, root=root)
 
