@@ -116,7 +116,8 @@ async def start_in_process(
             assert spec.actor is not None
             named[name] = _create(spec.actor, given | {"name": name, "rank": rank}, named)
     actors = RunActors(named)
-    await actors.learner.start()
+    if "learner" in named:
+        await actors.learner.start()
     return actors
 
 

@@ -48,9 +48,35 @@ def test_the_package_offers_each_kind_of_extension(with_examples):
 def test_the_package_has_only_short_pieces():
     """It is documentation: each file of one or two things has at most 60 lines, or 90 of sinks."""
     lines = {file: len(file.read_text().splitlines()) for file in (PACKAGE / "src").rglob("*.py")}
+    kind = lines.pop(PACKAGE / "src" / "example_plugins" / "tournament.py")
+    assert 60 < kind <= 120
     most = max(n for file, n in lines.items() if file.parent.name == "example_plugins")
     assert 0 < most <= 60
     assert max(lines.values()) <= 90
+
+
+def test_a_kind_of_run_is_checked_started_recorded_and_not_resumed_as_another(
+    monkeypatch, in_process, small_model, capsys
+):
+    monkeypatch.syspath_prepend(PACKAGE / "src")
+    model = ("model=hf", f"model.name={small_model}", "model.prompt_template=board")
+    line = ["train", "kind=example_plugins.tournament:TOURNAMENT", "env=tictactoe", *model]
+    line += ["engine.max_tokens=16", "hardware=cpu", "tournament.games=4", f"run_dir={RUN}"]
+    assert in_process.rlforge_here(*line, "tournament.player=minimx") == 2
+    assert "tournament.player=minimx (command line" in capsys.readouterr().err
+    assert not RUN.exists()
+    assert in_process.rlforge_here(*line) == 0
+    (result,) = rows("evals.jsonl")
+    assert (result["policy_uid"], result["opponent"], result["games"]) == (
+        "minimax",
+        "random_legal",
+        4,
+    )
+    assert result["losses"] == 0
+    assert json.loads((RUN / "graph.json").read_text())["nodes"][0]["name"] == "tracker"
+    assert (RUN / "report.html").is_file()
+    assert in_process.rlforge_here("continuous", "--resume", str(RUN)) == 2
+    assert "is a tournament; this command is for a continuous run" in capsys.readouterr().err
 
 
 @pytest.mark.ray

@@ -99,9 +99,11 @@ class RunActors:
             for name, actor in self.named.items()
             if name != "tracker" and name not in self.absent
         ]
-        answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
-        for call in late:
-            call.cancel()
+        answered = set[asyncio.Future[Sums]]()
+        if calls:
+            answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
+            for call in late:
+                call.cancel()
         reports = [call.result() for call in answered if call.exception() is None]
         return means([taken(), *reports])
 

@@ -132,6 +132,7 @@ def _run(
 ) -> None:
     """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
     from rlforge import api, launch
+    from rlforge.config.roots import started_by
     from rlforge.tracking.files import short
 
     if resume is not None and (overrides or multirun or config_dir):
@@ -140,6 +141,7 @@ def _run(
         )
     if more is not None and resume is None:
         raise ConfigError("--more makes a run longer that --resume names")
+    root = started_by(root, overrides, config_dir, resume)
     if multirun:
         _end_of_sweep(launch.sweep(overrides, config_dir, root))
         return

@@ -44,7 +44,7 @@ def _schema(root: type[PolicyConfig]) -> type:
     So one option may set keys of several roots (``learner=tiny_ppo``); ``build`` leaves out those
     that ``root`` does not have.
     """
-    fields = {name: field for one in ROOTS for name, field in plain_fields(one).items()}
+    fields = {name: field for one in (root, *ROOTS) for name, field in plain_fields(one).items()}
     own = plain_fields(root)
     fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
     # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.

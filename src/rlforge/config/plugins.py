@@ -449,6 +449,6 @@ RUN_KINDS = Kind(
 KINDS = (
     *(MODES, ALGORITHMS, FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS, PLAYERS, SOURCES),
     *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),
-    *(REDACTIONS, EPISODES),
+    *(REDACTIONS, EPISODES, RUN_KINDS),
 )
 """Everything that a configuration chooses by name and that others can add."""

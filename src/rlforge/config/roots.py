@@ -46,17 +46,29 @@ def root_of(overrides: Sequence[str], config_dir: Path | None = None) -> type[Po
     return _root(typed or _experiment(overrides, group_dirs(config_dir)).kind or RunConfig.kind)
 
 
+def started_by(
+    root: type[PolicyConfig],
+    overrides: Sequence[str],
+    config_dir: Path | None = None,
+    run_dir: Path | None = None,
+) -> type[PolicyConfig]:
+    """What a command starts, or resumes in ``run_dir``: ``root``, or a kind of another package.
+
+    Such a kind names the command in its class.
+    """
+    found = root_of(overrides, config_dir) if run_dir is None else kind_of_run(run_dir)
+    return found if found.command == root.command else root
+
+
 def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     """Compose what a command runs; ConfigError when it is said to be of another kind."""
     typed, named = _typed_kind(overrides), _experiment(overrides, group_dirs(config_dir))
     rest = [one for one in overrides if not one.lstrip("+").startswith("kind=")]
-    if typed not in (None, root.kind):
-        other = _root(str(typed))
+    if typed is not None and (other := _root(typed)) is not root:
         raise ConfigError(
             f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
         )
-    if named.kind not in (None, root.kind):
-        other = _root(str(named.kind))
+    if named.kind is not None and (other := _root(named.kind)) is not root:
         if root is SftConfig:
             composed: Composed[Any] = _as_sft(rest, config_dir, other)
             return composed
