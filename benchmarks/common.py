@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import time
@@ -62,8 +63,8 @@ def record(name: str, results: dict[str, Any], script: str | None = None) -> Non
 
     script: the file in benchmarks/ that was run, where it is not called ``name``.
     """
-    # Paths of this machine are recorded by their last part only.
-    words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
+    # Paths of this machine are recorded by their last part only, also in overrides.
+    words = (re.sub(r"(^|=)/(\S*/)?", r"\1", word) for word in sys.argv[1:])
     report = {
         "command": " ".join(["python", f"benchmarks/{script or name}.py", *words]),
         "date": time.strftime("%Y-%m-%d"),
