@@ -63,6 +63,12 @@ class RunKind(ABC, Generic[C]):
     """One kind of run. Modules that a method needs are imported when it is called.
 
     For a kind that trains, ``root``, ``check``, ``nodes`` and ``controller`` are enough.
+
+    Example:
+        >>> from rlforge.config.schema import RunConfig
+        >>> nodes = kind_of(RunConfig()).nodes(RunConfig(), HardwareConfig())
+        >>> [node.name for node in nodes]
+        ['tracker', 'pool', 'buffer', 'learner', 'engine', 'collector']
     """
 
     #: Class of its configurations.

@@ -185,3 +185,19 @@ async def test_of_one_seat_that_is_drawn_a_game_is_learned_and_both_move_the_bas
     assert len(seats) == len(specs)
     assert all(len(each) == 1 for each in seats.values())
     assert 16 < sum(0 in each for each in seats.values()) < 48
+
+
+async def test_a_wait_for_room_that_is_cancelled_as_it_is_notified_ends(tmp_path):
+    """Else a run that fails would hang."""
+    buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
+    await buffer.reserve("collector", 10_000)  # all that it admits
+    for moment in range(8):
+        waiting = asyncio.ensure_future(buffer.reserve("collector", 1))
+        await asyncio.sleep(0.01)
+        await buffer.set_version(0)
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        done, _ = await asyncio.wait([waiting], timeout=1.0)
+        assert done, f"{moment} steps after the notice"
+        assert waiting.cancelled()

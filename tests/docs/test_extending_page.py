@@ -117,7 +117,10 @@ def own_modules(monkeypatch: pytest.MonkeyPatch, small_model: Path, tmp_path: Pa
 
 
 def test_every_kind_that_a_package_can_add_has_a_section():
-    assert {kind_of(module).name for module, _, _ in SECTIONS} == OF_KIND.keys() - {"engines", "run_kinds"}
+    assert {kind_of(module).name for module, _, _ in SECTIONS} == OF_KIND.keys() - {
+        "engines",
+        "run_kinds",
+    }
     headings = {
         re.sub(r"[^a-z ]", "", line.lower()).strip().replace(" ", "-")
         for line in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)

@@ -301,8 +301,10 @@ class BufferActor:
             while not (self._stopped or self._deaths[collector] > deaths or granted):
                 granted = self._admit(collector, games, time.monotonic())
                 if not granted:  # a delivery, a draw or time makes room
+                    # Not wait_for: in Python 3.11 it may lose a cancellation, and the loop goes on.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), PACE_S)
+                        async with asyncio.timeout(PACE_S):
+                            await self._changed.wait()
             return granted
 
     async def admit(self, collector: str, games: int) -> dict[str, int]:
