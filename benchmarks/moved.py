@@ -59,6 +59,8 @@ CONTINUOUS = (
     *("continuous.windows=4", "continuous.compare_episodes=0", "deployment.holdout_games=0"),
     *("engine.batch_invariant=true", "hardware.threads=1", *QUIET),
 )
+#: Runs that the parts ``lines`` and ``folders`` begin with, by their folder.
+OLD = {"game": ("train", *RUNS["kuhn_grpo"], *STRICT), "market": CONTINUOUS}
 #: Runs a list of lines in one process: what they print, and their exit codes.
 LINES = """
 import contextlib, io, json, sys
@@ -158,13 +160,17 @@ def _marks(run_dir: Path) -> dict[str, str]:
     return marks
 
 
-def lines(both: list[Side]) -> Iterator[str]:
-    for name, overrides in (("game", RUNS["kuhn_grpo"]), ("market", CONTINUOUS[1:])):
-        command = "continuous" if name == "market" else "train"
-        more = STRICT if command == "train" else ()
-        code, text = both[0].rlforge(command, *overrides, *more, f"run_dir={name}")
+def _make_old_runs(both: list[Side]) -> None:
+    """Let the baseline make the runs of ``OLD``; both sides have them."""
+    old, new = both
+    for name, words in OLD.items():
+        code, text = old.rlforge(*words, f"run_dir={name}")
         assert code == 0, text
-        shutil.copytree(both[0].folder / name, both[1].folder / name)
+        shutil.copytree(old.folder / name, new.folder / name)
+
+
+def lines(both: list[Side]) -> Iterator[str]:
+    _make_old_runs(both)
     for side in both:
         (side.folder / "full").mkdir()
         (side.folder / "full" / "file").touch()
@@ -190,20 +196,15 @@ def _same_answers(both: list[Side], asked: list[list[str]]) -> Iterator[str]:
 
 
 def folders(both: list[Side]) -> Iterator[str]:
-    old, new = both
-    made = {"old": ("train", *RUNS["kuhn_grpo"], *STRICT), "old-windows": CONTINUOUS}
-    for name, words in made.items():
-        code, text = old.rlforge(*words, f"run_dir={name}")
-        assert code == 0, text
-        shutil.copytree(old.folder / name, new.folder / name)
-        commands = [["report", name], ["export", name, f"{name}-exported"], ["runs", "."]]
-        if name == "old":
-            commands += [["replay", name], ["eval", name, "--games", "4"]]
-        for command in commands:
-            code, text = new.rlforge(*command)
-            print(f"rlforge {shlex.join(command)}: {code}", flush=True)
-            if code:
-                yield f"rlforge {shlex.join(command)}: {text.strip().splitlines()[-1]}"
+    _make_old_runs(both)
+    commands = [["runs", "."], ["replay", "game"], ["eval", "game", "--games", "4"]]
+    commands += [["report", name] for name in OLD]
+    commands += [["export", name, f"{name}-exported", "--merge"] for name in OLD]
+    for command in commands:
+        code, text = both[1].rlforge(*command)
+        print(f"rlforge {shlex.join(command)}: {code}", flush=True)
+        if code:
+            yield f"rlforge {shlex.join(command)}: {text.strip().splitlines()[-1]}"
 
 
 def timed(both: list[Side], pairs: int, updates: int) -> dict[str, Any]:

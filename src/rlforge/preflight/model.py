@@ -28,15 +28,14 @@ from rlforge.models.load import (
     listed_ends,
     load_tokenizer,
     local_copy,
-    prompt_room,
     resolve_model,
     stop_token_ids,
     unfetched,
 )
 from rlforge.models.made import made_model
 from rlforge.models.shape import unknown_targets
-from rlforge.preflight.games import check_room
-from rlforge.rollout.lineup import as_played_by, other_models, train_envs
+from rlforge.preflight.games import check_history, check_room
+from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.rollout.policies import with_own_form
 from rlforge.system.checkpoint import find_checkpoint, step_name
 from rlforge.system.hardware import detect
@@ -127,8 +126,7 @@ def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[st
         if known and not found:
             formed, _ = with_own_form(own)
             found += collected(refusals(lambda: check_room(formed)))
-            if any(env.drops_turns for env in train_envs(own)):
-                found += collected(refusals(lambda: prompt_room(own)))
+            found += collected(refusals(lambda: check_history(own)))
     yield from (_as_opponent(name, line) for text in found for line in text.splitlines())
 
 

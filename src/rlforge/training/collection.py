@@ -230,7 +230,7 @@ class Rounds:
         return update % self._config.learner.save_every == 0
 
     async def digests(self) -> dict[str, Any]:
-        """Of the games since the last line, training and evaluation, and of pool and buffer."""
+        """Digests of the games since the last line, of the pool and of the buffer."""
         pool, buffer = await asyncio.gather(
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
         )
@@ -241,7 +241,7 @@ class Rounds:
         }
 
     def unrecorded(self) -> dict[str, Any] | None:
-        """Of the games of the last evaluation."""
+        """The digest of the games of the last evaluation."""
         return self._digest_of_games() if self._recorded else None
 
     def _digest_of_games(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class GameController:
             "total_updates": self._config.learner.total_updates,
             "seed": self._config.seed,
             "restarts": self._calls.restarts,
-            "objective": self._measuring.objective,
+            "objective": self._measuring.evaluations.objective(),
             **self._watch.shares(),
         }
 
@@ -105,7 +105,7 @@ class GameController:
         """The loops of collectors, engines and learner side by side; any failure ends all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._measuring.begin(group, self._run_dir)
+            self._measuring.evaluations.begin(group, self._run_dir)
             engines = {name: self._watch.engine(name) for name in self._actors.replicas("engine")}
             others = [
                 group.create_task(self._calls.unless_given_up(name, loop))
@@ -137,7 +137,7 @@ class GameController:
             last = self._version == learner.total_updates
             if last:  # before it is published: no update would use its games
                 await self._actors.buffer.stop.remote()
-                self._measuring.close()
+                self._measuring.evaluations.close()
             state_due = self._version % learner.state_every == 0
             if self._version % learner.save_every == 0 or state_due or last:
                 await self._save(policy)
@@ -212,7 +212,9 @@ class GameController:
         await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
         self._measuring.published(checkpoint.version)
-        needed = self._measuring.needed | await self._actors.pool.needed_versions.remote()
+        needed = (
+            self._measuring.evaluations.needed | await self._actors.pool.needed_versions.remote()
+        )
         self._retention.prune(needed | self._guard.needed(), checkpoint.version)
 
     async def _published(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from rlforge.actors.cluster import RunActors
 from rlforge.config.schema import RunConfig
@@ -33,7 +31,8 @@ class Measuring:
         self._config, self._actors, self._policies = config, actors, policies
         self._collection, self._guard, self._note = collection, guard, note
         collectors = list(actors.replicas("collector"))
-        self._evaluations = Evaluations(
+        #: What is played and recorded; the controller begins and closes it.
+        self.evaluations = Evaluations(
             config,
             collectors,
             collection.evaluate,
@@ -42,20 +41,6 @@ class Measuring:
             self._measure,
             part=part,
         )
-
-    def begin(self, group: asyncio.TaskGroup, run_dir: Path) -> None:
-        """See ``Evaluations.begin``."""
-        self._evaluations.begin(group, run_dir)
-
-    @property
-    def needed(self) -> set[str]:
-        """See ``Evaluations.needed``."""
-        return self._evaluations.needed
-
-    @property
-    def objective(self) -> float:
-        """See ``Evaluations.objective``."""
-        return self._evaluations.objective()
 
     def _rate(self, result: EvalResult) -> None:
         """Record an evaluation, and let the sentinel judge it."""
@@ -77,10 +62,10 @@ class Measuring:
     async def started(self, version: int, published: Callable[[], Awaitable[None]]) -> None:
         """Evaluate what the run begins with. version: 0, or that of the state it goes on from."""
         if version == 0:
-            self._evaluations.evaluate(self._policies.seated(), published, edge=True)
+            self.evaluations.evaluate(self._policies.seated(), published, edge=True)
         else:
             await self.updated(version, published)
-            self._evaluations.follow(self._policies.seated())
+            self.evaluations.follow(self._policies.seated())
         await self._settled()
 
     async def updated(self, version: int, published: Callable[[], Awaitable[None]]) -> None:
@@ -91,28 +76,24 @@ class Measuring:
         settings, last = self._config.eval, version == self._config.learner.total_updates
         due = settings.every and version % settings.every == 0
         if due and not last and not settings.continuous:
-            self._evaluations.evaluate(self._policies.seated(), published, edge=False)
+            self.evaluations.evaluate(self._policies.seated(), published, edge=False)
         await self._settled()
 
     async def _settled(self) -> None:
         if self._collection.in_order:
-            await self._evaluations.finish()
+            await self.evaluations.finish()
 
     def published(self, version: int) -> None:
         """The engines have a version; 0 has the evaluation of the start."""
         if version:
-            self._evaluations.follow(self._policies.seated())
-
-    def close(self) -> None:
-        """No further version is followed: the last one has an evaluation of its own."""
-        self._evaluations.close()
+            self.evaluations.follow(self._policies.seated())
 
     async def end(self, published: Callable[[], Awaitable[None]], *, interrupted: bool) -> None:
         """Evaluate the last version after all others; nothing more where it is interrupted."""
         if interrupted:
-            self._evaluations.cancel()
+            self.evaluations.cancel()
             return
-        self._evaluations.close()
-        await self._evaluations.finish()
-        self._evaluations.evaluate(self._policies.seated(), published, edge=True)
-        await self._evaluations.finish()
+        self.evaluations.close()
+        await self.evaluations.finish()
+        self.evaluations.evaluate(self._policies.seated(), published, edge=True)
+        await self.evaluations.finish()
