@@ -17,15 +17,14 @@ from rlforge import __version__
 from rlforge.cli import app
 from rlforge.config.catalog import catalog, subjects
 from rlforge.config.keys import conf_dir
-from rlforge.config.plugins import KINDS, PLAYERS
+from rlforge.config.plugins import COMMANDS, KINDS, PLAYERS
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.models.made import made_model
 from rlforge.tracking.files import read_jsonl
 from rlforge.types import EvalResult
 
-COMMANDS = (
-    *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
-    "port",
+NAMES = (
+    *("train", "continuous", "sft", "eval", "graph", "config", "doctor", "port"),
     *(
         "play",
         "replay",
@@ -33,6 +32,8 @@ COMMANDS = (
         "fork",
         "analyse",
         "verify",
+        "ladder",
+        "exploit",
         "list",
         "show",
         "models",
@@ -84,7 +85,7 @@ def test_every_help_text_fits_and_has_each_example_in_one_line(
 
 def test_the_overview_names_every_command(rlforge):
     answer = rlforge("--help")
-    assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(NAMES)
     assert "To begin: rlforge train simpletak_mirror" in answer.out
 
 
@@ -469,7 +470,31 @@ def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge, tmp_path):
     out = rlforge("plugins", "--json", str(file)).out
     assert "pool.mode" in out
     rows = json.loads(file.read_text())
-    assert {row["kind"] for row in rows} == {kind.name for kind in KINDS if kind.names()}
+    kinds = (*KINDS, COMMANDS)
+    assert {row["kind"] for row in rows} == {kind.name for kind in kinds if kind.names()}
     assert all(kind.key.split(", ")[0] in out for kind in KINDS)
     (mirror,) = (row for row in rows if row["name"] == "mirror")
     assert (mirror["target"], mirror["origin"]) == ("rlforge.league.modes:mirror", "rlforge")
+
+
+def test_a_package_brings_commands_and_a_broken_one_harms_no_other(tmp_path):
+    (tmp_path / "of_package.py").write_text("def hello(name: str): print(f'hello {name}')\n")
+    about = tmp_path / "of_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[rlforge.commands]\nhello = of_package:hello\nlost = of_package:lost\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def rlforge(*words):
+        command = [sys.executable, "-m", "rlforge", *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+        )
+
+    assert rlforge("hello", "you").stdout == "hello you\n"
+    assert rlforge("lost").returncode == 2
+    offered = rlforge("plugins")
+    assert offered.returncode == 1
+    assert "of_package.py has no lost" in " ".join(offered.stdout.split())

@@ -39,7 +39,7 @@ def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
     offered = json.loads(Path("plugins.json").read_text())
     added = [row for row in offered if row["origin"] != "rlforge"]
-    kinds = {kind.name for kind in KINDS} - {"engines"}
+    kinds = {*(kind.name for kind in KINDS), "commands"} - {"engines"}
     assert sorted(row["kind"] for row in added) == sorted([*kinds, "sinks", "sinks"])
     assert {row["origin"] for row in added} == {"rlforge-example-plugins 1.0"}
     assert not any(row["problem"] for row in added)

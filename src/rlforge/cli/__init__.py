@@ -11,20 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from rlforge import __version__
-from rlforge.cli import (
-    discover,
-    examine,
-    exploit,
-    forks,
-    games,
-    ladder,
-    runs,
-    serving,
-    verify,
-    watch,
-    windows,
-)
+from rlforge.cli import discover, examine, games, runs, serving, watch, windows
 from rlforge.cli.messages import wrong_usage
+from rlforge.config.plugins import COMMANDS
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
 
@@ -79,8 +68,6 @@ app.command()(runs.train)
 app.command()(runs.continuous)
 app.command()(runs.sft)
 app.command("eval")(runs.evaluate)
-app.command()(ladder.ladder)
-app.command()(exploit.exploit)
 app.command()(examine.graph)
 app.command()(examine.config)
 app.command()(examine.doctor)
@@ -88,9 +75,13 @@ app.command()(examine.port)
 app.command()(games.play)
 app.command()(games.replay)
 app.command()(games.batches)
-app.command()(forks.fork)
-app.command()(forks.analyse)
-app.command()(verify.verify)
+for _name in COMMANDS.names():
+    if COMMANDS.problem(_name) is None:  # else ``rlforge plugins`` says what is wrong with it
+        _thing = COMMANDS.find(_name)
+        if isinstance(_thing, typer.Typer):
+            app.add_typer(_thing, name=_name)
+        else:
+            app.command(_name)(_thing)
 app.command("list")(discover.list_choices)
 app.command()(discover.show)
 app.command()(discover.models)

@@ -197,7 +197,7 @@ def models() -> None:
 
 
 def plugins(json_file: JsonFile = None) -> None:
-    """List what a configuration can choose by name, and the packages that add to it.
+    """List what a configuration can choose by name, further commands, and who adds to them.
 
     Instead of a name, `package.module:Thing` takes anything that can be imported from
     the environment or the current directory. Exit code 1: a package offers something unusable.
@@ -208,11 +208,12 @@ def plugins(json_file: JsonFile = None) -> None:
     rlforge plugins
     ```
     """
-    from rlforge.config.plugins import KINDS
+    from rlforge.config.plugins import COMMANDS, KINDS
 
-    rows = [row for kind in KINDS for row in kind.rows()]
+    kinds = (*KINDS, COMMANDS)
+    rows = [row for kind in kinds for row in kind.rows()]
     write_result(json_file, [dataclasses.asdict(row) for row in rows])
-    for kind in KINDS:
+    for kind in kinds:
         typer.echo(kind.key)
         of_kind = [row for row in rows if row.kind == kind.name]
         own = [row.name for row in of_kind if row.origin == "rlforge"]

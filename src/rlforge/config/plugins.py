@@ -7,6 +7,8 @@ Wherever a configuration chooses one of the ``KINDS`` below, it may say
   (``rlforge.modes``, …), or
 * ``package.module:Thing``, which is imported from the environment or the current directory.
 
+Commands that look into runs are found the same way, by ``COMMANDS``.
+
 Processes import what they need by name, so an extension works in every actor and in resumed runs.
 """
 
@@ -444,6 +446,20 @@ RUN_KINDS = Kind(
     },
     needs=("root", "check", "nodes", "controller"),
     called=False,
+)
+
+COMMANDS = Kind(
+    "commands",
+    "command",
+    "rlforge NAME",
+    "a function or a typer.Typer",
+    {
+        "fork": "rlforge.cli.forks:fork",
+        "analyse": "rlforge.cli.forks:analyse",
+        "verify": "rlforge.cli.verify:verify",
+        "ladder": "rlforge.cli.ladder:ladder",
+        "exploit": "rlforge.cli.exploit:exploit",
+    },
 )
 
 KINDS = (
