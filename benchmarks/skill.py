@@ -49,7 +49,7 @@ from common import RESULTS, cpu_seconds, record, shown, spread
 from rlforge.config.compose import compose
 from rlforge.local.exploit import exploit_run
 from rlforge.models.load import resolve_model
-from rlforge.tracking.metrics import wilson_interval
+from rlforge.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rlforge.tracking.metrics import wilson_interval
+from rlforge.statistics import wilson_interval
 from rlforge.trajectories.records import Decision, Metadata
 from rlforge.types import (
     Completion,

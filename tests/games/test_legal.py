@@ -4,8 +4,8 @@ import re
 import pytest
 
 from rlforge.games.legal import RULES, family, relisted
+from rlforge.games.observations import new_part
 from rlforge.games.textarena import TextArenaGame
-from rlforge.tracking.observations import new_part
 from rlforge.types import EnvSpec
 
 PLAYED = {

@@ -12,10 +12,10 @@ from tests.harness.control_tokens import TOKENIZERS, with_chat
 
 from rlforge.config.prompts import PromptConfig
 from rlforge.games.base import View
+from rlforge.games.observations import new_part
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.rollout.conversation import Conversation
-from rlforge.tracking.observations import new_part
 from rlforge.types import Completion, EnvSpec
 
 TRIMMING = CHATML.replace("m.content", "m.content | trim")

@@ -44,17 +44,3 @@ def test_digits_shares_counts_and_curves():
     assert f.per_second(42.13) == "42.1/s"
     assert f.per_second(4213.4) == "4,213/s"
     assert f.sparkline((0.0, 0.5, 1.0, 1.2)) == "▁▅██"
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "differ"),
-    [
-        ((0.2, 0.4), (0.5, 0.6), True),
-        ((0.5, 0.6), (0.2, 0.4), True),
-        ((0.2, 0.4), (0.4, 0.6), False),
-        ((-0.2, -0.1), (0.0, 0.0), True),
-        ((-0.1, 0.1), (0.0, 0.0), False),
-    ],
-)
-def test_intervals_differ_where_they_do_not_touch(first, second, differ):
-    assert f.significant(first, second) == differ

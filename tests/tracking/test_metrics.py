@@ -1,12 +1,8 @@
-"""Named scalars: namespaces, moving windows, flushes; intervals of rates."""
-
-import math
+"""Named scalars: namespaces, moving windows, flushes."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlforge.tracking.metrics import Metrics, wilson_interval
+from rlforge.tracking.metrics import Metrics
 
 
 def test_a_key_outside_the_namespaces_is_refused():
@@ -46,25 +42,3 @@ def test_a_gauge_has_its_last_value_and_no_mean():
     assert metrics.drain() == {}
     with pytest.raises(ValueError, match="in none of the namespaces"):
         metrics.set("queued", 1.0)
-
-
-def test_wilson_interval_agrees_with_a_published_value_and_without_trials_is_zero_to_one():
-    # 81 of 263: Newcombe (1998), Statistics in Medicine 17, table I, method 3.
-    low, high = wilson_interval(81, 263)
-    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
-    low, high = wilson_interval(0, 20)
-    assert (low, round(high, 4)) == (0.0, 0.1611)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-@given(st.integers(1, 500), st.data())
-def test_wilson_interval_solves_its_equation_and_holds_the_rate(trials, data):
-    wins = data.draw(st.integers(0, trials))
-    low, high = wilson_interval(wins, trials)
-    rate, z = wins / trials, 1.959963984540054
-    assert 0 <= low <= rate <= high <= 1
-    for bound in (low, high):
-        # Each bound p satisfies |rate - p| = z sqrt(p (1 - p) / n).
-        assert abs(rate - bound) == pytest.approx(
-            z * math.sqrt(bound * (1 - bound) / trials), abs=1e-9
-        )

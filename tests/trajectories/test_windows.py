@@ -51,7 +51,7 @@ def test_a_window_is_open_until_its_end_and_grace_are_over(store):
     windows = Windows(store, WindowConfig(grace_seconds=60))
     assert windows.get(TEN_ID, now=TEN + 60).reasons == ("it is open for another 1:00:00",)
     assert windows.get(TEN_ID, now=TEN + HOUR + 30).reasons == (
-        "it waits for late decisions for another 0:30",
+        "it waits for late decisions for another 0:00:30",
     )
     assert windows.get(TEN_ID, now=TEN + HOUR + 60).ready
     assert windows.due_at(TEN_ID) == TEN + HOUR + 60
@@ -188,7 +188,7 @@ def test_average_reward(make):
 
 def test_every_reason_is_given(make):
     assert reasons([make.whole(1, reward=0.1), make(2)], left=1, avg_reward_threshold=0.3) == (
-        "it is open for another 0:01",
+        "it is open for another 0:00:01",
         "0 of 3 learning agents have 5 decisions and 5 actions",
         "1 of 2 decisions have no known outcome",
         "average reward 0.1 is below 0.3",

@@ -13,6 +13,7 @@ from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
+from rlforge.games.observations import new_part, readable
 from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
@@ -23,7 +24,6 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.formatting import ending
-from rlforge.tracking.observations import new_part, readable
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")

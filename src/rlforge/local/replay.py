@@ -17,10 +17,10 @@ from rich.text import Text
 from rlforge.errors import ConfigError, RlforgeError, check_type, nearest
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid, placements
+from rlforge.games.observations import news
 from rlforge.rollout.episode import replayed
 from rlforge.tracking.formatting import ending
 from rlforge.tracking.game_files import GameIndex, index_games, read_games
-from rlforge.tracking.observations import news
 from rlforge.tracking.report.games import marks
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
 

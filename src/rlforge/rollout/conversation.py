@@ -7,8 +7,8 @@ import math
 
 from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
+from rlforge.games.observations import new_part
 from rlforge.games.prompts import Prompter
-from rlforge.tracking.observations import new_part
 from rlforge.types import Completion, EnvSpec, value
 
 

@@ -9,7 +9,7 @@ from itertools import count
 
 from rlforge.errors import ConfigError
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.tracking.metrics import wilson_interval
+from rlforge.statistics import wilson_interval
 from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef, value
 
 #: Stands for the opponent in single-player environments.

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from rlforge.tracking.formatting import percent
-
 _WAITS = 0.05
 """Share of the time in which a learner that is the bottleneck may wait for samples."""
 _FULL = 0.85
@@ -55,25 +53,25 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
         figures[name] for name in ("learner_waits", "engine_occupancy", "engine_share")
     )
     games, wanted, most = (figures[f"games_{name}"] for name in ("in_progress", "wanted", "most"))
-    used = f"{percent(occupancy)} of the engines' places are in use"
+    used = f"{occupancy:.0%} of the engines' places are in use"
     loses = figures["lost_share"] >= _LOSES
     if waits < _WAITS or (wanted < 0.9 * most and not loses):  # it is busy with fewer games
-        why = f"it waits {percent(waits)} of the time"
+        why = f"it waits {waits:.0%} of the time"
         return Bottleneck("learner", why, ("learner.num_learners",))
     if occupancy >= _FULL:
         return Bottleneck("engines", used, ("engine.num_engines", "engine.max_parallel_seq"))
     if busy >= _FULL:
-        why = f"they compute {percent(busy)} of the time, and {used}"
+        why = f"they compute {busy:.0%} of the time, and {used}"
         return Bottleneck("engines", why, ("engine.num_engines", "collector.num_train_workers"))
     if figures["idle_share"] >= _IDLE:
-        why = f"engines and learner both rest {percent(figures['idle_share'])} of the time"
+        why = f"engines and learner both rest {figures['idle_share']:.0%} of the time"
         keys = ("collector.num_collectors", "collector.num_train_workers")
         return Bottleneck("collectors", why, keys)
     if not loses:
         playing = f"all {most:.0f}" if games >= 0.9 * most else f"{games:.0f} of {most:.0f}"
         why = f"{playing} play, and {used}"
         return Bottleneck("games", why, ("collector.num_train_workers",))
-    lost = percent(figures["lost_share"])
+    lost = f"{figures['lost_share']:.0%}"
     why = f"{games:.0f} of {most:.0f} play, and {lost} of the samples are thrown away"
     return Bottleneck("games", why, ("buffer.max_staleness", "buffer.max_age"))
 

@@ -66,21 +66,14 @@ def percent(share: float | None, digits: int = 0) -> str:
     return NOTHING if share is None else f"{100 * share:.{digits}f}%"
 
 
+def elo(points: float) -> str:
+    """Elo points with their sign."""
+    return f"{points:+.0f}"
+
+
 def points(change: float) -> str:
     """A difference of two shares in percentage points: ``+35.0``."""
     return f"{100 * change:+.1f}"
-
-
-def significant(first: tuple[float, float], second: tuple[float, float] = (0.0, 0.0)) -> bool:
-    """Whether two confidence intervals do not overlap; of one interval, whether it excludes 0.
-
-    Only such differences are coloured, in the terminal and in the report.
-
-    Example:
-        >>> significant((0.2, 0.4), (0.3, 0.5)), significant((0.01, 0.2))
-        (False, True)
-    """
-    return first[1] < second[0] or second[1] < first[0]
 
 
 def number(amount: float | None, digits: int = 4) -> str:

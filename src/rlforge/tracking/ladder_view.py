@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.tracking.formatting import NOTHING, count, number, percent
+from rlforge.tracking.formatting import NOTHING, count, elo, number, percent
 from rlforge.tracking.ladder_card import Ending, LadderCard, LadderPairing, LadderRating
 
 ENDINGS: dict[Ending, str] = {
@@ -80,11 +80,6 @@ def interval(low: float, high: float) -> str:
         '41 to 80'
     """
     return f"{100 * low:.0f} to {100 * high:.0f}"
-
-
-def elo(points: float) -> str:
-    """Elo points with their sign."""
-    return f"{points:+.0f}"
 
 
 def won_and_lost(rating: LadderRating) -> tuple[str, str]:

@@ -1,9 +1,8 @@
-"""Named scalars, gathered for the sinks; those of training games; confidence intervals."""
+"""Named scalars, gathered for the sinks; those of training games."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
@@ -173,20 +172,3 @@ def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[Collect
         )
         for head in sorted(heads)
     )
-
-
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % confidence interval of a success probability (Wilson 1927).
-
-    Without trials it is (0, 1).
-    """
-    if trials == 0:
-        return (0.0, 1.0)
-    rate, z = successes / trials, 1.959963984540054
-    weight = z * z / trials
-    centre = (rate + weight / 2) / (1 + weight)
-    half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
-    # At 0 and at all successes the bound is exact; rounding must not move it past the rate.
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == trials else centre + half
-    return (low, high)

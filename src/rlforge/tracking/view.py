@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlforge.statistics import significant, wilson_interval
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.bottleneck import bottleneck
 from rlforge.tracking.formatting import (
@@ -16,15 +17,13 @@ from rlforge.tracking.formatting import (
     count,
     dollars,
     duration,
+    elo,
     number,
     per_second,
     percent,
     points,
-    significant,
     sparkline,
 )
-from rlforge.tracking.ladder_view import elo
-from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, side_by_side, table_of
 from rlforge.tracking.progress import Progress, WinRateRow
 from rlforge.tracking.window_view import NARROW, signed, window_sections

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rlforge.tracking.formatting import count, number, percent, significant, sparkline
+from rlforge.statistics import significant
+from rlforge.tracking.formatting import count, number, percent, sparkline
 from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, table_of
 from rlforge.tracking.progress import Progress, WindowRow
 

@@ -6,10 +6,10 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from itertools import groupby
 
 from rlforge.config.continuous import WindowConfig
-from rlforge.tracking.formatting import duration, number
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import AgentActivity, Decision, TrainingWindow
@@ -66,7 +66,7 @@ def missing(
     if left_seconds > 0:
         late = left_seconds <= (config.grace_seconds or 0.0)
         wait = "waits for late decisions" if late else "is open"
-        reasons.append(f"it {wait} for another {duration(left_seconds)}")
+        reasons.append(f"it {wait} for another {timedelta(seconds=round(left_seconds))}")
     if not activity:
         return (*reasons, "it has no decisions")
     enough = sum(counts(agent, config) for agent in activity)
@@ -84,7 +84,7 @@ def missing(
     accepted = any(agent.learns and agent.rewarded for agent in activity)
     # Sums of the same rewards in another order differ by rounding.
     if threshold is not None and accepted and average < threshold - 1e-9:
-        reasons.append(f"average reward {number(average)} is below {threshold:g}")
+        reasons.append(f"average reward {average:.4g} is below {threshold:g}")
     return tuple(reasons)
 
 

@@ -10,7 +10,7 @@ from rlforge.errors import raise_all
 from rlforge.kinds import RunKind
 from rlforge.preflight.games import opponent_problems
 from rlforge.rollout.lineup import train_envs
-from rlforge.tracking.metrics import wilson_interval
+from rlforge.statistics import wilson_interval
 from rlforge.training.graph import tracker_node
 from rlforge.types import EvalResult
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlforge.games.observations import news
 from rlforge.tracking.analyses import Analysis
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.formatting import ending, number, percent
 from rlforge.tracking.game_files import GameIndex, index_games, read_games
-from rlforge.tracking.observations import news
 from rlforge.tracking.report.charts import Series, line_chart
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import RunData

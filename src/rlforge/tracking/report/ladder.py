@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlforge.tracking.formatting import NOTHING, percent
+from rlforge.tracking.formatting import NOTHING, elo, percent
 from rlforge.tracking.ladder_card import LadderCard, LadderRating
 from rlforge.tracking.ladder_view import (
     ABOUT_SCORES,
     ABOUT_STRENGTHS,
     ENDINGS,
     cycle_text,
-    elo,
     first_move_text,
     head,
     interval,

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from rlforge.statistics import significant, wilson_interval
 from rlforge.system.values import Codec
 from rlforge.tracking.formatting import (
     count,
     dollars,
     duration,
+    elo,
     number,
     per_second,
     percent,
     points,
-    significant,
 )
-from rlforge.tracking.ladder_view import elo
-from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.progress import LADDER_ROWS, match_rows
 from rlforge.tracking.report.curves import section, subject
 from rlforge.tracking.report.data import Row, RunData

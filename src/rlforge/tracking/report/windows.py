@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from rlforge.tracking.formatting import count, duration, number, percent, points, significant
-from rlforge.tracking.metrics import wilson_interval
+from rlforge.statistics import significant, wilson_interval
+from rlforge.tracking.formatting import count, duration, number, percent, points
 from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
 from rlforge.tracking.report.curves import changing, charts, section
 from rlforge.tracking.report.data import Row, RunData
