@@ -16,7 +16,6 @@ from rlforge.actors.process import begin
 from rlforge.buffer import BUFFERS, EpisodeBuffer
 from rlforge.buffer.admission import Flow
 from rlforge.buffer.batches import Decode, write_batch
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import entry_of, of_policy, policy_names, turns
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.league.budget import ApiBudget, api_players
@@ -34,7 +33,6 @@ from rlforge.tracking.digests import digest_of_batch
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
-from rlforge.tracking.window_tracker import WindowTracker
 from rlforge.types import ApiUsage, Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
 
 
@@ -45,7 +43,7 @@ class TrackerActor(Tracker):
         begin("tracker", run_dir)
         name, total = config.name, config.total_updates or 0
         self._writer = GameWriter(run_dir)
-        super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
+        super().__init__(Path(run_dir), config.tracker, name, total, about=about(config))
         self._saves = config.games is not None and config.games.collector.save_games
         freeze_gc()
 
@@ -79,17 +77,8 @@ class TrackerActor(Tracker):
         return lines
 
 
-class WindowTrackerActor(WindowTracker):
-    """The tracker of continuous training as an actor."""
-
-    def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
-        begin("tracker", run_dir)
-        name, total = config.name, config.continuous.windows or 0
-        super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
-        freeze_gc()
-
-
-def _about(config: PolicyConfig) -> dict[str, Any]:
+def about(config: PolicyConfig) -> dict[str, Any]:
+    """What a tracker writes down about the run when it starts."""
     return {"seed": config.seed, "versions": versions(), "experiment": config.name}
 
 

@@ -323,13 +323,10 @@ PLAYERS = Kind(
     "player",
     "pool.fixed_opponents, eval.opponents",
     "a class of (env, rng) with act(view)",
-    _in(
-        "games.players",
-        *("noise_trader", "momentum_trader", "value_trader"),
-        random_legal="RandomLegal",
-        win_block="WinBlock",
-        minimax="Minimax",
-    ),
+    {
+        **_in("games.market", "noise_trader", "momentum_trader", "value_trader"),
+        **_in("games.players", random_legal="RandomLegal", win_block="WinBlock", minimax="Minimax"),
+    },
     families="rlforge.games.players:FAMILIES",
     forms=("mcts:SIMULATIONS",),
 )

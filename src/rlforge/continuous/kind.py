@@ -72,7 +72,7 @@ class Continuous(RunKind[ContinuousConfig]):
             "store": (),
         }[config.continuous.source]
         return (
-            tracker_node(config, "WindowTrackerActor"),
+            tracker_node(config, "rlforge.continuous.tracker:WindowTrackerActor"),
             learner_node(
                 config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
             ),

@@ -9,7 +9,10 @@ in focus (``rlforge.market.compact``), which ``legal_actions`` lists.
 from __future__ import annotations
 
 import functools
+import json
 import math
+import random
+from functools import partial
 from typing import Any
 
 from rlforge.config import rules
@@ -20,7 +23,7 @@ from rlforge.games.base import TurnGame, View
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import prompt, read
-from rlforge.market.traders import Crowd
+from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 from rlforge.types import EndReason, EnvSpec
 
@@ -175,3 +178,23 @@ def check(env: EnvSpec) -> None:
     if env.num_players < 1:
         raise ConfigError(f"env {env.id!r}: num_players must be 1 or more, got {env.num_players}")
     MarketGame(env, seed=0).view()
+
+
+class MarketTrader:
+    """A scripted trader of ``rlforge.market.traders`` at a seat of a market."""
+
+    def __init__(self, kind: str, env: EnvSpec, rng: random.Random) -> None:
+        if env.source != "market":
+            raise ConfigError(f"a {kind} trader cannot play {env.id}: it trades on markets only")
+        self._trader = make_trader(kind, load_market(env.id), rng)
+
+    def act(self, view: View) -> str:
+        """The trader's action as JSON."""
+        assert view.state is not None
+        return json.dumps(self._trader.decide(view.state))
+
+
+# Traders that use only what a seat observes; insiders trade in the background only.
+noise_trader = partial(MarketTrader, "noise")
+momentum_trader = partial(MarketTrader, "momentum")
+value_trader = partial(MarketTrader, "value")

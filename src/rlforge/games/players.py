@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable
@@ -14,9 +13,7 @@ from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View, guarded
 from rlforge.games.grid_search import best_actions
 from rlforge.games.grids import placements, winning_cells
-from rlforge.games.market import load_market
 from rlforge.games.registry import make_game
-from rlforge.market.traders import make_trader
 from rlforge.types import EnvSpec
 
 
@@ -119,26 +116,6 @@ FAMILIES = {"mcts": mcts}
 
 SEARCHING = ("minimax", "mcts")
 """Players and families of players whose moves may take seconds: they are asked in a thread."""
-
-
-class MarketTrader:
-    """A scripted trader of ``rlforge.market.traders`` at a seat of a market."""
-
-    def __init__(self, kind: str, env: EnvSpec, rng: random.Random) -> None:
-        if env.source != "market":
-            raise ConfigError(f"a {kind} trader cannot play {env.id}: it trades on markets only")
-        self._trader = make_trader(kind, load_market(env.id), rng)
-
-    def act(self, view: View) -> str:
-        """The trader's action as JSON."""
-        assert view.state is not None
-        return json.dumps(self._trader.decide(view.state))
-
-
-# Traders that use only what a seat observes; insiders trade in the background only.
-noise_trader = partial(MarketTrader, "noise")
-momentum_trader = partial(MarketTrader, "momentum")
-value_trader = partial(MarketTrader, "value")
 
 
 def make_player(name: str, env: EnvSpec, seed: int) -> Player:

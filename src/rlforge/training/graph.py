@@ -32,13 +32,12 @@ def build_graph(config: PolicyConfig, machine: Machine) -> RunGraph:
     return RunGraph(nodes=kind_of(config).nodes(config, hardware))
 
 
-def tracker_node(config: PolicyConfig, actor: str = "TrackerActor") -> ActorSpec:
-    """The tracker; actor: its class among ``rlforge.actors.state``."""
+def tracker_node(
+    config: PolicyConfig, actor: str = "rlforge.actors.state:TrackerActor"
+) -> ActorSpec:
+    """The tracker; actor: where its class is."""
     return ActorSpec(
-        name="tracker",
-        actor=f"rlforge.actors.state:{actor}",
-        config=groups(config, "tracker"),
-        on_driver_node=True,
+        name="tracker", actor=actor, config=groups(config, "tracker"), on_driver_node=True
     )
 
 
