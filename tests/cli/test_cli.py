@@ -24,24 +24,10 @@ from rlforge.tracking.files import read_jsonl
 from rlforge.types import EvalResult
 
 NAMES = (
-    *("train", "continuous", "sft", "eval", "graph", "config", "doctor", "port"),
-    *(
-        "play",
-        "replay",
-        "batches",
-        "fork",
-        "analyse",
-        "verify",
-        "ladder",
-        "exploit",
-        "list",
-        "show",
-        "models",
-        "plugins",
-        "runs",
-    ),
-    *("compare", "monitor", "report", "export", "serve", "deploy", "rollback", "deployments"),
-    "windows",
+    *("train", "sft", "eval", "graph", "config", "doctor", "port", "play", "replay", "batches"),
+    *("continuous", "windows", "serve", "deploy", "rollback", "deployments"),
+    *("fork", "analyse", "verify", "ladder", "exploit"),
+    *("list", "show", "models", "plugins", "runs", "compare", "monitor", "report", "export"),
 )
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlforge import __version__
-from rlforge.cli import discover, examine, games, runs, serving, watch, windows
+from rlforge.cli import discover, examine, games, runs, watch
 from rlforge.cli.messages import wrong_usage
 from rlforge.config.plugins import COMMANDS
 from rlforge.errors import RlforgeError
@@ -65,7 +65,6 @@ def options(
 
 # In the order in which the overview lists them.
 app.command()(runs.train)
-app.command()(runs.continuous)
 app.command()(runs.sft)
 app.command("eval")(runs.evaluate)
 app.command()(examine.graph)
@@ -91,11 +90,6 @@ app.command()(watch.compare)
 app.command()(watch.monitor)
 app.command()(watch.report)
 app.command()(runs.export)
-app.command()(serving.serve)
-app.command()(serving.deploy)
-app.command()(serving.rollback)
-app.command()(serving.deployments)
-app.add_typer(windows.app, name="windows")
 
 
 def main() -> NoReturn:

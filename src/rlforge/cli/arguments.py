@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rlforge.cli import completion
 from rlforge.errors import ConfigError, RlforgeError
-
-if TYPE_CHECKING:
-    from rlforge.config.continuous import ContinuousConfig, WindowConfig
-    from rlforge.trajectories.reader import StoreReader
 
 Overrides = Annotated[
     list[str] | None,
@@ -110,66 +106,6 @@ def write_result(file: Path | None, result: Any) -> None:
         file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-Store = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        metavar="STORE",
-        help="Train on all windows of this store, or of this run, instead of new ones.",
-        autocompletion=completion.runs,
-    ),
-]
-
-
-def with_store(overrides: list[str], where: Path | None) -> list[str]:
-    """``overrides`` with the keys that ``--from`` stands for."""
-    if where is None:
-        return overrides
-    reader, _ = opened_store(where)
-    path = str(reader.layout.root.absolute()).replace("'", "\\'")
-    reader.close()
-    # The number of windows is that of the store, unless the user says otherwise.
-    given = ["continuous.windows=null", *overrides]
-    return [*given, "continuous.source=store", f"store.path='{path}'"]
-
-
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
 ]
-
-
-def opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
-    """The store at ``where``, and the window settings of its run, or the defaults."""
-    from rlforge.config.continuous import WindowConfig
-    from rlforge.tracking.files import open_run
-    from rlforge.trajectories.layout import ABOUT
-    from rlforge.trajectories.reader import StoreReader
-    from rlforge.trajectories.store import store_folder
-
-    if (where / ABOUT).is_file():
-        run = where.absolute().parent
-        if not (run / "config.yaml").is_file():
-            return StoreReader(where), WindowConfig()
-        return StoreReader(where), settings_of(run).window
-    try:
-        open_run(where)
-    except RlforgeError as error:
-        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
-        raise ConfigError(what if where.is_dir() else str(error)) from error
-    config = settings_of(where)
-    folder = store_folder(config.store, where)
-    if not folder.exists():
-        raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
-    return StoreReader(folder), config.window
-
-
-def settings_of(run: Path) -> ContinuousConfig:
-    """The configuration of a run; ConfigError where its store or windows are impossible."""
-    from rlforge.config.continuous import ContinuousConfig
-    from rlforge.config.roots import read_run
-    from rlforge.config.rules import checked
-
-    config = read_run(run, ContinuousConfig)
-    checked(config.store, f"{run}: store")
-    checked(config.window, f"{run}: window")
-    return config

@@ -1,4 +1,4 @@
-"""``rlforge train``, ``continuous``, ``sft``, ``eval`` and ``export``."""
+"""``rlforge train``, ``sft``, ``eval`` and ``export``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from rlforge.cli.arguments import (
     Overrides,
     Resume,
     RunDir,
-    Store,
     say,
-    with_store,
     write_result,
 )
 from rlforge.errors import ConfigError, RunError
@@ -65,38 +63,7 @@ def train(
     """
     from rlforge.config.schema import RunConfig
 
-    _run(RunConfig, overrides or [], config_dir, resume, more, multirun=multirun)
-
-
-def continuous(
-    overrides: Overrides = None,
-    store: Store = None,
-    multirun: Multirun = False,
-    resume: Resume = None,
-    more: More = None,
-    config_dir: ConfigDir = None,
-) -> None:
-    """Train on one window of decisions after another; the last line printed is the run directory.
-
-    For each window: collect its decisions, score them, train on the good ones, and
-    deploy the new version. Ctrl-C ends the run after its current phase.
-
-    **Examples**
-
-    ```bash
-    rlforge continuous +experiment=market_continuous
-    rlforge continuous market_continuous continuous.windows=20 seed=1
-    rlforge continuous +experiment=market_continuous --from STORE
-    rlforge continuous +experiment=served_answers
-    rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
-    rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
-    rlforge continuous --resume latest --more 8
-    ```
-    """
-    from rlforge.config.continuous import ContinuousConfig
-
-    given = with_store(overrides or [], store)
-    _run(ContinuousConfig, given, config_dir, resume, more, multirun=multirun)
+    start(RunConfig, overrides or [], config_dir, resume, more, multirun=multirun)
 
 
 def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDir = None) -> None:
@@ -118,10 +85,10 @@ def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDi
     """
     from rlforge.config.sft import SftConfig
 
-    _run(SftConfig, overrides or [], config_dir, resume, None, multirun=False)
+    start(SftConfig, overrides or [], config_dir, resume, None, multirun=False)
 
 
-def _run(
+def start(
     root: type[PolicyConfig],
     overrides: list[str],
     config_dir: Path | None,

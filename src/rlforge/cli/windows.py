@@ -1,4 +1,4 @@
-"""``rlforge windows``: list and show windows of decisions; export and import datasets."""
+"""``rlforge continuous`` trains on windows of decisions; ``rlforge windows`` shows them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.cli import completion
-from rlforge.cli.arguments import opened_store, say
-from rlforge.errors import ConfigError, nearest
+from rlforge.cli.arguments import ConfigDir, More, Multirun, Overrides, Resume, say
+from rlforge.cli.runs import start
+from rlforge.errors import ConfigError, RlforgeError, nearest
 
 if TYPE_CHECKING:
-    from rlforge.config.continuous import WindowConfig
+    from rlforge.config.continuous import ContinuousConfig, WindowConfig
     from rlforge.trajectories.reader import StoreReader
     from rlforge.trajectories.records import Decision
     from rlforge.trajectories.windows import WindowSummary
@@ -45,6 +46,15 @@ _LEAST_WIDTH = 80
 #: Characters of each part of a decision that are shown without ``--full``.
 _SHOWN = 400
 
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="STORE",
+        help="Train on all windows of this store, or of this run, instead of new ones.",
+        autocompletion=completion.runs,
+    ),
+]
 StoreOrRun = Annotated[
     Path,
     typer.Argument(
@@ -53,6 +63,37 @@ StoreOrRun = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+
+
+def continuous(
+    overrides: Overrides = None,
+    store: Store = None,
+    multirun: Multirun = False,
+    resume: Resume = None,
+    more: More = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train on one window of decisions after another; the last line printed is the run directory.
+
+    For each window: collect its decisions, score them, train on the good ones, and
+    deploy the new version. Ctrl-C ends the run after its current phase.
+
+    **Examples**
+
+    ```bash
+    rlforge continuous +experiment=market_continuous
+    rlforge continuous market_continuous continuous.windows=20 seed=1
+    rlforge continuous +experiment=market_continuous --from STORE
+    rlforge continuous +experiment=served_answers
+    rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
+    rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+    rlforge continuous --resume latest --more 8
+    ```
+    """
+    from rlforge.config.continuous import ContinuousConfig
+
+    given = _with_store(overrides or [], store)
+    start(ContinuousConfig, given, config_dir, resume, more, multirun=multirun)
 
 
 @app.command("list")
@@ -70,7 +111,7 @@ def list_windows(
     """
     from rlforge.trajectories.windows import Windows
 
-    reader, config = opened_store(where)
+    reader, config = _opened_store(where)
     windows, ids = Windows(reader, config), reader.window_ids()
     if not ids:
         typer.echo(f"{reader.layout.root} holds no decisions yet")
@@ -99,7 +140,7 @@ def show(
     from rlforge.tracking.formatting import number, percent
     from rlforge.trajectories.windows import Windows
 
-    reader, config = opened_store(where)
+    reader, config = _opened_store(where)
     _check_ids([window_id], reader)
     (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
     console = Console()
@@ -142,7 +183,7 @@ def decisions(
     rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
     ```
     """
-    reader, _ = opened_store(where)
+    reader, _ = _opened_store(where)
     _check_ids([window_id], reader)
     found = reader.decisions(window_id=window_id)
     agents = sorted({one.agent_id for one in found})
@@ -199,7 +240,7 @@ def export_windows(
     from rlforge.system.hub import check_push, push_folder
     from rlforge.trajectories.dataset import export_dataset
 
-    reader, _ = opened_store(where)
+    reader, _ = _opened_store(where)
     _check_ids(window or [], reader)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
@@ -242,6 +283,55 @@ def import_windows(
     for problem in done.bad:
         typer.echo(f"left out: {problem}", err=True)
     typer.echo(f"{done.written:,} decisions imported, {done.known:,} were there already")
+
+
+def _with_store(overrides: list[str], where: Path | None) -> list[str]:
+    """``overrides`` with the keys that ``--from`` stands for."""
+    if where is None:
+        return overrides
+    reader, _ = _opened_store(where)
+    path = str(reader.layout.root.absolute()).replace("'", "\\'")
+    reader.close()
+    # The number of windows is that of the store, unless the user says otherwise.
+    given = ["continuous.windows=null", *overrides]
+    return [*given, "continuous.source=store", f"store.path='{path}'"]
+
+
+def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
+    """The store at ``where``, and the window settings of its run, or the defaults."""
+    from rlforge.config.continuous import WindowConfig
+    from rlforge.tracking.files import open_run
+    from rlforge.trajectories.layout import ABOUT
+    from rlforge.trajectories.reader import StoreReader
+    from rlforge.trajectories.store import store_folder
+
+    if (where / ABOUT).is_file():
+        run = where.absolute().parent
+        if not (run / "config.yaml").is_file():
+            return StoreReader(where), WindowConfig()
+        return StoreReader(where), _settings_of(run).window
+    try:
+        open_run(where)
+    except RlforgeError as error:
+        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
+        raise ConfigError(what if where.is_dir() else str(error)) from error
+    config = _settings_of(where)
+    folder = store_folder(config.store, where)
+    if not folder.exists():
+        raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
+    return StoreReader(folder), config.window
+
+
+def _settings_of(run: Path) -> ContinuousConfig:
+    """The configuration of a run; ConfigError where its store or windows are impossible."""
+    from rlforge.config.continuous import ContinuousConfig
+    from rlforge.config.roots import read_run
+    from rlforge.config.rules import checked
+
+    config = read_run(run, ContinuousConfig)
+    checked(config.store, f"{run}: store")
+    checked(config.window, f"{run}: window")
+    return config
 
 
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:

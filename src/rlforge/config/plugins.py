@@ -7,7 +7,7 @@ Wherever a configuration chooses one of the ``KINDS`` below, it may say
   (``rlforge.modes``, …), or
 * ``package.module:Thing``, which is imported from the environment or the current directory.
 
-Commands that look into runs are found the same way, by ``COMMANDS``.
+Commands other than those of runs and games are found the same way, by ``COMMANDS``.
 
 Processes import what they need by name, so an extension works in every actor and in resumed runs.
 """
@@ -451,6 +451,9 @@ COMMANDS = Kind(
     "rlforge NAME",
     "a function or a typer.Typer",
     {
+        "continuous": "rlforge.cli.windows:continuous",
+        "windows": "rlforge.cli.windows:app",
+        **_in("cli.serving", "serve", "deploy", "rollback", "deployments"),
         "fork": "rlforge.cli.forks:fork",
         "analyse": "rlforge.cli.forks:analyse",
         "verify": "rlforge.cli.verify:verify",
