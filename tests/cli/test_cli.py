@@ -25,9 +25,10 @@ from rlforge.types import EvalResult
 
 NAMES = (
     *("train", "sft", "eval", "graph", "config", "doctor", "port", "play", "replay", "batches"),
-    *("continuous", "windows", "serve", "deploy", "rollback", "deployments"),
+    *("continuous", "serve", "deploy", "rollback", "deployments"),
     *("fork", "analyse", "verify", "ladder", "exploit"),
     *("list", "show", "models", "plugins", "runs", "compare", "monitor", "report", "export"),
+    "windows",  # groups of commands are last
 )
 
 
