@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
@@ -11,20 +11,15 @@ from rlforge.continuous.answers import Ask, Conversation
 from rlforge.engines.base import decoder
 from rlforge.engines.grammars import grammar_of
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.base import View
 from rlforge.games.encoding import text_ids
-from rlforge.games.players import Player, make_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import stop_token_ids
 from rlforge.rollout.episode import play_game, seed_of
 from rlforge.rollout.lineup import env_named
-from rlforge.rollout.policies import ModelPlayers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.serving.conversations import conversation_tokens, tool_calls, without_calls
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat, value
-
-SeatAnswer = Callable[[View, int], Awaitable[Completion]]
-"""Asks at a seat: what its player sees, and seed of the draw."""
 
 
 @value
@@ -62,8 +57,8 @@ class SessionModel:
         self.model, self.tokenizer, self.ask = config.model, tokenizer, ask
         self.text_of = decoder(tokenizer)
         stops = stop_token_ids(config.model, tokenizer)
-        self._players = ModelPlayers(config, tokenizer, self, stops)
-        self._temperature = config.engine.temperature
+        #: Who answers in games, the model at its seats.
+        self.seats = SeatPolicies(config, tokenizer, self, stops)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
@@ -71,12 +66,6 @@ class SessionModel:
         """Ask for the agent ``policy.uid``, as a ``Generator`` is asked."""
         assert params.seed is not None, "games draw by seed"
         return await self.ask(policy.uid, tuple(prompt_token_ids), params.seed)
-
-    def at_seat(self, agent: str, seat: Seat, env: EnvSpec) -> SeatAnswer:
-        """Asks for ``agent`` at a seat of one game."""
-        player = self._players.at_seat(seat, env, self._temperature)
-        policy = PolicyRef(uid=agent, kind="checkpoint")
-        return lambda view, draw: player.answer(view, policy, draw)
 
 
 class Session:
@@ -133,28 +122,13 @@ class Session:
         env, own = self._asked_as_trained(env), self.number if opponents else 0
         own %= env.num_players
         seats = self._line_up(env, opponents, own)
-        models = {
-            seat.player_id: self._model.at_seat(seat.policy.uid, seat, env)
-            for seat in seats
-            if seat.trained
-        }
-        players: dict[int, Player] = {}
-
-        async def answer(seat: Seat, view: View, draw: int) -> Completion:
-            if seat.trained:
-                return await models[seat.player_id](view, draw)
-            if seat.player_id not in players:
-                players[seat.player_id] = make_player(seat.policy.uid, env, draw)
-            text = players[seat.player_id].act(view)
-            return Completion(text=text, finish_reason="scripted", policy_uid=seat.policy.uid)
-
         name = f"episode {self.number}"
         spec = GameSpec(game_id=name, env=env, seed=self.seed, purpose="train", seats=seats)
-        record = await play_game(spec, answer)
+        record = await play_game(spec, self._model.seats.for_game(spec))
         if record.error is not None:
             raise GameError(record.error)
         for turn in record.turns:
-            if turn.player_id in models:
+            if seats[turn.player_id].trained:
                 self._answers.append((turn.observation, turn.completion.text, turn.completion))
                 self.reward(record.rewards[turn.player_id])
         return record.rewards[own]

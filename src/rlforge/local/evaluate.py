@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
-from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.local.policies import find_opponent, find_policy, seat_policies, seated_with
 from rlforge.rollout.collector import Collector
@@ -74,9 +73,6 @@ async def evaluate_run(
     if opponents:
         pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])
     against = list(dict.fromkeys(rival for each in pairings for rival in each.opponents))
-    for rival in against:
-        if rival.kind == "api":
-            check_api(rival.path_or_name or rival.uid, config.pool.api)
     most = max(each.env.num_players for each in pairings)
     seats = seated_with(run_dir, policy, config, most)
     specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
-from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, nearest
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.rollout.collector import Collector
@@ -336,8 +335,6 @@ def _seated(
         policy = find_opponent(run_dir, name, config)
         if not can_play(policy, spec.env):
             raise ConfigError(f"{name} does not play {spec.env_id}; choose another for the seat")
-    if policy.kind == "api":
-        check_api(policy.path_or_name or policy.uid, config.pool.api)
     if policy == seat.policy:
         return dataclasses.replace(seat, trained=False)
     players = [policy if one is seat else one.policy for one in spec.seats]

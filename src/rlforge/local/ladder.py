@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,19 +10,18 @@ from itertools import combinations
 from pathlib import Path
 
 from rlforge.errors import RlforgeError, RunError
-from rlforge.games.base import View
 from rlforge.league.card import ROUND_PAIRS, game_id, make_card, open_pairings
 from rlforge.local.entrants import Entrant, LadderPlan, engine_key, files_of, is_here, member_of
 from rlforge.local.policies import seat_policies
 from rlforge.rollout.collector import Collector
-from rlforge.rollout.episode import Answer
+from rlforge.rollout.episode import Answer, Seats
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.system.hardware import versions
 from rlforge.tracking.game_files import GameIndex, GameWriter, index_games
 from rlforge.tracking.ladder_card import PAGE, LadderCard, first_difference, read_card, write_card
 from rlforge.tracking.report.ladder import write_ladder_page
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, Seat
+from rlforge.types import EnvSpec, GameRecord, GameSpec
 
 log = logging.getLogger(__name__)
 
@@ -160,15 +158,10 @@ async def _answers(
             of_uid.update((ref.uid, (policies, env)) for ref in refs)
 
         def make_answer(spec: GameSpec) -> Answer:
-            at: dict[int, Answer] = {}
+            at = {}
             for seat in spec.seats:
                 policies, env = of_uid[seat.policy.uid]
-                own = dataclasses.replace(spec, env=env, seats=(seat,))
-                at[seat.player_id] = policies.for_game(own)
-
-            async def answer(seat: Seat, view: View, seed: int) -> Completion:
-                return await at[seat.player_id](seat, view, seed)
-
-            return answer
+                at[seat.player_id] = policies.at_seat(seat, env)
+            return Seats(at)
 
         yield make_answer

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 
-from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
-from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
@@ -23,15 +22,12 @@ from rlforge.local.policies import find_policy, seat_policies, start_engine
 from rlforge.local.replay import turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
-from rlforge.rollout.episode import Answer
+from rlforge.rollout.episode import AtSeat
 from rlforge.rollout.lineup import asked_as, env_named
-from rlforge.rollout.policies import ModelPlayers, ModelSeat
+from rlforge.rollout.policies import Act, Acting, SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
-
-Act = Callable[[View], str]
-"""A player of the caller's own: the action in a view."""
 
 
 class Policy:
@@ -54,7 +50,7 @@ class Policy:
         self._engine = start_engine(config, [self.ref], lambda text: None)
         tokenizer = load_tokenizer(config.model)
         stops = stop_token_ids(config.model, tokenizer)
-        self._players = ModelPlayers(config, tokenizer, self._engine, stops)
+        self._seats = SeatPolicies(config, tokenizer, self._engine, stops)
 
     def __repr__(self) -> str:
         return f"Policy({self.ref.uid})"
@@ -112,14 +108,8 @@ class Policy:
             prompt_template=template,
             action_extraction=extraction,
         )
-        alone = EnvSpec(id="")
-        return await self._at_seat(seat, alone, temperature).answer(view, self.ref, seed)
-
-    def _at_seat(self, seat: Seat, env: EnvSpec, temperature: float | None = None) -> ModelSeat:
-        """The policy at ``seat`` in one game of ``env``. temperature: as in ``act``."""
-        if temperature is None:
-            temperature = self.config.eval_temperature
-        return self._players.at_seat(seat, env, temperature)
+        seed = random.getrandbits(63) if seed is None else seed
+        return await self._seats.at_seat(seat, EnvSpec(id=""), temperature).answer(view, seed)
 
     def close(self) -> None:
         """Release the model."""
@@ -159,24 +149,17 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
             seats[place] = dataclasses.replace(
                 seats[place], prompt_template=template, action_extraction=extraction
             )
-    answers = {
+    given = {
         seat.player_id: _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)
         if seat.policy.kind not in ("api", "hf")
     }
-
+    others = [seat.policy for seat in seats if seat.player_id not in given]
     spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=tuple(seats))
-    others = tuple(seat for seat in seats if seat.player_id not in answers)
 
     async def played() -> GameRecord:
-        refs = [seat.policy for seat in others]
-        async with seat_policies(GamesConfig(), refs, lambda text: None) as policies:
-            of_others = policies.for_game(dataclasses.replace(spec, seats=others))
-
-            async def answer(seat: Seat, view: View, draw: int) -> Completion:
-                return await answers.get(seat.player_id, of_others)(seat, view, draw)
-
-            return await episode.play_game(spec, answer)
+        async with seat_policies(GamesConfig(), others, lambda text: None) as policies:
+            return await episode.play_game(spec, policies.for_game(spec, given))
 
     return wait_for(played())
 
@@ -207,9 +190,7 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
         ref = parse_opponent(player)
         if ref.kind == "checkpoint":
             raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
-        if ref.kind == "api":
-            check_api(player, ApiConfig())
-        elif ref.kind == "scripted":
+        if ref.kind == "scripted":
             check_player(player, env)
         return ref
     if not callable(player):
@@ -218,18 +199,9 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
     return PolicyRef(uid=name, kind="scripted")
 
 
-def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) -> Answer:
+def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) -> AtSeat:
     """What answers for ``player`` at ``seat``."""
     if isinstance(player, Policy):
-        model, ref = player._at_seat(seat, env), player.ref
-        return lambda seat, view, draw: model.answer(view, ref, draw)
+        return player._seats.at_seat(seat, env)
     act: Act = make_player(player, env, seed).act if isinstance(player, str) else player
-
-    async def scripted(seat: Seat, view: View, draw: int) -> Completion:
-        action = act(view)
-        uid = seat.policy.uid
-        if not isinstance(action, str):
-            raise TypeError(f"player {uid} answered {action!r}; an action is text")
-        return Completion(text=action, finish_reason="scripted", policy_uid=uid)
-
-    return scripted
+    return Acting(seat, lambda draw: act)

@@ -10,7 +10,6 @@ from pathlib import Path
 from rlforge.config.compose import compose
 from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
-from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
 from rlforge.games.observations import new_part, readable
@@ -22,6 +21,7 @@ from rlforge.local.replay import boards
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.policies import Acting
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.formatting import ending
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
@@ -152,9 +152,7 @@ async def play(
     the person leaves, ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
-        if policy.kind == "api":
-            check_api(policy.path_or_name or policy.uid, config.pool.api)
-        elif policy.kind == "scripted" and policy != PERSON:
+        if policy.kind == "scripted" and policy != PERSON:
             check_player(policy.path_or_name or policy.uid, env)
     spec = GameSpec(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
@@ -162,14 +160,17 @@ async def play(
     # Ctrl-C must end the reading of a line at once; asyncio's own handler waits for the line.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     async with seat_policies(config, policies, say) as answers:
-        others = answers.for_game(spec)
+        own = {
+            seat.player_id: Acting(seat, lambda seed: person.act)
+            for seat in spec.seats
+            if seat.policy == PERSON
+        }
+        seats = answers.for_game(spec, own)
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:
-            if seat.policy == PERSON:
-                text = person.act(view)
-                return Completion(text=text, finish_reason="scripted", policy_uid=PERSON.uid)
-            completion = await others(seat, view, draw)
-            say(f"player {seat.player_id} ({seat.policy.uid}): {completion.text.strip()}")
+            completion = await seats(seat, view, draw)
+            if seat.player_id not in own:
+                say(f"player {seat.player_id} ({seat.policy.uid}): {completion.text.strip()}")
             return completion
 
         record = await play_game(spec, answer)

@@ -13,6 +13,7 @@ from rlforge.config.per_policy import entries, entry_of, evaluated_at, policy_na
 from rlforge.config.roots import read_any
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
 from rlforge.engines.base import LocalEngine
+from rlforge.engines.openai import check_api
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError, ConfigError, check_type, raise_all
 from rlforge.games.players import check_player
@@ -48,9 +49,12 @@ async def seat_policies(
 
     policies: those of the seats; without a version of the run's model and without another one no
     model is loaded. say: called with progress messages. Runs of a CPU stay on the CPU, others use
-    the device that this machine has. Raises ConfigError for a model or an engine that is not
-    available, and for policies that the engine cannot play.
+    the device that this machine has. Raises ConfigError for a model, an engine or an API that is
+    not available, and for policies that the engine cannot play.
     """
+    for one in policies:
+        if one.kind == "api":
+            check_api(one.path_or_name or one.uid, config.pool.api)
     tokenizer: Any = None
     stops: tuple[int, ...] = ()
     if not any(one.kind in ("checkpoint", "hf") for one in policies):

@@ -35,7 +35,7 @@ from rlforge.games.base import View
 from rlforge.local.recorded import Check, Recorded, RecordedGames, RecordedWindows, Say
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes, learned_players
-from rlforge.rollout.episode import play_game
+from rlforge.rollout.episode import Seats, play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
 from rlforge.tracking.digests import FILE, broken_at, digest_of, digest_of_batch, digest_of_games
@@ -253,21 +253,30 @@ class _OverError(RlforgeError):
     """The record has no further answer."""
 
 
+class _Recorded:
+    """Gives the answers of a seat in ``record`` again, in order."""
+
+    def __init__(self, record: GameRecord, seat: Seat) -> None:
+        own = (turn.completion for turn in record.turns if turn.player_id == seat.player_id)
+        self._answers, self._end_reason = own, record.end_reason
+
+    async def answer(self, view: View, seed: int) -> Completion:
+        if (answer := next(self._answers, None)) is not None:
+            return answer
+        if self._end_reason == "context_limit":
+            raise PromptTooLongError("as in the record")
+        raise _OverError("the record ends here")
+
+    def remember(self, view: View, answer: Completion) -> None:
+        next(self._answers)
+
+
 async def _replayed(record: GameRecord) -> str | None:
     """What differs when a game is played again with its recorded answers; None: nothing."""
     if record.error is not None:
         return None
-    answers = iter(record.turns)
-
-    async def answer(seat: Seat, view: View, seed: int) -> Completion:
-        turn = next(answers, None)
-        if turn is None and record.end_reason == "context_limit":
-            raise PromptTooLongError("as in the record")
-        if turn is None:
-            raise _OverError("the record ends here")
-        return turn.completion
-
-    again = await play_game(record.spec, answer, lambda seconds: asyncio.timeout(None))
+    recorded = Seats({seat.player_id: _Recorded(record, seat) for seat in record.spec.seats})
+    again = await play_game(record.spec, recorded, lambda seconds: asyncio.timeout(None))
     for number, (then, now) in enumerate(zip(record.turns, again.turns, strict=False), 1):
         for what in ("player_id", "observation", "action", "legal", "well_formed"):
             if getattr(then, what) != getattr(now, what):

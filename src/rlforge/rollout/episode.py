@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
 from rlforge.games.actions import extract
@@ -20,6 +20,31 @@ from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Tur
 
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
+
+
+class AtSeat(Protocol):
+    """Answers at one seat of one game."""
+
+    async def answer(self, view: View, seed: int) -> Completion:
+        """The answer to ``view``; seed: of its draw."""
+
+    def remember(self, view: View, answer: Completion) -> None:
+        """The seat gave this answer before."""
+
+
+class Seats:
+    """Who answers in one game, by player id; called, the one at the seat does."""
+
+    def __init__(self, at: Mapping[int, AtSeat]) -> None:
+        self._at = at
+
+    async def __call__(self, seat: Seat, view: View, seed: int) -> Completion:
+        return await self._at[seat.player_id].answer(view, seed)
+
+    def remember(self, seat: Seat, view: View, completion: Completion) -> None:
+        """The seat gave this answer before."""
+        self._at[seat.player_id].remember(view, completion)
+
 
 Legal = Callable[[Seat, View, Completion, bool], tuple[tuple[int, ...], ...]]
 """The ``legal_tokens`` of a turn: of its seat, view and answer, and whether that was accepted."""

@@ -1,32 +1,63 @@
-"""The policies at a game's seats: an engine's version, another model, a scripted player, an API."""
+"""Who answers at a seat: a version of the model, another model, an API, a script, or a given one.
+
+SeatPolicies.for_game(spec) ─▶ Seats, an AtSeat for each player ─▶ play_game
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.api_player import ApiPlayer
 from rlforge.engines.base import Generator
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
-from rlforge.games.players import SEARCHING, Player, make_player
+from rlforge.games.players import SEARCHING, make_player
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_tokenizer, prompt_room, stop_token_ids
 from rlforge.rollout.conversation import Conversation, conversation_in
-from rlforge.rollout.episode import Answer
+from rlforge.rollout.episode import AtSeat, Seats
 from rlforge.rollout.lineup import as_played_by
 from rlforge.types import ApiUsage, Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
+Act = Callable[[View], str]
+"""A player without a model: the action in a view."""
 
-class ModelPlayers:
-    """A model as a player, the run's as a rule: prompts in its templates, answers of its engine.
 
-    prompter: writes the prompts, those of API models too.
+class Acting:
+    """A player without a model at one seat of one game: a script, a function, a person.
+
+    begin: makes it from the seed of its first turn. searches: its moves may take seconds, so it is
+    asked in a thread, and other games go on meanwhile.
+    """
+
+    def __init__(self, seat: Seat, begin: Callable[[int], Act], *, searches: bool = False) -> None:
+        self._uid, self._begin, self._searches = seat.policy.uid, begin, searches
+        self._act: Act | None = None
+
+    async def answer(self, view: View, seed: int) -> Completion:
+        """Its action; TypeError where that is no text."""
+        if self._act is None:
+            self._act = self._begin(seed)
+        text = await asyncio.to_thread(self._act, view) if self._searches else self._act(view)
+        if not isinstance(text, str):
+            raise TypeError(f"player {self._uid} answered {text!r}; an action is text")
+        return Completion(text=text, finish_reason="scripted", policy_uid=self._uid)
+
+    def remember(self, view: View, answer: Completion) -> None:
+        """Each view says all that it needs."""
+
+
+class _Model:
+    """A model as a player: prompts in its templates, answers of its engine.
+
+    newest: by name of a policy, the version from which trained seats of it sample.
     """
 
     def __init__(
@@ -34,19 +65,19 @@ class ModelPlayers:
         config: PolicyConfig,
         tokenizer: Tokenizer,
         engine: Generator,
-        stop_token_ids: Sequence[int],
+        stops: Sequence[int],
+        newest: Mapping[str, PolicyRef],
     ) -> None:
         self.prompter = Prompter(tokenizer, config.prompts)
-        self._engine = engine
-        self._config = config
-        self._stop = tuple(stop_token_ids)
+        self._engine, self._config, self._newest = engine, config, newest
+        self._stop = tuple(stops)
         self._numbers = itertools.count()
 
     @cached_property
     def _room(self) -> int:
         return prompt_room(self._config)
 
-    def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> ModelSeat:
+    def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> _ModelSeat:
         """The model at a seat of one game of ``env``. Raises ConfigError as ``prompt_room``."""
         template, extraction = seat.prompt_template, seat.action_extraction
         room = self._room if env.drops_turns else None
@@ -55,11 +86,12 @@ class ModelPlayers:
         params = self._config.engine.sampling(
             self._stop, temperature=temperature, conversation=number
         )
-        return ModelSeat(self.prompter, self._engine, params, seat, chat)
+        newest = self._newest if seat.trained else {}
+        return _ModelSeat(self.prompter, self._engine, params, seat, chat, newest)
 
 
-class ModelSeat:
-    """The model at one seat of one game.
+class _ModelSeat:
+    """A model at one seat of one game.
 
     chat: the seat's turns so far, which each prompt continues; None: each turn is asked alone.
     """
@@ -71,12 +103,15 @@ class ModelSeat:
         params: SamplingParams,
         seat: Seat,
         chat: Conversation | None,
+        newest: Mapping[str, PolicyRef],
     ) -> None:
         self._prompter, self._engine, self._params = prompter, engine, params
-        self._seat, self._chat = seat, chat
+        self._seat, self._chat, self._newest = seat, chat, newest
 
-    async def answer(self, view: View, policy: PolicyRef, seed: int | None) -> Completion:
-        """The answer of the version ``policy``; errors of ``Prompter.encode`` and the engine."""
+    async def answer(self, view: View, seed: int) -> Completion:
+        """Its answer; errors of ``Prompter.encode`` and the engine."""
+        policy = self._seat.policy
+        policy = max(policy, self._newest.get(policy.name, policy), key=lambda each: each.version)
         params = dataclasses.replace(self._params, seed=seed)
         question = None if self._chat is None else self._chat.ask(view)
         if question is None:
@@ -95,27 +130,8 @@ class ModelSeat:
         return answer
 
     def remember(self, view: View, answer: Completion) -> None:
-        """The seat gave this answer before."""
         if self._chat is not None:
             self._chat.add(self._chat.ask(view), answer)
-
-
-class OtherModel(ModelPlayers):
-    """Another model (``hf:``) as a player, with its own tokenizer.
-
-    config: of ``as_played_by``. engine: answers for its policy, too.
-    """
-
-    def __init__(self, config: GamesConfig, engine: Generator) -> None:
-        config, tokenizer = with_own_form(config)
-        super().__init__(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
-        self._form = config.model.prompt_template
-        self._temperature = config.pool.hf.temperature
-
-    def seated(self, seat: Seat, env: EnvSpec) -> ModelSeat:
-        """The model at a seat of one game of ``env``."""
-        asked = dataclasses.replace(seat, prompt_template=self._form)
-        return self.at_seat(asked, env, self._temperature)
 
 
 def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
@@ -131,7 +147,7 @@ def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
     return dataclasses.replace(config, model=plain), tokenizer
 
 
-class ApiSeat:
+class _ApiSeat:
     """A model behind an API at one seat of one game of ``env``."""
 
     def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
@@ -139,7 +155,7 @@ class ApiSeat:
         template, extraction = seat.prompt_template, seat.action_extraction
         self._chat = conversation_in(env, prompter, template, extraction)
 
-    async def answer(self, view: View) -> Completion:
+    async def answer(self, view: View, seed: int) -> Completion:
         """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
         seat = self._seat
         template, extraction = seat.prompt_template, seat.action_extraction
@@ -152,30 +168,33 @@ class ApiSeat:
         return answer
 
     def remember(self, view: View, answer: Completion) -> None:
-        """The seat gave this answer before."""
         if self._chat is not None:
             self._chat.add(self._chat.say(view), answer)
 
 
 class SeatPolicies:
-    """Makes, for each game, the function that asks the policy at the seat to move."""
+    """Who answers at the seats of games, by the kind of each seat's policy."""
 
     def __init__(
         self,
-        config: GamesConfig,
+        config: PolicyConfig,
         tokenizer: Tokenizer,
         engine: Generator,
-        stop_token_ids: Sequence[int],
+        stops: Sequence[int],
         others: Iterable[PolicyRef] = (),
     ) -> None:
-        """others: the other models (``hf:``) that games may have; their tokenizers are loaded."""
-        self._temperature = {"train": config.engine.temperature, "eval": config.eval_temperature}
-        self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
-        self._others = {
-            uid: OtherModel(own, engine) for uid, own in as_played_by(config, others).items()
-        }
-        self._api = ApiPlayer(config.pool.api)
+        """stops: ids of the tokens that end an answer. others: the other models (``hf:``) that
+        games may have; their tokenizers are loaded.
+        """
+        self._config, games = config, config.games
         self._newest: dict[str, PolicyRef] = {}
+        self._model = _Model(config, tokenizer, engine, stops, self._newest)
+        self._others: dict[str, tuple[_Model, GamesConfig]] = {}
+        for uid, other in as_played_by(config, others).items():
+            own, tokens = with_own_form(other)
+            ends = stop_token_ids(own.model, tokens)
+            self._others[uid] = _Model(own, tokens, engine, ends, {}), own
+        self._api = ApiPlayer(ApiConfig() if games is None else games.pool.api)
 
     def use_version(self, policy: PolicyRef) -> None:
         """Trained seats of its policy sample from this version on, also in games in progress.
@@ -190,59 +209,33 @@ class SeatPolicies:
         """Usage of each API model since the last call."""
         return self._api.take_usage()
 
-    def for_game(self, spec: GameSpec) -> Answer:
-        """The ``Answer`` function of one game; it owns what that game's players remember."""
-        temperature = self._temperature[spec.purpose]
-        return _Players(spec, self._models, self._others, self._api, temperature, self._newest)
+    def for_game(self, spec: GameSpec, given: Mapping[int, AtSeat] | None = None) -> Seats:
+        """Who answers in one game; they own what they remember of it.
 
-
-class _Players:
-    """The players of one game of ``spec``; called, the one at a seat answers.
-
-    newest: by name of a policy, the version from which trained seats of it sample.
-    """
-
-    def __init__(
-        self,
-        spec: GameSpec,
-        models: ModelPlayers,
-        others: Mapping[str, OtherModel],
-        api: ApiPlayer,
-        temperature: float,
-        newest: Mapping[str, PolicyRef],
-    ) -> None:
-        self._env, self._newest = spec.env, newest
-        self._scripted: dict[int, Player] = {}
-        self._models: dict[int, ModelSeat] = {}
-        self._apis: dict[int, ApiSeat] = {}
+        given: answers at these seats, by player id, in place of their policies, as of a person.
+        """
+        temperature = self._config.engine.temperature if spec.purpose == "train" else None
+        at = dict(given or {})
         for seat in spec.seats:
-            if seat.policy.kind == "checkpoint":
-                self._models[seat.player_id] = models.at_seat(seat, spec.env, temperature)
-            elif seat.policy.kind == "hf":
-                self._models[seat.player_id] = others[seat.policy.uid].seated(seat, spec.env)
-            elif seat.policy.kind == "api":
-                self._apis[seat.player_id] = ApiSeat(models.prompter, api, seat, spec.env)
+            if seat.player_id not in at:
+                at[seat.player_id] = self.at_seat(seat, spec.env, temperature)
+        return Seats(at)
 
-    async def __call__(self, seat: Seat, view: View, seed: int) -> Completion:
-        policy = seat.policy
+    def at_seat(self, seat: Seat, env: EnvSpec, temperature: float | None = None) -> AtSeat:
+        """Who answers at a seat of one game of ``env``.
+
+        temperature: of the run's model; None takes that of evaluations. Raises ConfigError where
+        an answer leaves no room for a conversation.
+        """
+        policy, name = seat.policy, seat.policy.path_or_name or seat.policy.uid
         if policy.kind == "scripted":
-            name = policy.path_or_name or policy.uid
-            if seat.player_id not in self._scripted:
-                self._scripted[seat.player_id] = make_player(name, self._env, seed)
-            act = self._scripted[seat.player_id].act
-            if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
-                text = await asyncio.to_thread(act, view)
-            else:
-                text = act(view)
-            return Completion(text=text, finish_reason="scripted", policy_uid=policy.uid)
+            searches = name.partition(":")[0] in SEARCHING
+            return Acting(seat, lambda seed: make_player(name, env, seed).act, searches=searches)
         if policy.kind == "api":
-            return await self._apis[seat.player_id].answer(view)
-        if seat.trained and (newest := self._newest.get(policy.name)) is not None:
-            policy = max(policy, newest, key=lambda each: each.version)
-        return await self._models[seat.player_id].answer(view, policy, seed)
-
-    def remember(self, seat: Seat, view: View, completion: Completion) -> None:
-        """The seat gave this answer before."""
-        for asked in (self._models, self._apis):
-            if seat.player_id in asked:
-                asked[seat.player_id].remember(view, completion)
+            return _ApiSeat(self._model.prompter, self._api, seat, env)
+        if policy.kind == "hf":
+            model, own = self._others[policy.uid]
+            asked = dataclasses.replace(seat, prompt_template=own.model.prompt_template)
+            return model.at_seat(asked, env, own.pool.hf.temperature)
+        temperature = self._config.eval_temperature if temperature is None else temperature
+        return self._model.at_seat(seat, env, temperature)
