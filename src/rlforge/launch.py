@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.config.compose import Composed, from_hydra, register_schemas, to_yaml
-from rlforge.config.keys import ROOTS, conf_dir
+from rlforge.config.keys import all_roots, conf_dir
 from rlforge.config.overrides import as_hydra_takes, parse_overrides
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -247,7 +247,7 @@ def sweep_job(job: DictConfig) -> float:
     about = job_of(run_dir, list(hydra.overrides.task)) or f"job {hydra.job.num}"
     print(about, file=sys.stderr, flush=True)
     try:
-        root = next(root for root in ROOTS if root.primary == hydra.job.config_name)
+        root = next(root for root in all_roots() if root.primary == hydra.job.config_name)
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
         config = with_start(result)
         command = _command(root, result.overrides, Path(folder) if folder else None)

@@ -8,7 +8,7 @@ import pytest
 
 from rlforge.config import schema
 from rlforge.config.docs import field_comments, keys, render
-from rlforge.config.keys import ROOTS, all_keys
+from rlforge.config.keys import all_keys, all_roots
 from rlforge.config.overrides import MAPPINGS
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Group
@@ -36,7 +36,7 @@ def test_keys_lists_every_key_of_every_command_with_its_meaning(page, listed):
     names = {key.name for key in listed}
     leaves = {
         key
-        for root in ROOTS
+        for root in all_roots()
         for key in all_keys(root)
         if not any(other.startswith(f"{key}.") for other in all_keys(root))
     }

@@ -26,7 +26,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config.explain import OFFERED, explained, first_line, missing_option
-from rlforge.config.keys import ROOTS, conf_dir, group_dirs
+from rlforge.config.keys import all_roots, conf_dir, group_dirs
 from rlforge.config.overrides import as_hydra_takes, check_overrides, key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import build, plain, plain_fields
@@ -44,8 +44,8 @@ def _schema(root: type[PolicyConfig]) -> type:
     So one option may set keys of several roots (``learner=tiny_ppo``); ``build`` leaves out those
     that ``root`` does not have.
     """
-    fields = {name: field for one in (root, *ROOTS) for name, field in plain_fields(one).items()}
     own = plain_fields(root)
+    fields = own | {k: field for one in all_roots() for k, field in plain_fields(one).items()}
     fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
     # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.
     fields["kind"] = ("kind", str, dataclasses.field(default=root.kind))

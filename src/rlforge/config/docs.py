@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.keys import ROOTS, all_keys, conf_dir, foreign_keys, nested_class
-from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
+from rlforge.config.keys import all_keys, all_roots, conf_dir, foreign_keys, nested_class
+from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, is_union, optional, parts
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
@@ -51,7 +50,7 @@ def keys(*prefixes: str) -> list[Key]:
         'int in [0, 9223372036854775807]'
     """
     found: dict[str, Key] = {}
-    for root in reversed(ROOTS):
+    for root in reversed(all_roots()):
         for field in dataclasses.fields(root):
             if field.name == "algorithm":
                 found |= {f"{key.name}{key.options}": key for key in _algorithm_keys()}
@@ -225,11 +224,12 @@ def render() -> str:
                 lines += [*HEAD, *rows] if rows else []
         if field.name == "rewards":
             lines += ["", *_transforms()]
-    games = [key for key in foreign_keys(all_keys(), ContinuousConfig) if key.count(".") == 0]
+    continuous = RUN_KINDS.find("continuous").root
+    games = [key for key in foreign_keys(all_keys(), continuous) if key.count(".") == 0]
     games += [f"learner.{name}" for name in vars(schema.GameLearnerConfig)["__annotations__"]]
     lines += ["", *CONTINUOUS.format(", ".join(f"`{key}`" for key in games)).strip().splitlines()]
     above = {field.name for field in dataclasses.fields(schema.RunConfig)}
-    for field in dataclasses.fields(ContinuousConfig):
+    for field in dataclasses.fields(continuous):
         group = nested_class(field)
         if group is not None and field.name not in above:
             options = [_options(field.name), ""] if (conf_dir() / field.name).is_dir() else []

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import EnvEntry, PolicyConfig, RunConfig
-from rlforge.config.serving import ServingConfig
-from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.config.unstable_names import in_place_of, spelled_here
 from rlforge.errors import ConfigError, nearest
 
-ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, SftConfig, RunConfig)
-"""The classes of whole configurations."""
+
+@functools.cache
+def all_roots() -> tuple[type[PolicyConfig], ...]:
+    """The classes of whole configurations, of all kinds of runs that rlforge has; games last."""
+    return tuple(RUN_KINDS.find(name).root for name in reversed(RUN_KINDS.own))
 
 
 def conf_dir() -> Path:
@@ -35,7 +37,7 @@ def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
 
 def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
     """Which of the dotted keys only other roots have."""
-    own, others = set(all_keys(root)), {key for one in ROOTS for key in all_keys(one)}
+    own, others = set(all_keys(root)), {key for one in all_roots() for key in all_keys(one)}
     return sorted(
         name
         for name in named
@@ -53,7 +55,7 @@ def kinds_with(key: str, said: str) -> str:
         >>> kinds_with("data.games", "kind={}"), kinds_with("market", "kind={}")
         ('; kind=sft has it', '; kind=continuous or kind=sft has it')
     """
-    having = [said.format(root.kind) for root in ROOTS if not foreign_keys([key], root)]
+    having = [said.format(root.kind) for root in all_roots() if not foreign_keys([key], root)]
     return f"; {' or '.join(having)} has it" if having else ""
 
 

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from rlforge.config.keys import ROOTS, alike, all_keys, conf_dir, foreign_keys, kinds_with
+from rlforge.config.keys import alike, all_keys, all_roots, conf_dir, foreign_keys, kinds_with
 from rlforge.config.rules import plain_fields
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, check_type
@@ -31,7 +31,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     """
     for each in overrides:
         check_type(each, str, what="an override is a text, as 'learner.batch_size=64'")
-    keys = {name for root in ROOTS for name in plain_fields(root)}
+    keys = {name for root in all_roots() for name in plain_fields(root)}
     lines = [
         f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
         for o in overrides

@@ -83,6 +83,11 @@ class Kind:
         """Everything that has a short name: rlforge's things first, nothing imported."""
         return [*self._built_in, *(name for name in self._offered() if name not in self._built_in)]
 
+    @property
+    def own(self) -> list[str]:
+        """The names of rlforge's things."""
+        return [*self._built_in]
+
     def find(self, name: str) -> Any:
         """The thing called ``name``.
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
-from rlforge.config.keys import ROOTS, foreign_keys, group_dirs, kinds_with
+from rlforge.config.keys import all_roots, foreign_keys, group_dirs, kinds_with
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -107,7 +107,7 @@ def _root_of_command(run_dir: Path) -> type[PolicyConfig]:
     """By the command that started a run from before configurations said their kind."""
     commands = run_dir / "command.txt"
     words = shlex.split(commands.read_text(encoding="utf-8")) if commands.is_file() else []
-    return next((root for root in ROOTS if root.command in words[1:2]), RunConfig)
+    return next((root for root in all_roots() if root.command in words[1:2]), RunConfig)
 
 
 def _root(kind: str) -> type[PolicyConfig]:
