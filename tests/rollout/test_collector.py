@@ -24,7 +24,7 @@ from rlforge.models.load import load_tokenizer
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
-from rlforge.rollout.policies import ModelPlayers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams, Seat
 
@@ -274,13 +274,14 @@ class Thinkers:
         player = make_player("random_legal", spec.env, spec.seed)
         engine = Thinker(spec, self.most)
         self.needed[spec.game_id] = engine.needed
-        models = ModelPlayers(self.config, self.tokenizer, engine, ())  # type: ignore[arg-type]
-        at = [models.at_seat(seat, spec.env, 1.0) for seat in spec.seats]
+        models = SeatPolicies(self.config, self.tokenizer, engine, ())  # type: ignore[arg-type]
+        seats = [dataclasses.replace(seat, policy=CONTEXT) for seat in spec.seats]
+        at = [models.at_seat(seat, spec.env, 1.0) for seat in seats]
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
             await asyncio.sleep(0)
             engine.action = player.act(view)
-            return await at[seat.player_id].answer(view, CONTEXT, seed)
+            return await at[seat.player_id].answer(view, seed)
 
         return answer
 
