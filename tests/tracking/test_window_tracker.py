@@ -12,9 +12,9 @@ from tests.tracking.conftest import draw, one_line
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.display import Display
+from rlforge.tracking.panels import NARROW
 from rlforge.tracking.progress import Progress
 from rlforge.tracking.window_tracker import WindowTracker, window_line
-from rlforge.tracking.window_view import NARROW
 
 UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
 

@@ -8,7 +8,6 @@ supervised run takes the experiments of other kinds, too: what it shares with th
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -106,7 +105,7 @@ def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
 def _root_of_command(run_dir: Path) -> type[PolicyConfig]:
     """By the command that started a run from before configurations said their kind."""
     commands = run_dir / "command.txt"
-    words = shlex.split(commands.read_text(encoding="utf-8")) if commands.is_file() else []
+    words = commands.read_text(encoding="utf-8").split() if commands.is_file() else []
     return next((root for root in all_roots() if root.command in words[1:2]), RunConfig)
 
 

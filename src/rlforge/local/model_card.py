@@ -189,7 +189,7 @@ def _among(exported: Exported) -> str:
 
 
 def _results(exported: Exported) -> Iterator[str]:
-    about, table = _windows(exported) if exported.run.continuous else _evaluations(exported)
+    about, table = _windows(exported) if exported.run.comparison else _evaluations(exported)
     if not table and exported.curves is None:
         return
     yield "## Results"

@@ -11,6 +11,8 @@ from rich.text import Text
 
 #: Minimum widths for three, and for two, sections side by side.
 WIDE, MIDDLE = 110, 76
+#: Width below which tables have only a name and two figures.
+NARROW = 44
 
 
 def section(title: str, body: RenderableType) -> Panel:
@@ -55,3 +57,8 @@ def table_of(*columns: tuple[str, str]) -> Table:
         else:
             table.add_column(title, justify="right", no_wrap=True)
     return table
+
+
+def signed(text: str, change: float, sure: bool) -> Text:
+    """``text`` about a ``change``, green or red where it is more than noise."""
+    return Text(text, style="" if not sure else "green" if change > 0 else "red")

@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlforge.config.plugins import RUN_KINDS
 from rlforge.statistics import significant, wilson_interval
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.bottleneck import bottleneck
@@ -24,9 +25,18 @@ from rlforge.tracking.formatting import (
     points,
     sparkline,
 )
-from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, side_by_side, table_of
+from rlforge.tracking.panels import (
+    MIDDLE,
+    NARROW,
+    WIDE,
+    flow,
+    pair,
+    section,
+    side_by_side,
+    signed,
+    table_of,
+)
 from rlforge.tracking.progress import Progress, WinRateRow
-from rlforge.tracking.window_view import NARROW, signed, window_sections
 
 #: Most rows of a table, and rows that are shown even on the smallest terminal.
 MOST_ROWS, LEAST_ROWS = 12, 3
@@ -57,8 +67,10 @@ class ProgressView:
             return len(console.render_lines(section, options, pad=False))
 
         sections: list[RenderableType] = []
-        if p.unit == "window":
-            first, *sections = window_sections(p, width)
+        if p.unit != "update":
+            kinds = map(RUN_KINDS.find, RUN_KINDS.own)
+            kind = next(kind for kind in kinds if kind.unit == p.unit)
+            first, *sections = kind.progress(p, width)
         else:
             first = section("Win rate", _win_rates(p, width))
             if p.alarms:

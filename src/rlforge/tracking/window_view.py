@@ -9,11 +9,9 @@ from rich.text import Text
 
 from rlforge.statistics import significant
 from rlforge.tracking.formatting import count, number, percent, sparkline
-from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, table_of
+from rlforge.tracking.panels import MIDDLE, NARROW, WIDE, flow, pair, section, signed, table_of
 from rlforge.tracking.progress import Progress, WindowRow
 
-#: Width below which tables have only a name and two figures.
-NARROW = 44
 #: Columns of the table of windows, each with the width from which it fits.
 _COLUMNS = {
     "window": 0,
@@ -74,11 +72,6 @@ def _windows(p: Progress, width: int) -> RenderableType:
     if reason := p.windows[-1].reason:
         below.append(Text(reason, style="yellow"))
     return Group(table, *below)
-
-
-def signed(text: str, change: float, sure: bool) -> Text:
-    """``text`` about a ``change``, green or red where it is more than noise."""
-    return Text(text, style="" if not sure else "green" if change > 0 else "red")
 
 
 def _difference(row: WindowRow) -> Text:

@@ -46,7 +46,7 @@ def run(tmp_path):
         when: {"players": {"policy": figures(reward), "scripted:noise": figures(same)}}
         for when, reward, same in (("before", 0.3, 0.1), ("after", 0.5, 0.1 - 5.49e-8))
     }
-    (tmp_path / "config.yaml").write_text("name: test\n")
+    (tmp_path / "config.yaml").write_text("kind: continuous\n")
     (tmp_path / "comparison.json").write_text(json.dumps(compared))
     rows = [row(1, 0.05), row(2, None), row(3, 0.25)]
     rows[0] |= {"version": "step-1", "reason": ""}
@@ -121,7 +121,7 @@ def test_actions_are_listed_by_how_much_they_changed_and_when(run):
 
 
 def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path):
-    (tmp_path / "config.yaml").write_text("name: test\n")
+    (tmp_path / "config.yaml").write_text("kind: continuous\n")
     (tmp_path / "windows.jsonl").write_text("")
     assert windows.behaviour(load_run(tmp_path)) is None
 

@@ -1,20 +1,21 @@
 """``report.html``: curves, tables and games of a run, in one file that opens offline.
 
-``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows``
-make the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
+``data`` reads the run, and its kind says the sections: ``curves``, ``tables`` and ``games`` have
+those of games. ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rlforge.tracking.report import curves, tables, windows
+from rlforge.config.plugins import RUN_KINDS
+from rlforge.tracking.report import curves, tables
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.games import analysed, sample_games
 from rlforge.tracking.report.html import Html, check_page, el, write_page
 from rlforge.tracking.status import why_it_ended
 
-__all__ = ["write_report"]
+__all__ = ["of_games", "write_report"]
 
 
 def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
@@ -29,7 +30,7 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     target = None if output is None else Path(output)
     check_page(target)
     run = load_run(run_dir)
-    top, *sections = _of_windows(run) if run.continuous else _of_games(run)
+    top, *sections = RUN_KINDS.find(run.kind).report(run)
     # What a reader must know before any figure: why the run ended, and what its files lack.
     ending = why_it_ended(run.summary)
     found = [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in run.damage)]
@@ -38,7 +39,8 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     return write_page(target or run.paths.report, f"{run.name}: rlforge report", body)
 
 
-def _of_games(run: RunData) -> list[Html | None]:
+def of_games(run: RunData) -> list[Html | None]:
+    """The sections of a run that plays games, its head first."""
     return [
         tables.head(run),
         tables.reached(run),
@@ -55,19 +57,5 @@ def _of_games(run: RunData) -> list[Html | None]:
         analysed(run),
         sample_games(run),
         tables.failures(run),
-        tables.made_by(run),
-    ]
-
-
-def _of_windows(run: RunData) -> list[Html | None]:
-    return [
-        windows.head(run),
-        windows.before_and_after(run),
-        windows.learning_curves(run),
-        windows.behaviour(run),
-        windows.listed(run),
-        curves.learner(run),
-        windows.scoring(run),
-        windows.sample_decisions(run),
         tables.made_by(run),
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlforge.errors import RlforgeError
+from rlforge.config.roots import kind_of_run
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.tracking.analyses import Analysis, read_analyses
 from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
 from rlforge.tracking.game_files import GameIndex, index_games
@@ -22,12 +25,13 @@ Row = dict[str, Any]
 class RunData:
     """Contents of a run's files; empty for those that are not there yet.
 
-    policies: names of the run's policies; empty where it has one. games_error: why the games could
-    not be read; ``games`` is empty then. damage: lines that could
+    kind: of run, by its name. policies: names of the run's policies; empty where it has one.
+    games_error: why the games could not be read; ``games`` is empty then. damage: lines that could
     not be read, and updates and windows that the files lack, a sentence each.
     """
 
     paths: RunPaths
+    kind: str
     metrics: tuple[Row, ...]
     windows: tuple[Row, ...]
     comparison: Row
@@ -52,11 +56,6 @@ class RunData:
         """The run's name, or its folder's."""
         return str(self.summary.get("run_name", self.paths.root.name))
 
-    @property
-    def continuous(self) -> bool:
-        """Whether it is a continuous run, which trains on windows of a market."""
-        return self.paths.windows.is_file()
-
 
 def load_run(run_dir: Path | str) -> RunData:
     """Read a run; of files that grow, the lines that are not damaged.
@@ -79,6 +78,7 @@ def load_run(run_dir: Path | str) -> RunData:
     damage = [sentence for sentence in found if sentence is not None]
     return RunData(
         paths=paths,
+        kind=_kind(paths.root),
         metrics=tuple(metrics),
         windows=tuple(windows),
         comparison=read_json(paths.comparison),
@@ -110,6 +110,13 @@ def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -
         if (missing := made - len(rows)) > 0:
             sentences.append(f"{file} lacks {missing} of the {made} {key} that summary.json counts")
     return sentences
+
+
+def _kind(run_dir: Path) -> str:
+    """What ``config.yaml`` says; games where that cannot be read, or names what is not here."""
+    with contextlib.suppress(ConfigError):
+        return kind_of_run(run_dir).kind
+    return RunConfig.kind
 
 
 def _policies(config: str) -> tuple[str, ...]:

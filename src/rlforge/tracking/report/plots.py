@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rlforge.config.plugins import RUN_KINDS
 from rlforge.system.packages import need_packages
 from rlforge.tracking.formatting import LEARNER_LABELS
-from rlforge.tracking.report import curves, windows
+from rlforge.tracking.report import curves
 from rlforge.tracking.report.charts import (
     SMOOTH_FROM,
     Chart,
@@ -70,7 +71,7 @@ def draw_curves(run: RunData) -> str | None:
 
     Raises ConfigError where matplotlib is not installed.
     """
-    charts = windows.results(run) if run.continuous else curves.outcomes(run)
+    charts = RUN_KINDS.find(run.kind).results(run)
     charts += [curves.metric(run, key, LEARNER_LABELS[key]) for key in _LEARNING]
     drawn = [(chart, shown) for chart in charts if (shown := chart.shown)]
     if not drawn:

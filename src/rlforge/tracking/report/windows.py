@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from rlforge.statistics import significant, wilson_interval
 from rlforge.tracking.formatting import count, duration, number, percent, points
 from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
-from rlforge.tracking.report.curves import changing, charts, section
+from rlforge.tracking.report.curves import changing, charts, learner, section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.games import end_of
 from rlforge.tracking.report.html import Html, changed, el, table
-from rlforge.tracking.report.tables import titled
+from rlforge.tracking.report.tables import made_by, titled
 
 #: Figures of a comparison: label and format.
 _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
@@ -38,6 +38,21 @@ _COLOURS = {"best": "win", "worst": "draw", "refused": "loss"}
 
 #: Changes of a share below this have no window in which they happened.
 _WORTH_NAMING = 0.02
+
+
+def sections(run: RunData) -> list[Html | None]:
+    """All sections, the head first."""
+    return [
+        head(run),
+        before_and_after(run),
+        learning_curves(run),
+        behaviour(run),
+        listed(run),
+        learner(run),
+        scoring(run),
+        sample_decisions(run),
+        made_by(run),
+    ]
 
 
 def head(run: RunData) -> Html:
