@@ -13,7 +13,7 @@ from tests.harness.live_run import RUN, rows, start, wait_for
 
 from rlforge.cli import main
 from rlforge.continuous.journal import Journal
-from rlforge.models.made import TINY_MARKET
+from rlforge.continuous.tiny_market import TINY_MARKET
 
 
 @pytest.mark.ray

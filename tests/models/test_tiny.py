@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
+from rlforge.continuous.tiny_market import WarmupMarket
 from rlforge.errors import RlforgeError
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
@@ -21,8 +22,7 @@ from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer, load_value_head, resolve_model, stop_token_ids
 from rlforge.models.tiny.corpus import corpus, lessons
 from rlforge.models.tiny.create import create_tiny, lr_factor
-from rlforge.models.tiny.random_play import play
-from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame, WarmupMarket
+from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame
 from rlforge.models.tiny.vocabulary import build_tokenizer, closing_ids, spaced_words, token_id
 from rlforge.types import EnvSpec
 
@@ -89,10 +89,10 @@ def test_a_word_that_the_pre_split_divides_is_refused():
 
 
 def test_outcomes_are_discounted_by_own_turns_and_at_most_one():
-    states = play(WarmupGame(env=KUHN, games=50, batch_size=1), discount=0.5, seed=3)
+    states = WarmupGame(env=KUHN, games=50, batch_size=1).play(0.5, seed=3)
     # Kuhn pays 1 or 2 chips, scaled to at most 1; a later turn of the player halves it.
     assert {abs(state.outcome) for state in states} == {0.25, 0.5, 1.0}
-    one = play(WarmupGame(env=TICTACTOE, games=1, batch_size=1), discount=0.5, seed=8)
+    one = WarmupGame(env=TICTACTOE, games=1, batch_size=1).play(0.5, seed=8)
     last = {state.view.player_id: i for i, state in enumerate(one)}
     for i, state in enumerate(one):
         own_later = [s for s in one[i + 1 :] if s.view.player_id == state.view.player_id]
@@ -108,7 +108,7 @@ def test_outcomes_are_discounted_by_own_turns_and_at_most_one():
     ],
 )
 def test_random_play_repeats_from_its_seed(game):
-    first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 50))
+    first, again, other = (game.play(0.9, seed) for seed in (1, 1, 50))
     assert first == again
     assert first != other
 
@@ -117,7 +117,7 @@ def test_random_play_repeats_from_its_seed(game):
 def test_lessons_describe_their_boards_correctly(env, taught):
     """Each row, in each orientation, is decoded back into a board and checked with the rules."""
     tokenizer, _ = taught
-    states = play(WarmupGame(env=env, games=3, batch_size=1), 0.9, seed=11)
+    states = WarmupGame(env=env, games=3, batch_size=1).play(0.9, seed=11)
     taken = lessons(states, tokenizer)
     assert len(taken) == 8 * len(states)
     actions = [tokenizer.decode([i]).strip() for i in taken.action_ids]
@@ -149,7 +149,7 @@ def test_lessons_describe_their_boards_correctly(env, taught):
 
 def test_lessons_of_games_without_a_grid(taught):
     tokenizer, _ = taught
-    states = play(WarmupGame(env=KUHN, games=20, batch_size=1), 0.9, seed=5)
+    states = WarmupGame(env=KUHN, games=20, batch_size=1).play(0.9, seed=5)
     taken = lessons(states, tokenizer)
     assert taken.wins is None
     assert taken.blocks is None
@@ -162,7 +162,7 @@ def test_lessons_of_games_without_a_grid(taught):
 def test_games_without_a_board_are_refused():
     game = WarmupGame(env=EnvSpec(id="Nim-v0-train"), games=1, batch_size=1)
     with pytest.raises(RlforgeError, match="Nim-v0-train has no compact board"):
-        play(game, 0.9, seed=0)
+        game.play(0.9, seed=0)
 
 
 # ---------------------------------------------------------------- training

@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
+from rlforge.continuous.tiny_market import ANSWERS, PROMPT_WORDS, RECIPE, TINY_MARKET, WarmupMarket
 from rlforge.games.market import env_ids
 from rlforge.games.registry import make_game
 from rlforge.models import made as kinds
@@ -18,8 +19,7 @@ from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import resolve_model
 from rlforge.models.tiny.corpus import corpus
 from rlforge.models.tiny.create import create_tiny
-from rlforge.models.tiny.random_play import market_words, play
-from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket
+from rlforge.models.tiny.recipe import TINY, TinyRecipe
 from rlforge.models.tiny.vocabulary import spaced_words, token_id
 from rlforge.types import EnvSpec
 
@@ -29,7 +29,7 @@ def _small(steps: int = 90) -> TinyRecipe:
         WarmupMarket(accounts=3, games=3, batch_size=64),
         WarmupMarket(accounts=1, games=1, batch_size=16),
     )
-    return dataclasses.replace(TINY_MARKET, games=games, steps=steps, hidden=48, ffn=64)
+    return dataclasses.replace(RECIPE, games=games, steps=steps, hidden=48, ffn=64)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def taught():
 
 @pytest.fixture(scope="module")
 def states():
-    return play(WarmupMarket(accounts=2, games=3, batch_size=1), discount=0.5, seed=7)
+    return WarmupMarket(accounts=2, games=3, batch_size=1).play(0.5, seed=7)
 
 
 def test_every_word_and_answer_of_every_market_is_one_token(taught):
@@ -58,30 +58,27 @@ def test_every_word_and_answer_of_every_market_is_one_token(taught):
 
 def test_answers_that_no_warm_up_state_allowed_are_one_token_too(taught):
     tokenizer, _ = taught
-    words, answers = market_words()
+    words = {*PROMPT_WORDS, *ANSWERS}
     assert "e_down" in words
-    assert len({token_id(tokenizer, f" {word}") for word in (*words, *answers)}) == len(
-        {*words, *answers}
-    )
+    assert len({token_id(tokenizer, f" {word}") for word in words}) == len(words)
 
 
 def test_random_markets_offer_every_answer(states):
     offered = {action for state in states for action in state.view.legal_actions or ()}
-    assert offered == set(market_words()[1])
+    assert offered == set(ANSWERS)
     assert {state.view.player_id for state in states} == set(range(12))
 
 
 def test_facts_name_the_words_of_the_prompt(states):
-    words, _ = market_words()
     for state in states:
         assert state.view.board is not None
-        held = {word for word, there in zip(words, state.facts[1:], strict=True) if there}
+        held = {word for word, there in zip(PROMPT_WORDS, state.facts[1:], strict=True) if there}
         assert held == set(state.view.board.split())
 
 
 def test_facts_tell_how_the_market_in_focus_ends():
     """An account is right with probability 0.5 to 0.95, so where two agree, most are right."""
-    many = play(WarmupMarket(accounts=2, games=12, batch_size=1, players=6), 0.9, seed=1)
+    many = WarmupMarket(accounts=2, games=12, batch_size=1, players=6).play(0.9, seed=1)
     for yes, no in (("yes", "no"), ("up", "down")):
         good, bad = (
             [s.facts[0] for s in many if f" a_{view} b_{view} " in f"{s.view.board} "]
@@ -119,7 +116,7 @@ def test_the_tiny_trader_answers_one_word_in_brackets(made):
     text = "market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go"
     prompt = tokenizer(text, return_tensors="pt")
     generated = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    assert tokenizer.decode(generated[0, -1]).strip() in market_words()[1]
+    assert tokenizer.decode(generated[0, -1]).strip() in ANSWERS
     assert generated.shape[1] == prompt["input_ids"].shape[1] + 1
 
 
@@ -127,7 +124,7 @@ def test_the_two_tiny_models_have_separate_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
     # Recorded studies used exactly this model.
     assert kinds.TINY.cache_name == "tiny-0f17f27402"
-    folder = tmp_path / kinds.TINY_MARKET.cache_name
+    folder = tmp_path / TINY_MARKET.cache_name
     assert TINY.digest() not in folder.name
     config = ModelConfig(kind="tiny_market")
     assert locate(config).place == "made on first use"

@@ -401,7 +401,7 @@ MODELS = Kind(
     {
         "hf": "rlforge.models.load:resolve_model",
         "tiny": "rlforge.models.made:TINY",
-        "tiny_market": "rlforge.models.made:TINY_MARKET",
+        "tiny_market": "rlforge.continuous.tiny_market:TINY_MARKET",
         "smollm2_135m": "rlforge.models.made:SMOLLM2_135M",
     },
     needs=("cache_name", "create"),

@@ -77,13 +77,13 @@ def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> No
     create_tiny(folder, own, progress)
 
 
-def _tiny(kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market"]) -> MadeModel:
+def tiny(kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market"]) -> MadeModel:
+    """A model that is trained from nothing by a recipe."""
     name, create = f"{kind}-{own.digest()}", partial(_create_tiny, own)
     return MadeModel(cache_name=name, create=create, reads=reads, takes="about a minute")
 
 
-TINY = _tiny("tiny", recipe.TINY, "games")
-TINY_MARKET = _tiny("tiny_market", recipe.TINY_MARKET, "market")
+TINY = tiny("tiny", recipe.TINY, "games")
 SMOLLM2_135M = MadeModel(
     cache_name=CACHE_NAME, create=create_smollm2, takes="half a minute and the download"
 )

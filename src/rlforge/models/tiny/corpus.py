@@ -17,8 +17,8 @@ from rlforge.errors import RlforgeError
 from rlforge.games.base import View
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
-from rlforge.models.tiny.random_play import State, market_words, play
-from rlforge.models.tiny.recipe import TinyRecipe, WarmupMarket
+from rlforge.models.tiny.random_play import State
+from rlforge.models.tiny.recipe import TinyRecipe
 from rlforge.models.tiny.vocabulary import build_tokenizer, spaced_words, token_id
 from rlforge.types import value
 
@@ -153,10 +153,6 @@ def _board(view: View) -> str:
 
 def corpus(recipe: TinyRecipe) -> tuple[Any, list[Lessons]]:
     """Plays the games of ``recipe``; returns the tokenizer and the lessons of each game."""
-    played = [play(game, recipe.discount, recipe.seed) for game in recipe.games]
-    known: list[str] = []
-    if any(isinstance(game, WarmupMarket) for game in recipe.games):
-        read, answered = market_words()
-        known = [f" {word}" for word in (*read, *answered)]
-    tokenizer = vocabulary(played, known)
+    played = [game.play(recipe.discount, recipe.seed) for game in recipe.games]
+    tokenizer = vocabulary(played, [f" {word}" for game in recipe.games for word in game.words])
     return tokenizer, [lessons(states, tokenizer) for states in played]

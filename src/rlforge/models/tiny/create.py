@@ -30,7 +30,6 @@ from torch.nn import functional
 
 from rlforge.models.files import VALUE_HEAD, no_progress_bars
 from rlforge.models.tiny.corpus import Lessons, corpus, lessons
-from rlforge.models.tiny.random_play import play
 from rlforge.models.tiny.recipe import TinyRecipe
 from rlforge.models.tiny.vocabulary import closing_ids
 from rlforge.system.files import usual_modes
@@ -59,7 +58,7 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
         measured = {}
         for game in recipe.games:
             fresh = dataclasses.replace(game, games=min(game.games, _REPORT_GAMES))
-            states = play(fresh, recipe.discount, _REPORT_SEED)
+            states = fresh.play(recipe.discount, _REPORT_SEED)
             measured[game.name] = report(model, heads, lessons(states, tokenizer))
     # Readers of a model's stop tokens look here.
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *closing_ids(tokenizer)]

@@ -1,44 +1,62 @@
-"""The settings of the tiny models: one for board and card games, one for markets."""
+"""The settings of a tiny model; ``TINY`` plays board and card games."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
+from rlforge.models.tiny.random_play import State, random_games
 from rlforge.types import EnvSpec, value
 
 
 @value
-class WarmupGame:
-    """A game of the warm-up: how often it is played, and its states in each training batch."""
+class Warmup(ABC):
+    """A part of the warm-up: games to play, and how many of their states are in a training batch.
 
-    env: EnvSpec
+    words: what gets a token even if no state shows it.
+    """
+
     games: int
     batch_size: int
+    words: ClassVar[Sequence[str]] = ()
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """As the report of a model names it."""
-        return self.env.id
+
+    @abstractmethod
+    def states(self, discount: float, seed: int) -> list[State]:
+        """The states of all games.
+
+        outcome: the player's reward, times ``discount`` for each decision that the player still had
+        to make.
+        """
+
+    def play(self, discount: float, seed: int) -> list[State]:
+        """The ``states``, with outcomes divided by the largest of all (by size)."""
+        states = self.states(discount, seed)
+        # 1 where all games were drawn.
+        largest = max(abs(state.outcome) for state in states) or 1.0
+        return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
 
 
 @value
-class WarmupMarket:
-    """Markets of the warm-up with ``accounts`` news accounts; ``games`` of them are made.
+class WarmupGame(Warmup):
+    """A game whose players pick legal actions at random."""
 
-    players: agents that pick legal actions at random; half as many noise traders join them.
-    """
-
-    accounts: int
-    games: int
-    batch_size: int
-    players: int = 12
+    env: EnvSpec
 
     @property
     def name(self) -> str:
-        """As the report of a model names it."""
-        return f"market-{self.accounts}"
+        return self.env.id
+
+    def states(self, discount: float, seed: int) -> list[State]:
+        return random_games(self.env, self.games, discount, seed)
 
 
 #: Fields of ``EnvSpec`` that enter a digest. Those added later change no model, and its name stays.
@@ -61,7 +79,7 @@ class TinyRecipe:
     revision: raised when a change of the code changes the model.
     """
 
-    games: tuple[WarmupGame | WarmupMarket, ...] = (
+    games: tuple[Warmup, ...] = (
         WarmupGame(env=EnvSpec(id="SimpleTak-v0-train"), games=5000, batch_size=128),
         WarmupGame(env=EnvSpec(id="TicTacToe-v0-train"), games=3000, batch_size=48),
         WarmupGame(env=EnvSpec(id="kuhn_poker", source="openspiel"), games=4000, batch_size=16),
@@ -98,17 +116,3 @@ class TinyRecipe:
 
 #: The recipe behind ``model=tiny``.
 TINY = TinyRecipe()
-
-#: The recipe behind ``model=tiny_market``. Markets with three news accounts are the usual ones.
-TINY_MARKET = TinyRecipe(
-    games=(
-        WarmupMarket(accounts=3, games=32, batch_size=96),
-        WarmupMarket(accounts=1, games=6, batch_size=12),
-        WarmupMarket(accounts=2, games=6, batch_size=12),
-        WarmupMarket(accounts=4, games=6, batch_size=12),
-        WarmupMarket(accounts=5, games=6, batch_size=12),
-    ),
-    steps=400,
-    discount=0.99,
-    revision=3,
-)
