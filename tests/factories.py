@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from rlforge.statistics import wilson_interval
+from rlforge.tracking.results import LadderRow, PoolEntry, PoolSnapshot
 from rlforge.trajectories.records import Decision, Metadata
 from rlforge.types import (
     Completion,
@@ -176,37 +177,35 @@ SHARES = {"engine_share": 0.61, "learner_share": 0.42, "idle_share": 0.06, "rest
 LOAD = {"queued": 3, "running": 128, "tok_s": 2200.0, "tokens": 4400}
 
 
-def pool_snapshot(step: int) -> dict[str, Any]:
+def pool_snapshot(step: int, **changes: Any) -> PoolSnapshot:
     """A pool whose newest policy is ``step-STEP``, as ``ModelPool.snapshot`` gives it."""
     uids = ["base", *(f"step-{version}" for version in range(1, step + 1))]
-    entries = [
-        {
-            "uid": uid,
-            "kind": "checkpoint",
-            "role": "learner",
-            "version": index,
-            "mu": 25.0 + index,
-            "sigma": 4.0,
-            "active": index > step - 3,
-            "games": 10 * index,
-            "rated_games": 10 * index,
-        }
-        for index, uid in enumerate(uids)
-    ]
     matches: dict[str, dict[str, int]] = {uid: {} for uid in uids}
     for index, (first, second) in enumerate(pairwise(uids)):
         matches[first][second] = matches[second][first] = 7 + index
-    return {
-        "mode": "mirror",
-        "current": uids[-1],
-        "entries": entries,
-        "matches": matches,
-        "ladder": [
-            {"uids": [uid], "elo": 10.0 * index, "low": -40.0, "high": 400.0, "games": 7 + index}
+    pool = PoolSnapshot(
+        mode="mirror",
+        current=uids[-1],
+        entries=tuple(
+            PoolEntry(
+                uid=uid,
+                version=index,
+                mu=25.0 + index,
+                sigma=4.0,
+                active=index > step - 3,
+                games=10 * index,
+                rated_games=10 * index,
+            )
+            for index, uid in enumerate(uids)
+        ),
+        matches=matches,
+        ladder=tuple(
+            LadderRow(uids=(uid,), elo=10.0 * index, low=-40.0, high=400.0, games=7 + index)
             for index, uid in reversed(list(enumerate(uids)))
-        ][:48],
-        "exploration": {"envs": {"SimpleTak-v0-train": {"coverage": 0.375}}, "opponents": {}},
-    }
+        )[:48],
+        exploration={"envs": {"SimpleTak-v0-train": {"coverage": 0.375}}, "opponents": {}},
+    )
+    return replace(pool, **changes)
 
 
 def step(**changes: Any) -> Step:

@@ -17,6 +17,7 @@ from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
+from rlforge.tracking.results import POOLS
 from rlforge.types import ApiUsage, Checkpoint, EnvSpec, GameRecord, PolicyRef
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
@@ -63,7 +64,7 @@ def record(
 
 
 def entries(pool: ModelPool) -> dict[str, dict]:
-    return {entry["uid"]: entry for entry in pool.snapshot()["entries"]}
+    return {entry.uid: dataclasses.asdict(entry) for entry in pool.snapshot().entries}
 
 
 def test_the_newest_checkpoints_are_active_and_fixed_opponents_always_are():
@@ -90,7 +91,7 @@ def test_games_under_way_need_their_opponents_and_every_version_since_they_began
 def test_before_the_first_checkpoint_there_is_no_current_one():
     pool = pool_of(0)
     assert pool.active() == []
-    assert pool.snapshot()["current"] is None
+    assert pool.snapshot().current is None
     for ask in (pool.current, lambda: pool.opponents(1)):
         with pytest.raises(RunError, match="no checkpoint yet"):
             ask()
@@ -250,10 +251,10 @@ def test_training_and_evaluation_games_rate_and_count():
     theirs, mine = trueskill.rate_1vs1(theirs, mine, drawn=True)
     assert tuple(pool.rating("step-1")) == pytest.approx((mine.mu, mine.sigma))
     assert tuple(pool.rating("random_legal")) == pytest.approx((theirs.mu, theirs.sigma))
-    met = pool.snapshot()["matches"]
+    met = pool.snapshot().matches
     assert met == {"step-1": {"random_legal": 2}, "random_legal": {"step-1": 2}}
     pool.push_outcome(record([current, current], [1, -1]))
-    assert pool.snapshot()["results"] == {
+    assert pool.snapshot().results == {
         "step-1": {"random_legal": [1, 1, 0]},
         "random_legal": {"step-1": [0, 1, 1]},
     }
@@ -308,7 +309,7 @@ def test_games_count_once_and_are_rated_against_other_policies_only():
     pool.push_outcome(record([current, current, current], [1, 0, 0]))
     assert pool.rating("step-1") == pool.rating("step-0") == (25.0, 8.333333333333334)
     pool.push_outcome(record([current], [1]))  # of a single player: no match
-    assert pool.snapshot()["matches"] == {"step-1": {"step-1": 2}}
+    assert pool.snapshot().matches == {"step-1": {"step-1": 2}}
     pool.push_outcome(record([current, RANDOM], [1, -1], purpose="eval"))
     pool.push_outcome(record([current, RANDOM, RANDOM], [1, 0, -1], purpose="eval"))
     rated = {uid: entry["rated_games"] for uid, entry in entries(pool).items()}
@@ -320,7 +321,7 @@ def test_games_of_many_count_each_pair_once():
     pool = pool_of(1)
     current = pool.current().policy()
     pool.push_outcome(record([current, RANDOM, RANDOM, MINIMAX], [3, 2, 1, 0]))
-    assert pool.snapshot()["matches"] == {
+    assert pool.snapshot().matches == {
         "step-0": {"random_legal": 1, "minimax": 1},
         "random_legal": {"step-0": 1, "random_legal": 1, "minimax": 1},
         "minimax": {"step-0": 1, "random_legal": 1},
@@ -352,7 +353,7 @@ def test_exploration_counts_training_games_by_opponent(monkeypatch):
     pool.push_outcome(record([current, RANDOM], [1, -1], actions="aab"))
     pool.push_outcome(record([current, current], [1, -1], actions="ab"))
     pool.push_outcome(record([current, MINIMAX], [1, -1], actions="ab", purpose="eval"))
-    exploration = pool.snapshot()["exploration"]
+    exploration = pool.snapshot().exploration
     assert exploration["opponents"]["random_legal"]["Game-v0"]["coverage"] == pytest.approx(2 / 3)
     assert exploration["opponents"]["step-1"]["Game-v0"]["unique"] == 2
     assert set(exploration["opponents"]) == {"random_legal", "step-1"}
@@ -361,7 +362,7 @@ def test_exploration_counts_training_games_by_opponent(monkeypatch):
     small, old, newer = pool_of(2, max_active_lora=2), *(checkpoint(n).policy() for n in (0, 1))
     for active in ({"step-0"}, set()):
         small.push_outcome(record([newer, old], [1, -1]))
-        assert set(small.snapshot()["exploration"]["opponents"]) == active
+        assert set(small.snapshot().exploration["opponents"]) == active
         small.add_checkpoint(checkpoint(2))
     assert entries(small)["step-0"]["games"] == 2
 
@@ -373,10 +374,10 @@ def test_the_ladder_takes_the_start_under_all_its_names_as_one_member_at_zero():
         pool.push_outcome(record([second, first], [1, -1], purpose="eval"))
         pool.push_outcome(record([second, BASE], [1, -1], purpose="eval"))
         pool.push_outcome(record([first, BASE], [1, -1], purpose="eval"))
-    best, start = pool.snapshot()["ladder"]
-    assert (best["uids"], best["games"]) == (["step-1"], 60)
-    assert (start["uids"], start["elo"]) == (["step-0", "base"], 0.0)
-    assert 0 < best["low"] < best["elo"] < best["high"]
+    best, start = pool.snapshot().ladder
+    assert (best.uids, best.games) == (("step-1",), 60)
+    assert (start.uids, start.elo) == (("step-0", "base"), 0.0)
+    assert 0 < best.low < best.elo < best.high
 
 
 def test_a_mode_that_was_changed_draws_from_the_past_and_survives_a_resume():
@@ -387,10 +388,10 @@ def test_a_mode_that_was_changed_draws_from_the_past_and_survives_a_resume():
     resumed = pool_of(4, mode="mirror", max_active_lora=3, fixed=())
     resumed.load_state_dict(json.loads(json.dumps(pool.state_dict())))
     assert resumed.weights() == pool.weights()
-    assert resumed.snapshot()["mode"] == "fictitious"
+    assert resumed.snapshot().mode == "fictitious"
     other = pool_of(4, mode="random", max_active_lora=3, fixed=())
     other.load_state_dict(pool_of(4, mode="mirror", max_active_lora=3, fixed=()).state_dict())
-    assert other.snapshot()["mode"] == "random", "the configuration's, which was not changed"
+    assert other.snapshot().mode == "random", "the configuration's, which was not changed"
 
 
 def test_games_with_the_past_are_counted_for_the_newer_version():
@@ -436,10 +437,11 @@ def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, history, keep,
         each.add_checkpoint(checkpoint(4))
     assert play(resumed) == play(pool)
     snapshot = pool.snapshot()
-    assert resumed.snapshot() == snapshot == json.loads(json.dumps(snapshot))
-    assert (snapshot["current"], snapshot["mode"]) == ("step-4", mode)
-    assert snapshot["unrated_out_of_range"] == 0
-    assert snapshot["entries"][0].keys() >= {"kind", "path_or_name", "version", "name", "sigma"}
+    written = json.loads(json.dumps(POOLS.encode(snapshot)))
+    assert resumed.snapshot() == snapshot == POOLS.decode(written)
+    assert (snapshot.current, snapshot.mode) == ("step-4", mode)
+    assert snapshot.unrated_out_of_range == 0
+    assert written["entries"][0].keys() >= {"kind", "path_or_name", "version", "name", "sigma"}
     assert resumed.state_dict() == pool.state_dict()
 
 

@@ -12,6 +12,7 @@ from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json, read_jsonl
 from rlforge.tracking.progress import CollectionRow, Progress
+from rlforge.tracking.results import POOLS
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import Alarm, ApiUsage, ExactResult
 
@@ -322,7 +323,7 @@ def test_a_pool_snapshot_is_kept_with_its_history(tmp_path, tracker, sink):
     tracker.log_learner(update(1), {})
     tracker.log_pool(pool_snapshot(5))
     tracker.flush()
-    assert read_json(tmp_path / "pool.json") == pool_snapshot(5)
+    assert POOLS.decode(read_json(tmp_path / "pool.json")) == pool_snapshot(5)
     first, second = read_jsonl(tmp_path / "ratings.jsonl")
     assert (first["step"], first["current"], first["ratings"]) == (0, "base", {"base": [25.0, 4.0]})
     assert (second["step"], second["coverage"]) == (1, {"SimpleTak-v0-train": 0.375})
@@ -343,9 +344,9 @@ def test_a_pool_snapshot_is_kept_with_its_history(tmp_path, tracker, sink):
 def test_an_opponent_that_is_no_version_has_curves_of_its_own(tracker, sink):
     for games in (3, 9):
         snapshot = pool_snapshot(2)
-        opponent = {**snapshot["entries"][0], "uid": "win_block", "role": "guest", "games": games}
-        snapshot["entries"].append(opponent)
-        tracker.log_pool(snapshot)
+        rated = {"uid": "win_block", "role": "guest", "games": games}
+        opponent = dataclasses.replace(snapshot.entries[0], **rated)
+        tracker.log_pool(dataclasses.replace(snapshot, entries=(*snapshot.entries, opponent)))
         tracker.log_learner(update(games), {})
     tracker.flush()
     assert sink.curve("pool/win_block/games") == [(0, 3), (3, 9)]

@@ -11,7 +11,8 @@ from tests.factories import LOAD, SHARES, equal_turns, evaluation, pool_snapshot
 from tests.tracking.conftest import draw, one_line, progress_of
 
 from rlforge.system.hardware import GpuLoad
-from rlforge.tracking.progress import ExactRow, Progress, RatingRow, WindowRow
+from rlforge.tracking.progress import ExactRow, Progress, WindowRow
+from rlforge.tracking.results import PoolEntry
 from rlforge.tracking.view import NARROW, ProgressView
 from rlforge.types import Alarm, ApiUsage
 
@@ -77,7 +78,7 @@ def test_only_changes_beyond_the_confidence_intervals_have_a_colour(tracker):
 def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run):
     measured = {"mu": 28.9, "sigma": 0.7, "games": 192, "active": True}
     rows = tuple(
-        RatingRow(uid=f"step-{version}", rated_games=rated, **measured)
+        PoolEntry(uid=f"step-{version}", rated_games=rated, **measured)
         for version, rated in ((3, 0), (2, 0), (1, 40))
     )
     progress = dataclasses.replace(progress_of(full_run), ratings=rows, matches=())
@@ -146,9 +147,7 @@ def test_a_silent_run_shows_the_age_of_its_report(full_run):
 def test_names_with_brackets_are_not_taken_for_markup(tracker):
     tracker.add_eval(evaluation(0, 50, opponent="[bold]x[/bold]", env_id="[red]e"))
     tracker.add_games([equal_turns(env_id="[red]e")])
-    pool = pool_snapshot(1)
-    pool["matches"] = {"[b]y[/b]": {"base": 3}, "base": {"[b]y[/b]": 3}}
-    tracker.log_pool(pool)
+    tracker.log_pool(pool_snapshot(1, matches={"[b]y[/b]": {"base": 3}, "base": {"[b]y[/b]": 3}}))
     for width in (50, 120):
         text = "".join(draw(tracker.progress(), width))
         assert "[bold]x[/bold]" in text

@@ -32,6 +32,7 @@ from rlforge.system.hardware import versions
 from rlforge.tracking.digests import digest_of_batch
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter
+from rlforge.tracking.results import PoolSnapshot
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import ApiUsage, Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
 
@@ -115,7 +116,7 @@ class PoolActor(ModelPool):
         self._under_way = GamesUnderWay(part)
         freeze_gc()
 
-    def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def publish(self, checkpoint: Checkpoint) -> PoolSnapshot:
         """Add a checkpoint; returns the snapshot with it."""
         self.add_checkpoint(checkpoint)
         return self.snapshot()

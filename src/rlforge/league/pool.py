@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
@@ -19,7 +19,7 @@ from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import BETA, Rating, RatingTable
 from rlforge.league.run_ladder import run_ladder
 from rlforge.system.values import Codec
-from rlforge.tracking.progress import LADDER_ROWS, LadderRow
+from rlforge.tracking.results import LadderRow, PoolEntry, PoolSnapshot, Role
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 _POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")
@@ -27,9 +27,6 @@ _POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form=
 RECENT_GAMES = 100
 """Games against an opponent that tell how the learner does now: those of its newest versions, until
 there are so many. About the memory of AlphaStar's payoffs, which decay by 0.99 a game."""
-
-#: learner: a version of this run. fixed: may always be drawn. guest: met in evaluations only.
-Role = Literal["learner", "fixed", "guest"]
 
 
 class ModelPool:
@@ -367,41 +364,34 @@ class ModelPool:
 
     # ------------------------------------------------------------ display and state
 
-    def snapshot(self) -> dict[str, Any]:
-        """The pool's contents for display, as plain data for JSON.
+    def snapshot(self) -> PoolSnapshot:
+        """The pool's contents for display.
 
-        entries: one object per policy with uid, kind, path_or_name, version, name, role, mu, sigma,
-        active, games, rated_games: those that changed its rating, 0 where it has none of its own.
-        matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
-        met itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
-        ladder: see ``rlforge.league.run_ladder``; policies of equal weights are one, and
-        the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
+        Policies of equal weights are one on the ladder, and the first is the start of training.
         """
         playing = self._playing()
         ratings, results = self._ratings.ratings(), self._results.rows()
-        return {
-            "mode": self.mode,
-            "current": self.current().uid if self._line(None).checkpoints else None,
-            "entries": [
-                {
+        return PoolSnapshot(
+            mode=self.mode,
+            current=self.current().uid if self._line(None).checkpoints else None,
+            entries=tuple(
+                PoolEntry(
                     **_POLICIES.encode(policy),
-                    "role": self._roles[uid],
-                    "mu": ratings[uid].mu,
-                    "sigma": ratings[uid].sigma,
-                    "active": uid in playing,
-                    "games": self._games[uid],
-                    "rated_games": self._rated_games[uid],
-                }
+                    role=self._roles[uid],
+                    mu=ratings[uid].mu,
+                    sigma=ratings[uid].sigma,
+                    active=uid in playing,
+                    games=self._games[uid],
+                    rated_games=self._rated_games[uid],
+                )
                 for uid, policy in self._policies.items()
-            ],
-            "matches": {uid: dict(row) for uid, row in self._matches.items()},
-            "results": results,
-            "ladder": [
-                {**LADDER_ROWS.encode(one), "uids": list(one.uids)} for one in self._ladder(results)
-            ],
-            "unrated_out_of_range": self._ratings.out_of_range,
-            "exploration": self._exploration.snapshot(),
-        }
+            ),
+            matches={uid: dict(row) for uid, row in self._matches.items()},
+            results=results,
+            ladder=tuple(self._ladder(results)),
+            unrated_out_of_range=self._ratings.out_of_range,
+            exploration=self._exploration.snapshot(),
+        )
 
     def _ladder(self, results: Mapping[str, Mapping[str, Sequence[int]]]) -> list[LadderRow]:
         names: dict[tuple[str, str | None], list[str]] = {}

@@ -27,7 +27,7 @@ from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
 from rlforge.system.checkpoint import policy_in
 from rlforge.tracking.formatting import count, duration, number, percent
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.types import PolicyRef, value
+from rlforge.types import EvalResult, PolicyRef, value
 
 Form = Literal["adapter", "merged", "full", "base"]
 """An adapter; whole weights with the adapter merged; trained whole weights; the untrained model."""
@@ -140,11 +140,11 @@ def _metadata(exported: Exported) -> str:
         EvalResult(
             task_type="reinforcement-learning",
             task_name="Playing text games",
-            dataset_type=row["env_id"],
-            dataset_name=row["env_id"],
+            dataset_type=row.env_id,
+            dataset_name=row.env_id,
             metric_type="win_rate",
-            metric_name=f"wins against {row['opponent']}",
-            metric_value=round(row["win_rate"], 4),
+            metric_name=f"wins against {row.opponent}",
+            metric_value=round(row.win_rate, 4),
         )
         for _, row in _measured(exported)
     ]
@@ -210,8 +210,8 @@ def _evaluations(exported: Exported) -> tuple[str, str]:
     heads = ("environment", "opponent", "at the start", exported.uid, "after updates", "games")
     rows = []
     for first, last in _measured(exported):
-        names = [f"`{last['env_id']}`", f"`{last['opponent']}`"]
-        rows.append([*names, _rates(first), _rates(last), str(last["step"]), str(last["games"])])
+        names = [f"`{last.env_id}`", f"`{last.opponent}`"]
+        rows.append([*names, _rates(first), _rates(last), str(last.step), str(last.games)])
     return about, _table(heads, rows)
 
 
@@ -340,21 +340,21 @@ def _limits(exported: Exported) -> Iterator[str]:
 # ---------------------------------------------------------------- their content
 
 
-def _measured(exported: Exported) -> list[tuple[Row, Row]]:
+def _measured(exported: Exported) -> list[tuple[EvalResult, EvalResult]]:
     """First and last evaluation up to the version, per environment and opponent."""
-    pairs: dict[tuple[str, str], list[Row]] = {}
+    pairs: dict[tuple[str, str], list[EvalResult]] = {}
     name = exported.policy.name
     for row in exported.run.evals:
-        own = not name or policy_in(row["policy_uid"]) == name
-        if own and row["step"] <= exported.step:
-            pairs.setdefault((row["env_id"], row["opponent"]), []).append(row)
+        own = not name or policy_in(row.policy_uid) == name
+        if own and row.step <= exported.step:
+            pairs.setdefault((row.env_id, row.opponent), []).append(row)
     return [(rows[0], rows[-1]) for rows in pairs.values()]
 
 
-def _rates(row: Row) -> str:
-    games = max(row["games"], 1)
-    low, high = row["ci95"]
-    shares = (row["win_rate"], row["draws"] / games, row["losses"] / games)
+def _rates(row: EvalResult) -> str:
+    games = max(row.games, 1)
+    low, high = row.ci95
+    shares = (row.win_rate, row.draws / games, row.losses / games)
     rates = " / ".join(f"{100 * share:.1f}" for share in shares)
     return f"{rates} % ({percent(low, 1)} to {percent(high, 1)})"
 

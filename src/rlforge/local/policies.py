@@ -34,7 +34,8 @@ from rlforge.system.checkpoint import (
 )
 from rlforge.system.garbage import frozen_gc
 from rlforge.system.hardware import detect, resolve_hardware
-from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.tracking.files import RunPaths
+from rlforge.tracking.results import read_evals
 from rlforge.types import PolicyRef
 
 #: Names the version with the highest win rate where a name is asked for.
@@ -181,8 +182,8 @@ def best_version(run: RunPaths) -> str:
     Of equal ones, the newest. Raises CheckpointError where no saved version was evaluated.
     """
     rates: dict[str, dict[tuple[str, str], float]] = {}
-    for row in read_jsonl(run.evals):
-        rates.setdefault(row["policy_uid"], {})[row["env_id"], row["opponent"]] = row["win_rate"]
+    for one in read_evals(run):
+        rates.setdefault(one.policy_uid, {})[one.env_id, one.opponent] = one.win_rate
     saved = [path.name for path in list_checkpoints(run.checkpoints) if path.name in rates]
     if not saved:
         raise CheckpointError(f"{run.root}: no saved version was evaluated; name one, or latest")

@@ -18,9 +18,10 @@ import yaml
 from rlforge.errors import RlforgeError
 from rlforge.tracking.files import RunPaths, open_run, read_jsonl
 from rlforge.tracking.overview import how_far
+from rlforge.tracking.results import read_evals
 from rlforge.tracking.status import read_progress, read_summary
 from rlforge.tracking.sweeps import members
-from rlforge.types import value
+from rlforge.types import EvalResult, value
 
 #: Keys of config.yaml that say where a run is, not what it is.
 _PLACES = {"run_dir"}
@@ -134,8 +135,8 @@ def compare(paths: Sequence[Path]) -> Comparison:
     """
     configs = [_settings(path) for path in paths]
     keys = _differing([config for config in configs if config])
-    evals = [read_jsonl(RunPaths(root=path).evals) for path in paths]
-    several = len({row["env_id"] for rows in evals for row in rows}) > 1
+    evals = [read_evals(RunPaths(root=path)) for path in paths]
+    several = len({one.env_id for own in evals for one in own}) > 1
     groups: dict[str, list[ComparedRun]] = {}
     for path, config, rows in zip(paths, configs, evals, strict=True):
         settings = {key: config[key] for key in keys if key in config}
@@ -220,7 +221,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _run(
-    path: Path, settings: Mapping[str, str], evals: Sequence[Row], several: bool
+    path: Path, settings: Mapping[str, str], evals: Sequence[EvalResult], several: bool
 ) -> ComparedRun:
     run = RunPaths(root=path)
     status, done = how_far(run)
@@ -237,22 +238,22 @@ def _run(
     )
 
 
-def _results(run: RunPaths, evals: Sequence[Row], several: bool) -> list[Result]:
+def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> list[Result]:
     """Of the last evaluation of each opponent, or of the last window, or of the last update.
 
     evals: its evaluations. several: name the environments, too.
     """
-    last = {(row["env_id"], row["opponent"]): row for row in evals}
+    last = {(one.env_id, one.opponent): one for one in evals}
     if last:
         return [
             Result(
                 name=f"{env} vs {opponent}" if several else f"vs {opponent}",
-                mean=row["win_rate"],
-                low=row["ci95"][0],
-                high=row["ci95"][1],
+                mean=one.win_rate,
+                low=one.ci95[0],
+                high=one.ci95[1],
                 share=True,
             )
-            for (env, opponent), row in sorted(last.items())
+            for (env, opponent), one in sorted(last.items())
         ]
     windows = read_jsonl(run.windows)
     names = _OF_WINDOWS if windows else _OF_UPDATES

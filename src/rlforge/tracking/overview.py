@@ -7,6 +7,7 @@ from pathlib import Path
 from rlforge.errors import ConfigError
 from rlforge.tracking.files import RunPaths, read_jsonl, runs_below
 from rlforge.tracking.formatting import percent
+from rlforge.tracking.results import read_evals
 from rlforge.tracking.status import read_progress, read_summary
 from rlforge.tracking.sweeps import FAILED
 from rlforge.types import value
@@ -50,9 +51,9 @@ def run_row(path: Path) -> RunRow:
             result = f"reward {reward:.3f}" + (
                 "" if control is None else f", control {control:.3f}"
             )
-    elif rows := read_jsonl(run.evals):
-        newest = rows[-1]["policy_uid"]
-        rates = {row["opponent"]: row["win_rate"] for row in rows if row["policy_uid"] == newest}
+    elif results := read_evals(run):
+        newest = results[-1].policy_uid
+        rates = {one.opponent: one.win_rate for one in results if one.policy_uid == newest}
         won = ", ".join(f"{percent(rate, 0)} vs {name}" for name, rate in rates.items())
         result = f"{newest}: {won}"
     status, done = how_far(run)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
+from rlforge.tracking.results import LadderRow, MatchRow, PoolEntry
 from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, value
 
 #: Evaluations per opponent in the small curve of the display.
@@ -119,64 +120,6 @@ class CollectionRow:
     completion_length: float | None
     truncated_rate: float | None
     failed_rate: float | None
-
-
-@value
-class RatingRow:
-    """One policy of the pool: TrueSkill mean and deviation, games, whether it is sampled.
-
-    rated_games: those against other policies, which change a rating; at 0 it is only inherited.
-    """
-
-    uid: str
-    mu: float
-    sigma: float
-    games: int
-    active: bool
-    rated_games: int
-
-
-@value
-class LadderRow:
-    """One policy of the run's ladder.
-
-    uids: its names, those of equal weights together. elo: Bradley-Terry strength in Elo points
-    above the start of training; low, high: the 95 % interval. games: against the others.
-    """
-
-    uids: tuple[str, ...]
-    elo: float
-    low: float
-    high: float
-    games: int
-
-    @property
-    def name(self) -> str:
-        """All its names, as they are shown."""
-        return " = ".join(self.uids)
-
-
-LADDER_ROWS = Codec(LadderRow, form="json")
-
-
-@value
-class MatchRow:
-    """The number of rated games between two policies."""
-
-    first: str
-    second: str
-    games: int
-
-
-def match_rows(matches: Mapping[str, Mapping[str, int]]) -> tuple[MatchRow, ...]:
-    """Every pair of the symmetric table ``matches`` once, most games first."""
-    pairs: dict[frozenset[str], MatchRow] = {}
-    for first, row in matches.items():
-        for second, games in row.items():
-            pairs.setdefault(
-                frozenset((first, second)), MatchRow(first=first, second=second, games=games)
-            )
-    return tuple(sorted(pairs.values(), key=lambda row: -row.games))
 
 
 @value
@@ -291,7 +234,7 @@ class Progress:
     alarms: tuple[Alarm, ...] = ()
     collection: tuple[CollectionRow, ...] = ()
     ladder: tuple[LadderRow, ...] = ()
-    ratings: tuple[RatingRow, ...] = ()
+    ratings: tuple[PoolEntry, ...] = ()
     matches: tuple[MatchRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()

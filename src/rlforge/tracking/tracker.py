@@ -18,22 +18,27 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
-from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.tracking.progress import (
     ALARMS,
-    LADDER_ROWS,
     EngineRow,
     ExactRow,
-    LadderRow,
-    MatchRow,
     Pace,
     Progress,
-    RatingRow,
     RunStatus,
     WinRateRow,
-    match_rows,
+)
+from rlforge.tracking.results import (
+    EVALS,
+    EXACT,
+    POOLS,
+    RATINGS,
+    LadderRow,
+    MatchRow,
+    PoolEntry,
+    PoolSnapshot,
+    Ratings,
 )
 from rlforge.tracking.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
 from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
@@ -43,9 +48,7 @@ log = logging.getLogger(__name__)
 #: Rows of a ``Progress`` that grow with the run are cut to this many.
 MOST_ROWS = 64
 
-_EVALS = Codec(EvalResult, form="json")
-_EXACT = Codec(ExactResult, form="json")
-_RATED = [field.name for field in dataclasses.fields(RatingRow)]
+_RATED = ("uid", "mu", "sigma", "games", "active", "rated_games")
 
 
 class Tracker:
@@ -101,7 +104,7 @@ class Tracker:
         self._shares: dict[str, float] = {}
         self._engines: dict[str, EngineRow] = {}
         self._ladder: tuple[LadderRow, ...] = ()
-        self._ratings: tuple[RatingRow, ...] = ()
+        self._ratings: tuple[PoolEntry, ...] = ()
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
         self._gpus: tuple[GpuLoad, ...] = ()
@@ -155,9 +158,9 @@ class Tracker:
             self._earlier_games, self._failed = row["games"], row["failed_games"]
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
         for row in read_jsonl(self.paths.evals):
-            self._remember_eval(_EVALS.decode(row))
+            self._remember_eval(EVALS.decode(row))
         for row in read_jsonl(self.paths.exact):
-            self._remember_exact(_EXACT.decode(row))
+            self._remember_exact(EXACT.decode(row))
         self._alarms += [ALARMS.decode(row) for row in read_jsonl(self.paths.sentinel)]
         return earlier_s
 
@@ -211,7 +214,7 @@ class Tracker:
             "invalid_rate": result.invalid_rate,
             "games": result.games,
         }
-        self._eval_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
+        self._eval_file.append({**EVALS.encode(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
         self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
@@ -225,7 +228,7 @@ class Tracker:
             "illegal": result.illegal,
             **{f"gain_{seat}": gain for seat, gain in enumerate(result.gains)},
         }
-        self._exact_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
+        self._exact_file.append({**EXACT.encode(result), "time_s": self._elapsed()})
         self._remember_exact(result)
         prefix = f"exact-{result.env_id}"
         self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
@@ -234,7 +237,7 @@ class Tracker:
 
     def add_alarm(self, alarm: Alarm) -> None:
         """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
-        self._alarm_file.append({**dataclasses.asdict(alarm), "time_s": self._elapsed()})
+        self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
         self._write(self._update, {f"sentinel/{alarm.signal}": 1.0})
         self._publish()
@@ -337,52 +340,33 @@ class Tracker:
         self._publish()
         self.tick()
 
-    def log_pool(self, snapshot: Mapping[str, Any]) -> None:
+    def log_pool(self, snapshot: PoolSnapshot) -> None:
         """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
 
         Sinks get the rating of the newest version as ``pool/current/…`` and those of policies that
         are no versions of the run as ``pool/UID/…``, and at the next flush the tables ``ratings``
         and ``matches``, in which every version is.
-
-        snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games``, ``active`` and
-        ``role``, ``learner`` of versions of the run;
-        ``matches``, ``{uid: {uid: games}}``, symmetric; ``ladder``, see ``LadderRow``;
-        ``exploration``, whose ``envs`` hold per environment the ``coverage``, the share of n-grams
-        that are distinct (0..1); ``current``, the uid of the newest policy. pool.json keeps further
-        keys as well.
         """
-        ratings = sorted(
-            (
-                RatingRow(**{name: entry[name] for name in _RATED if name in entry})
-                for entry in snapshot["entries"]
-            ),
-            key=lambda row: (row.rated_games == 0, -row.mu),
+        rated = sorted(snapshot.entries, key=lambda one: (one.rated_games == 0, -one.mu))
+        self._ratings, self._matches = tuple(rated[:MOST_ROWS]), snapshot.pairs()[:MOST_ROWS]
+        self._ladder, self._coverage = snapshot.ladder, snapshot.coverage
+        write_json(self.paths.pool, POOLS.encode(snapshot))
+        line = Ratings(
+            step=self._update,
+            time_s=self._elapsed(),
+            current=snapshot.current,
+            coverage=self._coverage,
+            ratings={one.uid: [one.mu, one.sigma] for one in rated if one.active},
         )
-        matches = match_rows(snapshot["matches"])
-        self._ratings, self._matches = tuple(ratings[:MOST_ROWS]), matches[:MOST_ROWS]
-        self._ladder = tuple(LADDER_ROWS.decode(row) for row in snapshot["ladder"])
-        self._coverage = {
-            env: counts["coverage"] for env, counts in snapshot["exploration"]["envs"].items()
-        }
-        write_json(self.paths.pool, snapshot)
-        self._rating_file.append(
-            {
-                "step": self._update,
-                "time_s": self._elapsed(),
-                "current": snapshot["current"],
-                "coverage": self._coverage,
-                "ratings": {row.uid: [row.mu, row.sigma] for row in ratings if row.active},
-            }
-        )
+        self._rating_file.append(RATINGS.encode(line))
         self._ratings_changed = True
         scalars = {f"pool/coverage/{env}": share for env, share in self._coverage.items()}
         # A curve of each version would end with the next one: they are one curve, and a table.
-        others = (each["uid"] for each in snapshot["entries"] if each["role"] != "learner")
-        curves = {**{uid: uid for uid in others}, snapshot["current"]: "current"}
-        for row in ratings:
-            if (name := curves.get(row.uid)) is not None:
-                scalars |= {f"pool/{name}/mu": row.mu, f"pool/{name}/sigma": row.sigma}
-                scalars |= {f"pool/{name}/games": row.games}
+        for one in rated:
+            if one.role != "learner" or one.uid == snapshot.current:
+                name = "current" if one.uid == snapshot.current else one.uid
+                scalars |= {f"pool/{name}/mu": one.mu, f"pool/{name}/sigma": one.sigma}
+                scalars |= {f"pool/{name}/games": one.games}
         self._write(self._update, scalars)
         self._publish()
         self.tick()
@@ -435,9 +419,9 @@ class Tracker:
         self._next_flush = self._clock() + self._cfg.flush_every_s
         self._write(self._update, self._metrics.drain())
         if self._ratings_changed:
-            for name, rows in (("ratings", self._ratings), ("matches", self._matches)):
-                if rows:
-                    self._write_table(name, [dataclasses.asdict(row) for row in rows])
+            rated = [{name: getattr(one, name) for name in _RATED} for one in self._ratings]
+            self._write_table("ratings", rated)
+            self._write_table("matches", list(map(dataclasses.asdict, self._matches)))
             self._ratings_changed = False
 
     def close(self, summary: Mapping[str, Any]) -> list[str]:

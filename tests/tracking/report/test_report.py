@@ -206,10 +206,10 @@ def test_a_large_pool_is_folded_and_says_so(tmp_path, tracker):
 
 def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(tmp_path, tracker):
     pool = pool_snapshot(40)
-    for entry in pool["entries"]:
-        entry["rated_games"] = 60 if entry["uid"] in ("base", "step-20", "step-7") else 0
+    rated = {"base": 60, "step-20": 60, "step-7": 60}
+    entries = [dataclasses.replace(one, rated_games=rated.get(one.uid, 0)) for one in pool.entries]
     tracker.add_eval(evaluation(20, 50, opponent="base"))
-    tracker.log_pool(pool)
+    tracker.log_pool(dataclasses.replace(pool, entries=tuple(entries)))
     page = write_report(tmp_path).read_text()
     shown, folded = page.split("Further policies: 38, without a rated game: 38")
     uid = r'<td class="name">(base|step-\d+)</td>'

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from rlforge.tracking.formatting import number
+from rlforge.tracking.formatting import elo, number
 from rlforge.tracking.report.html import Html, el
 from rlforge.types import value
 
@@ -339,3 +339,42 @@ def _hover(
 
 def _px(place: float) -> str:
     return f"{place:.1f}".removesuffix(".0")
+
+
+#: Pixels of the plot of strengths: width, of a row, of the names, of the axis below.
+_WIDTH, _ROW, _NAMES, _AXIS = 720, 30, 220, 30
+#: Most characters of a name beside its interval.
+_LONGEST = 30
+
+
+def plot_of_strengths(rows: Sequence[tuple[str, float, float, float]]) -> Html:
+    """Strengths in Elo points, one row each: name, strength, and the bounds of its interval."""
+    low, high = min(row[2] for row in rows), max(row[3] for row in rows)
+    ticks = nice_ticks(low, high)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    span, height = max(high - low, 1e-9), _ROW * len(rows)
+
+    def at(points: float) -> str:
+        return f"{_NAMES + (points - low) / span * (_WIDTH - _NAMES - 20):.1f}"
+
+    parts = []
+    for tick in ticks:
+        parts += [
+            el("line", x1=at(tick), x2=at(tick), y1=0, y2=height, cls="grid"),
+            el("text", elo(tick), x=at(tick), y=height + 18, cls="tick middle"),
+        ]
+    for place, (name, points, least, most) in enumerate(rows):
+        y = _ROW * (place + 0.5)
+        short = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+        about = f"{name}: {elo(points)} ({elo(least)} to {elo(most)})"
+        row = [
+            el("title", about),
+            el("text", short, x=_NAMES - 12, y=y + 4, cls="tick end"),
+            el("line", x1=at(least), x2=at(most), y1=y, y2=y, cls="line"),
+            el("circle", cx=at(points), cy=y, r=4, cls="line"),
+        ]
+        parts.append(el("g", *row, cls="c0"))
+    box = f"0 0 {_WIDTH} {height + _AXIS}"
+    label = "Strength of each member in Elo points, with 95 % intervals"
+    drawn = el("svg", *parts, viewBox=box, role="img", aria_label=label)
+    return el("figure", drawn, style="max-width:none;margin-bottom:1rem")

@@ -24,6 +24,7 @@ from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import Row
 from rlforge.tracking.report.html import Html, check_page, el, join, table, write_page
+from rlforge.tracking.results import read_evals
 
 #: Curves over updates, and over windows: key and title.
 _OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
@@ -98,10 +99,8 @@ def _table(lines: Sequence[Line], names: Sequence[Html], title: str) -> Html:
 
 def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | None]:
     """The sections of charts, one line per configuration."""
-    evals = _rows(drawn, "evals")
-    pairs = dict.fromkeys(
-        (row["env_id"], row["opponent"]) for rows in evals.values() for row in rows
-    )
+    evals = {path: read_evals(RunPaths(root=Path(path))) for path in _paths(drawn)}
+    pairs = dict.fromkeys((one.env_id, one.opponent) for own in evals.values() for one in own)
     won = [
         Chart(
             title=f"{env} vs {opponent}",
@@ -109,11 +108,11 @@ def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | No
                 drawn,
                 {
                     path: {
-                        row["step"]: row["win_rate"]
-                        for row in rows
-                        if (row["env_id"], row["opponent"]) == (env, opponent)
+                        one.step: one.win_rate
+                        for one in own
+                        if (one.env_id, one.opponent) == (env, opponent)
                     }
-                    for path, rows in evals.items()
+                    for path, own in evals.items()
                 },
             ),
             shares=True,
@@ -143,8 +142,11 @@ def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | No
 
 def _rows(drawn: Iterable[Configuration], file: str) -> dict[str, list[Row]]:
     """The lines of one JSONL file of each run, by path."""
-    paths = [run.path for one in drawn for run in one.runs]
-    return {path: read_jsonl(getattr(RunPaths(root=Path(path)), file)) for path in paths}
+    return {p: read_jsonl(getattr(RunPaths(root=Path(p)), file)) for p in _paths(drawn)}
+
+
+def _paths(drawn: Iterable[Configuration]) -> list[str]:
+    return [run.path for one in drawn for run in one.runs]
 
 
 _Points = Mapping[str, Mapping[float, float]]

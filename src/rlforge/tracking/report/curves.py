@@ -9,6 +9,7 @@ from rlforge.tracking.formatting import LEARNER_LABELS, number
 from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold, join
+from rlforge.tracking.results import Ratings
 
 #: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
@@ -86,22 +87,22 @@ def changing(drawn: Sequence[Chart]) -> Html | None:
 
 def outcomes(run: RunData) -> list[Chart]:
     """Wins, draws and losses over the updates, for each environment and opponent."""
-    pairs = dict.fromkeys((row["env_id"], row["opponent"]) for row in run.evals)
+    pairs = dict.fromkeys((row.env_id, row.opponent) for row in run.evals)
     drawn = []
     for env, opponent in pairs:
-        rows = [row for row in run.evals if (row["env_id"], row["opponent"]) == (env, opponent)]
-        steps = [row["step"] for row in rows]
-        played = [max(row["games"], 1) for row in rows]
+        rows = [row for row in run.evals if (row.env_id, row.opponent) == (env, opponent)]
+        steps = [row.step for row in rows]
+        played = [max(row.games, 1) for row in rows]
         win = Series(
             name="win",
             xs=steps,
-            ys=[row["win_rate"] for row in rows],
-            low=[row["ci95"][0] for row in rows],
-            high=[row["ci95"][1] for row in rows],
+            ys=[row.win_rate for row in rows],
+            low=[row.ci95[0] for row in rows],
+            high=[row.ci95[1] for row in rows],
             colour="win",
         )
-        draws = [row["draws"] / games for row, games in zip(rows, played, strict=True)]
-        losses = [row["losses"] / games for row, games in zip(rows, played, strict=True)]
+        draws = [row.draws / games for row, games in zip(rows, played, strict=True)]
+        losses = [row.losses / games for row, games in zip(rows, played, strict=True)]
         others = [
             Series(name="draw", xs=steps, ys=draws, colour="draw"),
             Series(name="loss", xs=steps, ys=losses, colour="loss"),
@@ -129,19 +130,19 @@ def win_rates(run: RunData) -> Html | None:
 def exact(run: RunData) -> Html | None:
     """NashConv and the gain of each seat over the updates, one chart per environment."""
     drawn = []
-    for env in dict.fromkeys(row["env_id"] for row in run.exact):
-        rows = [row for row in run.exact if row["env_id"] == env]
-        steps = [row["step"] for row in rows]
+    for env in dict.fromkeys(row.env_id for row in run.exact):
+        rows = [row for row in run.exact if row.env_id == env]
+        steps = [row.step for row in rows]
         seats = [
             Series(
                 name=f"gain of seat {seat}",
                 xs=steps,
-                ys=[row["gains"][seat] for row in rows],
+                ys=[row.gains[seat] for row in rows],
                 colour=f"c{seat + 1}",
             )
-            for seat in range(len(rows[0]["gains"]))
+            for seat in range(len(rows[0].gains))
         ]
-        total = Series(name="NashConv", xs=steps, ys=[row["nash_conv"] for row in rows])
+        total = Series(name="NashConv", xs=steps, ys=[row.nash_conv for row in rows])
         drawn.append(Chart(title=env, series=[total, *seats], exact=True))
     return section(
         "Distance from equilibrium",
@@ -215,7 +216,7 @@ def throughput(run: RunData) -> Html | None:
 
 def ratings(run: RunData) -> Html | None:
     """TrueSkill over the run: of the newest policy, and of those that were active longest."""
-    present = Counter(uid for row in run.ratings for uid in row["ratings"])
+    present = Counter(uid for row in run.ratings for uid in row.ratings)
     newest = _rated(run.ratings, None, 0)
     followed = [
         _rated(run.ratings, uid, index + 1)
@@ -241,13 +242,13 @@ def ratings(run: RunData) -> Html | None:
     )
 
 
-def _rated(rows: Sequence[Row], uid: str | None, index: int) -> Series:
+def _rated(rows: Sequence[Ratings], uid: str | None, index: int) -> Series:
     """The rating of ``uid`` over time; None: of the newest policy at each time."""
     there = []
     for row in rows:
-        rating = row["ratings"].get(uid or row["current"])
+        rating = row.ratings.get(uid or row.current or "")
         if rating is not None:
-            there.append((row["step"], rating))
+            there.append((row.step, rating))
     return Series(
         name=uid or "newest policy",
         xs=[step for step, _ in there],

@@ -15,8 +15,9 @@ from rlforge.tracking.analyses import Analysis, read_analyses
 from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
 from rlforge.tracking.game_files import GameIndex, index_games
 from rlforge.tracking.progress import ALARMS
+from rlforge.tracking.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
 from rlforge.tracking.status import read_summary
-from rlforge.types import Alarm, value
+from rlforge.types import Alarm, EvalResult, ExactResult, value
 
 Row = dict[str, Any]
 
@@ -36,11 +37,11 @@ class RunData:
     windows: tuple[Row, ...]
     comparison: Row
     decisions: Row
-    evals: tuple[Row, ...]
-    exact: tuple[Row, ...]
+    evals: tuple[EvalResult, ...]
+    exact: tuple[ExactResult, ...]
     alarms: tuple[Alarm, ...]
-    ratings: tuple[Row, ...]
-    pool: Row
+    ratings: tuple[Ratings, ...]
+    pool: PoolSnapshot | None
     api: Row
     summary: Row
     config: str
@@ -83,11 +84,11 @@ def load_run(run_dir: Path | str) -> RunData:
         windows=tuple(windows),
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
-        evals=tuple(evals),
-        exact=tuple(exact),
-        alarms=tuple(ALARMS.decode(row) for row in alarms),
-        ratings=tuple(ratings),
-        pool=read_json(paths.pool),
+        evals=tuple(map(EVALS.decode, evals)),
+        exact=tuple(map(EXACT.decode, exact)),
+        alarms=tuple(map(ALARMS.decode, alarms)),
+        ratings=tuple(map(RATINGS.decode, ratings)),
+        pool=POOLS.decode(pool) if (pool := read_json(paths.pool)) else None,
         api=read_json(paths.api),
         summary=summary,
         config=(config := _text(paths.config)),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rlforge.tracking.formatting import NOTHING, elo, percent
-from rlforge.tracking.ladder_card import LadderCard, LadderRating
+from rlforge.tracking.ladder_card import LadderCard
 from rlforge.tracking.ladder_view import (
     ABOUT_SCORES,
     ABOUT_STRENGTHS,
@@ -20,21 +19,18 @@ from rlforge.tracking.ladder_view import (
     neighbour_texts,
     won_and_lost,
 )
-from rlforge.tracking.progress import LadderRow
-from rlforge.tracking.report.charts import nice_ticks
+from rlforge.tracking.report.charts import plot_of_strengths
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.html import Html, el, fold, join, table, write_page
-
-#: Pixels of the plot of strengths: width, of a row, of the names, of the axis below.
-_WIDTH, _ROW, _NAMES, _AXIS = 720, 30, 220, 30
-#: Most characters of a name beside its interval.
-_LONGEST = 30
 
 
 def write_ladder_page(target: Path, card: LadderCard) -> Path:
     """Write the page of ``card`` and return its path."""
     title = f"Ladder of {card.rules.env_id}"
-    named = [(f"{letter(place)} {one.uid}", one) for place, one in enumerate(card.ratings)]
+    named = [
+        (f"{letter(place)} {one.uid}", one.elo, one.low, one.high)
+        for place, one in enumerate(card.ratings)
+    ]
     body = el(
         "body",
         el("header", el("h1", title), el("p", f"{head(card)}.", cls="soft")),
@@ -75,39 +71,6 @@ _ABOUT_CHECKS = (
 
 def _sentences(text: str | None) -> list[Html]:
     return [] if text is None else [el("p", text[0].upper() + text[1:])]
-
-
-def plot_of_strengths(rows: Sequence[tuple[str, LadderRating | LadderRow]]) -> Html:
-    """Named strengths with their intervals, one row each."""
-    low, high = min(one.low for _, one in rows), max(one.high for _, one in rows)
-    ticks = nice_ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
-    span, height = max(high - low, 1e-9), _ROW * len(rows)
-
-    def at(points: float) -> str:
-        return f"{_NAMES + (points - low) / span * (_WIDTH - _NAMES - 20):.1f}"
-
-    parts = []
-    for tick in ticks:
-        parts += [
-            el("line", x1=at(tick), x2=at(tick), y1=0, y2=height, cls="grid"),
-            el("text", elo(tick), x=at(tick), y=height + 18, cls="tick middle"),
-        ]
-    for place, (name, one) in enumerate(rows):
-        y = _ROW * (place + 0.5)
-        short = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
-        about = f"{name}: {elo(one.elo)} ({elo(one.low)} to {elo(one.high)})"
-        row = [
-            el("title", about),
-            el("text", short, x=_NAMES - 12, y=y + 4, cls="tick end"),
-            el("line", x1=at(one.low), x2=at(one.high), y1=y, y2=y, cls="line"),
-            el("circle", cx=at(one.elo), cy=y, r=4, cls="line"),
-        ]
-        parts.append(el("g", *row, cls="c0"))
-    box = f"0 0 {_WIDTH} {height + _AXIS}"
-    label = "Strength of each member in Elo points, with 95 % intervals"
-    drawn = el("svg", *parts, viewBox=box, role="img", aria_label=label)
-    return el("figure", drawn, style="max-width:none;margin-bottom:1rem")
 
 
 def _strengths(card: LadderCard) -> Html:

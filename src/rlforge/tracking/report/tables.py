@@ -17,12 +17,12 @@ from rlforge.tracking.formatting import (
     percent,
     points,
 )
-from rlforge.tracking.progress import LADDER_ROWS, match_rows
+from rlforge.tracking.report.charts import plot_of_strengths
 from rlforge.tracking.report.curves import section, subject
-from rlforge.tracking.report.data import Row, RunData
+from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join, table
-from rlforge.tracking.report.ladder import plot_of_strengths
-from rlforge.types import ApiUsage
+from rlforge.tracking.results import PoolSnapshot
+from rlforge.types import ApiUsage, EvalResult
 
 _USAGE = Codec(ApiUsage, form="json")
 #: Most policies in the table of ratings, and in the table of games between them.
@@ -78,14 +78,14 @@ def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
 
 def reached(run: RunData) -> Html | None:
     """First and last evaluation against each opponent in each environment."""
-    pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in run.evals:
-        pairs[row["env_id"], row["opponent"]].append(row)
+    pairs: dict[tuple[str, str], list[EvalResult]] = defaultdict(list)
+    for result in run.evals:
+        pairs[result.env_id, result.opponent].append(result)
     rows = []
     for (env, opponent), results in pairs.items():
         first, last = results[0], results[-1]
-        change = last["win_rate"] - first["win_rate"]
-        sure = significant(first["ci95"], last["ci95"])
+        change = last.win_rate - first.win_rate
+        sure = significant(first.ci95, last.ci95)
         text = f"{points(change)} pts"
         shift = number(None) if first is last else changed(change, text, sure)
         rows.append([env, opponent, _result(first), _result(last), shift])
@@ -105,12 +105,12 @@ def reached(run: RunData) -> Html | None:
     )
 
 
-def _result(row: Row) -> Html:
-    games = max(row["games"], 1)
-    shares = {"win": row["wins"], "draw": row["draws"], "loss": row["losses"]}
+def _result(row: EvalResult) -> Html:
+    games = max(row.games, 1)
+    shares = {"win": row.wins, "draw": row.draws, "loss": row.losses}
     lines = [
-        el("b", f"{percent(row['win_rate'], 1)} wins"),
-        _interval(*row["ci95"]),
+        el("b", f"{percent(row.win_rate, 1)} wins"),
+        _interval(*row.ci95),
         el(
             "div",
             *(el("i", cls=name, style=f"flex:{won}") for name, won in shares.items() if won),
@@ -118,10 +118,10 @@ def _result(row: Row) -> Html:
         ),
         el(
             "span",
-            f"{percent(row['draws'] / games, 1)} draws, {percent(row['losses'] / games, 1)} losses",
+            f"{percent(row.draws / games, 1)} draws, {percent(row.losses / games, 1)} losses",
         ),
-        _interval(*wilson_interval(row["losses"], row["games"])),
-        el("div", f"{row['games']} games after {row['step']} updates", cls="soft"),
+        _interval(*wilson_interval(row.losses, row.games)),
+        el("div", f"{row.games} games after {row.step} updates", cls="soft"),
     ]
     return join(lines)
 
@@ -155,46 +155,44 @@ def alarms(run: RunData) -> Html | None:
 
 def ladder(run: RunData) -> Html | None:
     """Strengths from the games between policies; None before the first."""
-    rows = [LADDER_ROWS.decode(row) for row in (run.pool or {}).get("ladder", ())]
-    if not rows:
+    if run.pool is None or not run.pool.ladder:
         return None
-    named = [(row.name, row) for row in rows]
+    rows = run.pool.ladder
     heads = ["policy", "Elo", "95 % interval", "games"]
     body = [
-        [name, elo(row.elo), f"{elo(row.low)} to {elo(row.high)}", count(row.games)]
-        for name, row in named
+        [row.name, elo(row.elo), f"{elo(row.low)} to {elo(row.high)}", count(row.games)]
+        for row in rows
     ]
     return section(
         "Ladder",
         "Bradley-Terry strength in Elo points above the start of training, from all games between "
         "policies, in whatever order they were played; a draw is half a win, and policies of equal "
         "weights are one. For mirrored games and a test of cycles: rlforge ladder.",
-        plot_of_strengths(named[:MOST_RATINGS]),
+        plot_of_strengths([(row.name, row.elo, row.low, row.high) for row in rows[:MOST_RATINGS]]),
         fold("Strengths of all", table(heads, body, "Strengths of the policies")),
     )
 
 
 def pool(run: RunData) -> Html | None:
     """Current ratings, measured ones first, and the number of games between policies."""
-    if not run.pool:
+    if run.pool is None:
         return None
-    evaluated = {row[key] for row in run.evals for key in ("policy_uid", "opponent")}
-    matches = run.pool["matches"]
+    evaluated = {uid for one in run.evals for uid in (one.policy_uid, one.opponent)}
     entries = sorted(
-        run.pool["entries"],
-        key=lambda entry: (not entry["rated_games"], entry["uid"] not in evaluated, -entry["mu"]),
+        run.pool.entries,
+        key=lambda entry: (not entry.rated_games, entry.uid not in evaluated, -entry.mu),
     )
     rows = [
         [
-            entry["uid"],
-            "active" if entry["active"] else "retired",
-            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}" if entry["rated_games"] else number(None),
-            count(entry["rated_games"]),
-            count(entry["games"]),
+            entry.uid,
+            "active" if entry.active else "retired",
+            f"{entry.mu:.2f} ± {entry.sigma:.2f}" if entry.rated_games else number(None),
+            count(entry.rated_games),
+            count(entry.games),
         ]
         for entry in entries
     ]
-    rated = sum(entry["rated_games"] > 0 for entry in entries)
+    rated = sum(entry.rated_games > 0 for entry in entries)
     first = min(rated, MOST_RATINGS)
     folded, left = rows[first : first + MOST_FOLDED], len(rows) - first - MOST_FOLDED
     unrated = len(rows) - rated
@@ -213,23 +211,23 @@ def pool(run: RunData) -> Html | None:
         )
         if folded
         else None,
-        _matches(matches, [entry["uid"] for entry in run.pool["entries"]]),
+        _matches(run.pool),
     )
 
 
-def _matches(matches: dict[str, dict[str, int]], uids: list[str]) -> Html | None:
-    pairs = match_rows(matches)
+def _matches(pool: PoolSnapshot) -> Html | None:
+    pairs = pool.pairs()
     if not pairs:
         return None
     met: Counter[str] = Counter()
     for pair in pairs:
         met.update({pair.first: pair.games, pair.second: pair.games})
     chosen = {uid for uid, _ in met.most_common(MOST_MATCHED)}
-    shown = [uid for uid in uids if uid in chosen]
+    shown = [one.uid for one in pool.entries if one.uid in chosen]
     most = max(pair.games for pair in pairs)
     body = []
     for uid in shown:
-        row = matches.get(uid, {})
+        row = pool.matches.get(uid, {})
         cells = [
             el("td", count(row[other]), style=f"--heat:{row[other] / most:.2f}")
             if row.get(other)
