@@ -39,11 +39,11 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.base import Caller, EngineStats, Question
 from rlforge.models.load import load_tokenizer, resolve_model
+from rlforge.preflight.plan import make_plan
 from rlforge.specs import RunGraph
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import create_run
-from rlforge.training.graph import build_graph
 from rlforge.types import Checkpoint, Completion, PolicyRef
 
 WARM_UP_S = 5.0
@@ -213,7 +213,7 @@ def run(
     resolve_model(config.model)
     machine = detect()
     hardware = resolve_hardware(config.hardware, machine, engines)
-    graph = build_graph(config, machine)
+    graph = make_plan(config, machine)
     idle = {"actor": f"control_plane:{clock.__name__}", "num_cpus": 0.01, "loads_alone": False}
     nodes = tuple(
         dataclasses.replace(node, **idle) if node.name == "engine" else node

@@ -38,7 +38,7 @@ class Nap(RunKind[NapConfig]):
         """Nothing can be wrong."""
 
     def nodes(self, config: NapConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
-        return (ActorSpec(name="bed", actor=None, config={}),)
+        return (ActorSpec(name="bed", actor=None),)
 
 
 NAP = Nap()

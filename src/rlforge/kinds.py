@@ -115,8 +115,11 @@ class RunKind(ABC, Generic[C]):
         """What to expect of collection, as sentences; None where nothing is collected."""
         return None
 
-    def ready(self, config: C, run_dir: Path, say: Say) -> C:
-        """The configuration that the actors start from; makes in ``run_dir`` what they need."""
+    def prepare(self, config: C, run_dir: Path, say: Say) -> None:
+        """Make in ``run_dir`` what the actors need, where it is not there yet."""
+
+    def counted(self, config: C, run_dir: Path) -> C:
+        """The configuration with numbers that follow from what ``run_dir`` has."""
         return config
 
     def check_resumable(self, config: C, run_dir: Path) -> None:

@@ -12,6 +12,7 @@ from tests.factories import CHATML, model_files
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
+from rlforge.config.rules import changed
 from rlforge.config.schema import (
     EngineConfig,
     EnvConfig,
@@ -108,8 +109,10 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     chat_model, tmp_path
 ):
     talking = config(chat_model)
-    talking.env = dataclasses.replace(TICTACTOE, context="conversation")
-    talking.engine = EngineConfig(max_model_len=4096)
+    talking = dataclasses.replace(
+        talking, env=dataclasses.replace(TICTACTOE, context="conversation")
+    )
+    talking = dataclasses.replace(talking, engine=EngineConfig(max_model_len=4096))
     made = await samples(talking, tmp_path)
     tokenizer = load_tokenizer(chat_model)
     players: dict[tuple[str, int], list[Step]] = {}
@@ -133,8 +136,7 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
 
 
 async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
-    short = config(chat_model)
-    short.engine.max_tokens = 3
+    short = changed(config(chat_model), ["engine.max_tokens=3"])
     with pytest.raises(RunError, match="too long"):
         await make_samples(short, tmp_path / "short", lambda text: None)
     # The tiny model's answer ends with its first closing bracket.
@@ -142,7 +144,7 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
     with pytest.raises(RunError, match="not read as their action"):
         await make_samples(early, tmp_path / "early", lambda text: None)
     # A conversation ends with it.
-    early.env = dataclasses.replace(TICTACTOE, context="conversation")
+    early = dataclasses.replace(early, env=dataclasses.replace(TICTACTOE, context="conversation"))
     with pytest.raises(RunError, match=r"24 not read as their action"):
         await make_samples(early, tmp_path / "talk", lambda text: None)
 
@@ -170,10 +172,10 @@ async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, t
 
     for context in ("turn", "conversation"):
         playing = config(chat_model)
-        playing.env = dataclasses.replace(TICTACTOE, context=context)
-        playing.engine = EngineConfig(max_model_len=4096)
+        playing = dataclasses.replace(playing, env=dataclasses.replace(TICTACTOE, context=context))
+        playing = dataclasses.replace(playing, engine=EngineConfig(max_model_len=4096))
         every = await samples(playing, tmp_path / f"all-{context}")
-        playing.data = dataclasses.replace(playing.data, last_turns=2)
+        playing = dataclasses.replace(playing, data=dataclasses.replace(playing.data, last_turns=2))
         last = await samples(playing, tmp_path / f"last-{context}")
         assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
         prompts = {(s.game_id, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
@@ -294,7 +296,7 @@ class Reasoner(ChatHandler):
 async def test_an_api_models_words_are_learned(chat_model, tmp_path):
     with serving(Reasoner) as server:
         asked = config(chat_model, players=["openai:teacher"], games=2)
-        asked.pool.api.openai_base_url = server.url
+        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path / "chat")
         tokenizer = load_tokenizer(chat_model)
         for step in made:
@@ -306,7 +308,7 @@ async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours
     with serving(Reasoner) as server:
         plain = dataclasses.replace(tiny, action_extraction="last_line")
         asked = config(plain, players=["openai:teacher"], games=2)
-        asked.pool.api.openai_base_url = server.url
+        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path)
         tokenizer = load_tokenizer(tiny)
         assert {tokenizer.decode(step.token_ids) for step in made} == {

@@ -47,7 +47,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     out, err = capsys.readouterr()
     assert code == 0, err
     assert out.splitlines()[-1] == str(Path("run").absolute())
-    for name in ("config.yaml", "graph.json", "pool.json", "summary.json", "report.html"):
+    for name in ("config.yaml", "plan.json", "pool.json", "summary.json", "report.html"):
         assert (Path("run") / name).is_file(), name
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]

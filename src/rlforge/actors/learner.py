@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -80,18 +79,14 @@ class LearnerActor:
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
         with statistics_hidden():  # the model's own module is imported here
-            self._learners = make_learners(self._with_start(), device, ranks)
+            self._learners = make_learners(self._config, device, ranks, self._here)
         if self._hardware.alternate:
             self._learners.rest(offload=self._hardware.offload_learner)
 
-    def _with_start(self) -> PolicyConfig:
-        """The configuration, with the place of the initial adapter on this node."""
-        learner = self._config.learner
-        found = self._folder.fetched(learner.initial_adapter) if learner.initial_adapter else None
-        if found is None:
-            return self._config
-        start = dataclasses.replace(learner, initial_adapter=ray.get(found))
-        return dataclasses.replace(self._config, learner=start)
+    def _here(self, folder: str) -> str:
+        """The place on this node of a folder of the run."""
+        found = self._folder.fetched(folder)
+        return folder if found is None else ray.get(found)
 
     def begin_turn(self) -> None:
         """The card is the learner's until ``end_turn``: engines that start see ``turn_file``."""

@@ -29,7 +29,7 @@ from rlforge.config.explain import OFFERED, explained, first_line, missing_optio
 from rlforge.config.keys import all_roots, conf_dir, group_dirs
 from rlforge.config.overrides import as_hydra_takes, check_overrides, key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.rules import build, plain, plain_fields
+from rlforge.config.rules import as_values, build, plain, plain_fields
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
 from rlforge.errors import ConfigError, raise_all, refusals
@@ -243,7 +243,7 @@ def from_hydra(
 
 def to_yaml(config: PolicyConfig) -> str:
     """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
-    content = {"kind": config.kind, **dataclasses.asdict(config)}
+    content = {"kind": config.kind, **as_values(config)}
     return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 

@@ -134,7 +134,7 @@ _PLACES = _by_name(
         "rlforge.buffer.StepBuffer.size": "size",
         "rlforge.buffer.StepBuffer.reserve": "continue_collection stop",
         "rlforge.buffer.batches.write_batch": "write_training_data_to_file",
-        "rlforge.training.graph.build_graph": "step_buffer model_pool",
+        "rlforge.preflight.plan.make_plan": "step_buffer model_pool",
         "rlforge.learner.Learner": "StandardLearner Learner",
         "rlforge.learner.Learner.update": "train",
         "rlforge.learner.Learner.state_dict": "_step _samples_seen",

@@ -14,8 +14,7 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Asked, Controller, RunKind
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import engine_node, groups, learner_node, tracker_node
+from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +47,7 @@ class Continuous(RunKind[ContinuousConfig]):
 
     def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
-            return ActorSpec(name=name, actor=None, config=groups(config, *read), sends=sends)
+            return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
         store = part(
             "store",
@@ -81,7 +80,7 @@ class Continuous(RunKind[ContinuousConfig]):
             "store": (),
         }[config.continuous.source]
         return (
-            tracker_node(config, "rlforge.continuous.tracker:WindowTrackerActor"),
+            tracker_node("rlforge.continuous.tracker:WindowTrackerActor"),
             learner_node(
                 config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
             ),

@@ -92,7 +92,8 @@ class PolicySpec:
 
     model: a transformers causal LM, which is changed in place. lora: the adapter that ``train:
     lora`` attaches; seed: of its initial weights. temperature: of the engine's sampling, above 0.
-    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero.
+    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero. start: the folder of an
+    adapter to go on from; None: a fresh one.
     """
 
     model: Any
@@ -101,6 +102,7 @@ class PolicySpec:
     pad_token_id: int
     seed: int
     initial_value_head: Mapping[str, Tensor] | None = None
+    start: Path | None = None
 
 
 class Policy:
@@ -155,11 +157,10 @@ class Policy:
                 model.float().requires_grad_(True)
             self._scorer = self._new_scorer(model, spec.temperature, self.value_head, trial)
             self._packs_from = self._least_packed_length()
-        if config.initial_adapter is not None:
-            directory = Path(config.initial_adapter)
-            load_adapter(self._adapter, directory)
-            if self.value_head is not None and (directory / VALUE_HEAD).exists():
-                load_value_head(self.value_head, directory)
+        if spec.start is not None:
+            load_adapter(self._adapter, spec.start)
+            if self.value_head is not None and (spec.start / VALUE_HEAD).exists():
+                load_value_head(self.value_head, spec.start)
         # The rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
@@ -173,7 +174,7 @@ class Policy:
             self.parameters,
             config,
             reference,
-            fresh_adapter=self._adapter is not None and config.initial_adapter is None,
+            fresh_adapter=self._adapter is not None and spec.start is None,
         )
 
     def _speed_up(self) -> Trial | None:

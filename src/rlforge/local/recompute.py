@@ -25,7 +25,7 @@ from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
 from rlforge.local.recorded import Check, RecordedGames, Say
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
-from rlforge.models.fit import with_own_start
+from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
 from rlforge.tracking.files import read_jsonl
@@ -133,8 +133,8 @@ class Updates:
 
     def __init__(self, config: RunConfig, run_dir: Path, threads: int | None) -> None:
         """threads: of torch in the run; None leaves them."""
-        self._config, self._device = with_own_start(config, run_dir), config.hardware.device
-        self._threads = threads
+        self._config, self._device, self._threads = config, config.hardware.device, threads
+        self._start = start_of(config, run_dir)
         self._checkpoints = run_dir / "checkpoints"
 
     def after(
@@ -145,7 +145,8 @@ class Updates:
         batches: by number of the update and name of the policy.
         """
         with self._as_then():
-            learners = make_learners(self._config, resolve_device(self._device), Ranks())
+            device = resolve_device(self._device)
+            learners = make_learners(self._config, device, Ranks(), lambda _: str(self._start))
             if state is not None:
                 read_state(state, learners)
                 for learner in learners.each():

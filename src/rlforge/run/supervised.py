@@ -14,8 +14,7 @@ from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import groups, learner_node, tracker_node
+from rlforge.specs import ActorSpec, learner_node, tracker_node
 from rlforge.types import PolicyRef
 
 _FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
@@ -53,28 +52,31 @@ class Supervised(RunKind[SftConfig]):
 
     def nodes(self, config: SftConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         samples = ActorSpec(
-            name="samples",
-            actor=None,
-            config=groups(config, "data", "env"),
-            sends=(("learner", "TrainBatch"),),
+            name="samples", actor=None, reads=("data", "env"), sends=(("learner", "TrainBatch"),)
         )
         learner = learner_node(config, hardware, ("tracker", "UpdateResult"))
-        return tracker_node(config), samples, learner
+        return tracker_node(), samples, learner
 
     def controller(self, config: SftConfig) -> Callable[[Any], Controller]:
         from rlforge.training.sft import SupervisedRun
 
         return SupervisedRun
 
-    def ready(self, config: SftConfig, run_dir: Path, say: Say) -> SftConfig:
-        """With the number of samples, from which that of the updates follows."""
-        from rlforge.rollout.datasets import count_samples, has_samples
+    def prepare(self, config: SftConfig, run_dir: Path, say: Say) -> None:
+        from rlforge.rollout.datasets import has_samples
         from rlforge.system.loops import wait_for
 
         if not has_samples(run_dir):
             from rlforge.rollout.demonstrations import make_samples
 
             wait_for(make_samples(config, run_dir, say))
+
+    def counted(self, config: SftConfig, run_dir: Path) -> SftConfig:
+        """With the number of samples, from which that of the updates follows."""
+        from rlforge.rollout.datasets import count_samples, has_samples
+
+        if not has_samples(run_dir):
+            return config
         data = dataclasses.replace(config.data, max_samples=count_samples(run_dir))
         return dataclasses.replace(config, data=data)
 
@@ -83,7 +85,7 @@ class Supervised(RunKind[SftConfig]):
         from rlforge.training.resume import check_resumable
 
         if has_samples(run_dir):
-            whole = self.ready(config, run_dir, lambda text: None)
+            whole = self.counted(config, run_dir)
             check_resumable(run_dir, whole.total_updates or 0)
 
     def longer(self, config: SftConfig, more: int) -> SftConfig:
