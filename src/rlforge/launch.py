@@ -122,14 +122,14 @@ def _say_of(name: str, text: str) -> None:
     _say(f"{name}: {text}")
 
 
-def _checked_here(config: PolicyConfig) -> list[str]:
-    """Notes on a run on this machine, which are also printed.
+def _checked_here(config: PolicyConfig, run_dir: Path | None = None) -> list[str]:
+    """Notes on a run on this machine, which are also printed; run_dir: of one that has begun.
 
     Raises ConfigError where the actors, or their model, are not for this machine.
     """
     raise_all(shape_problems(config))
     machine = detect()
-    plan, live = make_plan(config, machine), with_engines_that_start(config, machine)
+    plan, live = make_plan(config, machine, run_dir), with_engines_that_start(config, machine)
     check_fit(live, plan.hardware, machine.cards)
     check_source(config.model)
     raise_all(model_problems(plan.config))
@@ -185,7 +185,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     if more:
         config = kind.longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    notes = _checked_here(config)
+    notes = _checked_here(config, run_dir)
     kind.check_resumable(config, run_dir)
     if more:
         with RunLock(run_dir):
