@@ -69,12 +69,7 @@ class ActorSpec:
 
 def tracker_node(actor: str = "rlforge.actors.state:TrackerActor") -> ActorSpec:
     """The tracker; actor: where its class is."""
-    return ActorSpec(
-        name="tracker",
-        actor=actor,
-        reads=("tracker",),
-        on_driver_node=True,
-    )
+    return ActorSpec(name="tracker", actor=actor, reads=("tracker",), on_driver_node=True)
 
 
 def learner_node(
