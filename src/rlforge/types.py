@@ -431,6 +431,14 @@ class GameRecord:
     error: str | None = None
     duration_s: float = 0.0
 
+    @property
+    def ending(self) -> str:
+        """As ``finished``, ``invalid move by player 1`` or ``context limit of player 0``."""
+        reason = self.end_reason.replace("_", " ")
+        if self.cut_by is not None:
+            return f"{reason} of player {self.cut_by}"
+        return reason if self.invalid_by is None else f"{reason} by player {self.invalid_by}"
+
     def __repr__(self) -> str:
         """A line: the turns hold all tokens, and ``rlforge.transcript`` shows them."""
         spec, end = self.spec, self.end_reason if self.error is None else f"failed: {self.error}"

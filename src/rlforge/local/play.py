@@ -23,7 +23,6 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import Acting
 from rlforge.rollout.schedule import line_up
-from rlforge.tracking.formatting import ending
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
@@ -191,4 +190,4 @@ def verdict(record: GameRecord) -> str:
     own = next((seat.player_id for seat in seats if seat.policy == PERSON), 0)
     outcome = record.spec.env.outcome(record.rewards, own)
     said = {"win": "you won", "draw": "a draw", "loss": "you lost"}[outcome]
-    return f"{said} ({ending(record)}): {rewards}"
+    return f"{said} ({record.ending}): {rewards}"

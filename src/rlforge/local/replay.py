@@ -19,7 +19,6 @@ from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid, placements
 from rlforge.games.observations import news
 from rlforge.rollout.episode import replayed
-from rlforge.tracking.formatting import ending
 from rlforge.tracking.game_files import GameIndex, index_games, read_games
 from rlforge.tracking.report.games import marks
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
@@ -162,7 +161,7 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
         winner = f"player {won[0].player_id} ({won[0].policy.uid}) wins" if won else nobody
         yield Text(winner, style="bold")
     result = record.error or _rewards(record.rewards.values())
-    yield Text(f"{ending(record)}: {result}", style="bold")
+    yield Text(f"{record.ending}: {result}", style="bold")
 
 
 def scenes(record: GameRecord) -> list[RenderableType]:

@@ -40,6 +40,7 @@ from rlforge.tracking.results import (
     PoolSnapshot,
     Ratings,
 )
+from rlforge.tracking.samples import sample_turns
 from rlforge.tracking.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
 from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
 
@@ -445,9 +446,6 @@ class Tracker:
         self.flush()
         self._write(self._update, self._since_update.drain())
         if any(isinstance(sink, TakesTables) for sink in self._sinks):
-            # Imported late: a tracker without such sinks needs no page builder.
-            from rlforge.tracking.report.games import sample_turns
-
             try:
                 self._write_table("games", sample_turns(self.paths))
             except RlforgeError as error:  # a damaged file must not keep the run from its end
