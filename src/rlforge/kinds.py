@@ -87,6 +87,8 @@ class RunKind(ABC, Generic[C]):
     generates = True
     #: What its progress counts.
     unit = "update"
+    #: ``module:Thing``, a ``tracking.recorded.Recorded``; empty: nothing can be verified.
+    recorded = ""
 
     @abstractmethod
     def check(self, composed: Composed[C], *, keys: bool = True) -> None:

@@ -33,6 +33,7 @@ class Continuous(RunKind[ContinuousConfig]):
 
     root = ContinuousConfig
     unit = "window"
+    recorded = "rlforge.continuous.verify:RecordedWindows"
 
     def check(self, composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.continuous import check_continuous

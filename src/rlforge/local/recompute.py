@@ -23,12 +23,13 @@ from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
 from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
-from rlforge.local.recorded import Check, RecordedGames, Say
+from rlforge.local.recorded import RecordedGames
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
 from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
 from rlforge.tracking.files import read_jsonl
+from rlforge.tracking.recorded import Check, Say
 from rlforge.types import Completion, Purpose, TrainBatch, value
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}

@@ -10,9 +10,7 @@
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
 
-Of a continuous run:
-
-    windows      the decisions in the store, and their scores, are those that were noted
+That is of games; the kind of a run says what is checked beside chain and checkpoints.
 
 Only files of the run are read. By default part of it is checked, drawn by ``seed``.
 """
@@ -20,33 +18,30 @@ Only files of the run are read. By default part of it is checked, drawn by ``see
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from rlforge.buffer.batches import read_batch
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.roots import kind_of_run
-from rlforge.errors import CheckpointError, PromptTooLongError, RlforgeError
+from rlforge.config.roots import read_any
+from rlforge.errors import CheckpointError, ConfigError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
-from rlforge.local.recorded import Check, Recorded, RecordedGames, RecordedWindows, Say
+from rlforge.kinds import kind_of
+from rlforge.local.recorded import RecordedGames
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes, learned_players
 from rlforge.rollout.episode import Seats, play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
-from rlforge.tracking.digests import FILE, broken_at, digest_of, digest_of_batch, digest_of_games
-from rlforge.tracking.files import read_json
+from rlforge.tracking.digests import FILE, broken_at, digest_of_batch, digest_of_games
 from rlforge.tracking.game_files import index_games, read_games
-from rlforge.trajectories.columns import digest_of_decisions
-from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.store import store_folder
+from rlforge.tracking.recorded import Check, Recorded, Say
 from rlforge.types import Completion, GameRecord, Seat, Step, TrainBatch, value
 
-#: What is checked of a run by default: batches or windows, and further games.
+#: What is checked of a run by default: batches, and further games.
 _BATCHES, _GAMES = 8, 100
 
 
@@ -68,18 +63,28 @@ def verify(
 ) -> Verification:
     """Check the run in ``run_dir``. whole: everything. say: called with progress messages.
 
-    Raises ConfigError where it has no configuration, or is a supervised run.
+    Raises ConfigError where it has no configuration, or nothing of its kind is made again.
     """
-    if kind_of_run(run_dir) is ContinuousConfig:
-        windows = RecordedWindows(run_dir, whole, seed)
-        checks = [_chain(windows), _checkpoints(windows), _windows(windows)]
-        return Verification(checks=tuple(checks), differs=tuple(_differences(windows.computed)))
-    run = RecordedGames(run_dir, whole, seed)
-    checks = [_chain(run), _checkpoints(run), _batches(run), _games(run, say), _rewards(run)]
-    from rlforge.local.recompute import check_logprobs, check_updates  # they import torch
+    config = read_any(run_dir)
+    kind = kind_of(config)
+    if not kind.recorded:
+        raise ConfigError(f"{run_dir} is {config.about}, of which nothing can be made again")
+    run: Recorded = resolve_name(kind.recorded)(run_dir, whole, seed)
+    checks = (_chain(run, kind.unit), _checkpoints(run), *run.checks(say))
+    return Verification(checks=checks, differs=tuple(_differences(run.computed)))
 
-    checks += [check_logprobs(run, say), check_updates(run, say)]
-    return Verification(checks=tuple(checks), differs=tuple(_differences(run.computed)))
+
+class VerifiedGames(RecordedGames):
+    """A run of games, whose batches, games, rewards, log-probs and updates are made again."""
+
+    def checks(self, say: Say) -> Iterator[Check]:
+        yield _batches(self)
+        yield _games(self, say)
+        yield _rewards(self)
+        from rlforge.local.recompute import check_logprobs, check_updates  # they import torch
+
+        yield check_logprobs(self, say)
+        yield check_updates(self, say)
 
 
 def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
@@ -92,8 +97,8 @@ def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
 # ---------------------------------------------------------------- files
 
 
-def _chain(run: Recorded) -> Check:
-    problems, notes, unit = list[str](), list[str](), run.unit
+def _chain(run: Recorded, unit: str) -> Check:
+    problems, notes = list[str](), list[str]()
     if not run.lines:
         notes.append(f"{FILE} is not there: nothing says what the run computed")
     elif (step := broken_at(run.lines)) is not None:
@@ -166,40 +171,6 @@ def _batches(run: RecordedGames) -> Check:
         total=len(drawn),
         result="as drawn",
         problems=tuple(problems),
-    )
-
-
-def _windows(run: RecordedWindows) -> Check:
-    problems, notes, checked = list[str](), list[str](), 0
-    with contextlib.closing(StoreReader(store_folder(run.config.store, run.dir))) as store:
-        here = set(store.window_ids())
-        gone = [row["window_id"] for row in run.steps.values() if row["window_id"] not in here]
-        if gone and run.config.store.keep_windows is None:
-            problems.append(f"window {gone[0]} is missing")
-        elif gone:
-            notes.append("windows that store.keep_windows has deleted are left out")
-        for row in run.some(
-            (row for row in run.steps.values() if row["window_id"] in here), _BATCHES
-        ):
-            checked += 1
-            window_id = row["window_id"]
-            decisions = store.decisions(window_id=window_id)
-            if digest_of_decisions(decisions) != row["decisions"]:
-                problems.append(f"window {window_id}: its decisions are not those that were noted")
-            known = read_json(run.paths.scores(window_id)).get("scores")
-            scores = (
-                None if known is None else [known.get(one.id, {}).get("score") for one in decisions]
-            )
-            if digest_of(scores) != row["scores"]:
-                problems.append(f"window {window_id}: its scores are not those that were noted")
-    return Check(
-        name="windows",
-        things="windows",
-        checked=checked,
-        total=len(run.steps),
-        result="decisions and scores as noted",
-        problems=tuple(problems),
-        notes=tuple(notes),
     )
 
 

@@ -21,6 +21,7 @@ class Games(RunKind[RunConfig]):
     """Self-play, and play against a pool."""
 
     root = RunConfig
+    recorded = "rlforge.local.verify:VerifiedGames"
 
     def check(self, composed: Composed[RunConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.games import validate
