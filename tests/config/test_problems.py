@@ -17,7 +17,6 @@ from tests.harness.live_run import run
 
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
-from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Address, Length, Pattern, Range, hints, is_union, parts
 from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
@@ -114,12 +113,7 @@ def bad_values(hint: Any) -> Iterator[Any]:
 def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
     """The message with which ``value`` is refused; None where it is accepted."""
     base = composed(command, algorithm)
-    config = base.config
-    *groups, name = key.split(".")
-    if command == "sft" and groups[:1] == ["market"]:
-        # as of an experiment of a continuous run
-        config = dataclasses.replace(config, market=MarketConfig())
-    config = put(config, [*groups, name], value)
+    config = put(base.config, key.split("."), value)
     changed = dataclasses.replace(base, config=config, overrides=(f"{key}=typed",))
     try:
         launch.check(changed, keys=False)

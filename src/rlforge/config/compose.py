@@ -45,8 +45,11 @@ def _schema(root: type[PolicyConfig]) -> type:
     that ``root`` does not have.
     """
     own = plain_fields(root)
-    fields = own | {k: field for one in all_roots() for k, field in plain_fields(one).items()}
-    fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
+    found = [*own.items(), *(item for one in all_roots() for item in plain_fields(one).items())]
+    groups = {name: field for name, field in found if dataclasses.is_dataclass(field[1])}
+    # Own keys last: of one kind ``market`` is a group, of another one a key.
+    keys = {name: field for name, field in own.items() if not dataclasses.is_dataclass(field[1])}
+    fields = dict(found) | groups | keys
     # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.
     fields["kind"] = ("kind", str, dataclasses.field(default=root.kind))
     return dataclasses.make_dataclass("Configuration", fields.values())

@@ -450,6 +450,15 @@ RUN_KINDS = Kind(
     called=False,
 )
 
+TEACHERS = Kind(
+    "teachers",
+    "source of answers",
+    "data.players",
+    "a rlforge.run.teachers.Players",
+    {"games": "rlforge.run.teachers:PLAYERS", "market": "rlforge.continuous.teachers:TRADERS"},
+    called=False,
+)
+
 COMMANDS = Kind(
     "commands",
     "command",

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.rollout.traders import trader_samples
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
@@ -84,16 +82,8 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     encoder = AnswerEncoder(config.model, tokenizer)
     left_out: Counter[str] = Counter()
     steps: list[Step] = []
-    if data.players and config.market is not None:
-        say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
-        reported = time.monotonic()
-        for step in trader_samples(config, config.market, encoder, left_out):
-            steps.append(step)
-            if time.monotonic() - reported >= SAY_EVERY_S:
-                reported = time.monotonic()
-                say(f"{len(steps):,} decisions of {step.game_id} and the episodes before it")
-    elif data.players:
-        steps += await _of_players(config, run_dir, encoder, left_out, say)
+    if data.players:
+        steps += await config.teachers.answers(config, run_dir, encoder, left_out, say)
     if data.run is not None:
         steps += _of_run(Path(data.run), data, left_out)
     if data.file is not None:
@@ -170,7 +160,7 @@ def _lineups(players: Sequence[PolicyRef], seats: int) -> list[tuple[PolicyRef, 
     return list(itertools.product(players, repeat=seats))
 
 
-async def _of_players(
+async def answers_in_games(
     config: SftConfig, run_dir: Path, encoder: AnswerEncoder, left_out: Counter[str], say: Say
 ) -> list[Step]:
     """The samples of games that ``data.players`` play; the games go to disk."""

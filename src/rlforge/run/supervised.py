@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.compose import Composed
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
@@ -34,21 +33,14 @@ class Supervised(RunKind[SftConfig]):
         check_sft(composed, keys=keys)
 
     def check_prompts(self, config: SftConfig) -> None:
-        from rlforge.preflight.continuous import check_answers
-        from rlforge.preflight.games import check_history, check_room
+        from rlforge.preflight.games import check_history
 
         check_history(config)
-        if config.market is not None:
-            check_answers(config, config.market)
-        elif config.data.players:
-            check_room(config)
+        config.teachers.check_prompts(config)
 
     def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
-        from rlforge.league.names import parse_opponent
-
-        if config.market is not None:
-            return {}
-        return {"data.players": [*map(parse_opponent, config.data.players)]}
+        met: Mapping[str, Sequence[PolicyRef]] = config.teachers.opponents(config)
+        return met
 
     def nodes(self, config: SftConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         samples = ActorSpec(
@@ -130,5 +122,4 @@ def _training_from(config: SftConfig, run_dir: Path) -> str:
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
     start = "learner.initial_adapter=" + in_grammar(str(run_dir), quote='"')
-    command = RunConfig.command if config.market is None else ContinuousConfig.command
-    return shlex.join(["rlforge", command, *kept, start, *options])
+    return shlex.join(["rlforge", config.teachers.command, *kept, start, *options])
