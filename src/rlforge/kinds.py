@@ -12,7 +12,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.plugins import RUN_KINDS
@@ -21,14 +21,6 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.specs import ActorSpec
 from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.types import PolicyRef
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from rlforge.tracking.progress import Progress
-    from rlforge.tracking.report.charts import Chart
-    from rlforge.tracking.report.data import RunData
-    from rlforge.tracking.report.html import Html
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -89,6 +81,12 @@ class RunKind(ABC, Generic[C]):
     unit = "update"
     #: ``module:Thing``, a ``tracking.recorded.Recorded``; empty: nothing can be verified.
     recorded = ""
+    #: ``module:function`` of a ``RunData``: the sections of its report, the head first; its results
+    #: as charts. Of a ``Progress`` and a width: the sections of its display, where its ``unit`` is
+    #: not an update.
+    report = "rlforge.tracking.report:of_games"
+    results = "rlforge.tracking.report.curves:outcomes"
+    progress = ""
 
     @abstractmethod
     def check(self, composed: Composed[C], *, keys: bool = True) -> None:
@@ -148,22 +146,6 @@ class RunKind(ABC, Generic[C]):
     def learned(self, config: C, policy: str) -> str:
         """What a policy of the run learned from, for its card."""
         return "its own experience"
-
-    def report(self, run: RunData) -> Sequence[Html | None]:
-        """The sections of its report, the head first."""
-        from rlforge.tracking.report import of_games
-
-        return of_games(run)
-
-    def results(self, run: RunData) -> list[Chart]:
-        """What it achieved, as charts."""
-        from rlforge.tracking.report.curves import outcomes
-
-        return outcomes(run)
-
-    def progress(self, progress: Progress, width: int) -> Iterator[RenderableType]:
-        """The sections of its display, so wide, where its ``unit`` is not an update."""
-        raise TypeError(f"the display of {self.root.about} counts updates")
 
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
         """Turns on disk at which a policy of the run was asked."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
@@ -15,14 +15,6 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Asked, Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from rlforge.tracking.progress import Progress
-    from rlforge.tracking.report.charts import Chart
-    from rlforge.tracking.report.data import RunData
-    from rlforge.tracking.report.html import Html
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
@@ -34,6 +26,9 @@ class Continuous(RunKind[ContinuousConfig]):
     root = ContinuousConfig
     unit = "window"
     recorded = "rlforge.continuous.verify:RecordedWindows"
+    report = "rlforge.tracking.report.windows:sections"
+    results = "rlforge.tracking.report.windows:results"
+    progress = "rlforge.tracking.window_view:window_sections"
 
     def check(self, composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.continuous import check_continuous
@@ -120,21 +115,6 @@ class Continuous(RunKind[ContinuousConfig]):
 
     def learned(self, config: ContinuousConfig, policy: str) -> str:
         return "its own decisions in a market with scripted traders"
-
-    def report(self, run: RunData) -> Sequence[Html | None]:
-        from rlforge.tracking.report.windows import sections
-
-        return sections(run)
-
-    def results(self, run: RunData) -> list[Chart]:
-        from rlforge.tracking.report.windows import results
-
-        return results(run)
-
-    def progress(self, progress: Progress, width: int) -> Iterator[RenderableType]:
-        from rlforge.tracking.window_view import window_sections
-
-        return window_sections(progress, width)
 
     def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
         from rlforge.trajectories.reader import StoreReader
