@@ -15,6 +15,7 @@ import ray
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import begin, limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
+from rlforge.config.plugins import MEASURES
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
@@ -24,7 +25,6 @@ from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef, TrainBatc
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learners
-    from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
 """Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
@@ -50,7 +50,7 @@ class LearnerActor:
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
-        self._questions: list[Questions] | None = None
+        self._questions: list[Any] | None = None
 
     def host(self) -> tuple[str, int]:
         """Open the store through which the ranks connect; returns its address and port."""
@@ -138,11 +138,11 @@ class LearnerActor:
     def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
         """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
         from rlforge.models.load import load_tokenizer
-        from rlforge.rollout.tabular import Questions
 
         if self._questions is None:
             tokenizer = load_tokenizer(self._config.model)
-            self._questions = [Questions(env, self._config, tokenizer) for env in envs]
+            questions = MEASURES.find("exploitability")
+            self._questions = [questions(env, self._config, tokenizer) for env in envs]
         with self._awake():
             learner = self._learners.turn(policy.name)
             scored = [

@@ -459,6 +459,15 @@ TEACHERS = Kind(
     called=False,
 )
 
+MEASURES = Kind(
+    "measures",
+    "measure of a policy",
+    "eval.exploitability",
+    "a class of (env, config, tokenizer) with check, answers, table and measure",
+    _in("rollout.tabular", exploitability="Questions"),
+    needs=("check", "table", "measure"),
+)
+
 COMMANDS = Kind(
     "commands",
     "command",

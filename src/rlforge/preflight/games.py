@@ -10,7 +10,7 @@ from typing import Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
-from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
+from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, SOURCES
 from rlforge.config.schema import ApiConfig, GamesConfig, PolicyConfig, RewardsConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
@@ -44,7 +44,6 @@ from rlforge.preflight.policy import (
 )
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
-from rlforge.rollout.tabular import measured_game
 from rlforge.system.checkpoint import step_name
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
@@ -455,7 +454,9 @@ def _evaluation_problems(composed: Composed[GamesConfig]) -> Problems:
             )
     yield from temperature_problems(composed, "eval.temperature", config.eval.temperature)
     for env in eval_envs(config) if config.eval.exploitability else ():
-        yield from composed.trial("eval.exploitability", partial(measured_game, env))
+        yield from composed.trial(
+            "eval.exploitability", partial(MEASURES.find("exploitability").check, env)
+        )
 
 
 def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems:
