@@ -44,7 +44,7 @@ from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.rollout.conversation import Conversation
-from rlforge.types import Completion, EnvSpec, PolicyRef, SamplingParams, Step, TrainBatch
+from rlforge.types import Completion, EnvSpec, Form, PolicyRef, SamplingParams, Step, TrainBatch
 
 FIRST, ANSWER, MESSAGE = 200, 24, 56
 BASE = PolicyRef(uid="base", kind="checkpoint")
@@ -263,7 +263,7 @@ async def _real_game(
     engine: LocalEngine, prompter: Prompter, env: EnvSpec, number: int, together: bool
 ) -> list[Step]:
     game, draw, steps = make_game(env, number), Random(number), []
-    chats = [Conversation(prompter, "default", "boxed") for _ in range(2)]
+    chats = [Conversation(prompter, Form()) for _ in range(2)]
     while not game.done:
         view = game.view()
         player = view.player_id
@@ -274,7 +274,7 @@ async def _real_game(
             conversation=2 * number + player if together else None,
         )
         question = chats[player].ask(view) if together else None
-        prompt = question.token_ids if question else prompter.encode("default", view, "boxed")[1]
+        prompt = question.token_ids if question else prompter.encode(Form(), view)[1]
         answer = await engine.generate(prompt, params, BASE)
         if question:
             chats[player].add(question, answer)

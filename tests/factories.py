@@ -17,6 +17,7 @@ from rlforge.types import (
     EnvSpec,
     Episode,
     EvalResult,
+    Form,
     GameRecord,
     GameSpec,
     PolicyRef,
@@ -46,7 +47,7 @@ def scripted(name: str = "random_legal") -> PolicyRef:
 
 def seat(player_id: int = 0, policy: PolicyRef | None = None, **changes: Any) -> Seat:
     """A trained seat of ``checkpoint()`` by default."""
-    fields = {"trained": True, "prompt_template": "default", "action_extraction": "boxed"}
+    fields = {"trained": True, "form": Form()}
     return Seat(player_id=player_id, policy=policy or checkpoint(), **{**fields, **changes})
 
 

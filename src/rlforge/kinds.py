@@ -20,7 +20,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.specs import ActorSpec
 from rlforge.system.checkpoint import latest_checkpoint
-from rlforge.types import PolicyRef
+from rlforge.types import Form, PolicyRef
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -32,8 +32,7 @@ class Asked(NamedTuple):
     """A turn at which a policy was asked: prompt ids, how they came about, and from what."""
 
     prompt_token_ids: Sequence[int]
-    prompt_template: str
-    action_extraction: str
+    form: Form
     observation: str
 
 
@@ -157,8 +156,7 @@ class RunKind(ABC, Generic[C]):
                 for turn in record.turns:
                     seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
                     if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
-                        form = seat.prompt_template, seat.action_extraction
-                        yield Asked(ids, *form, turn.observation)
+                        yield Asked(ids, seat.form, turn.observation)
 
     def samples(self, config: C, run_dir: Path, update: int | None) -> tuple[int, Sequence[Any]]:
         """An update, by default the newest, and its ``Sample`` values; ConfigError for none."""

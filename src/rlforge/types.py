@@ -50,7 +50,9 @@ OTHER_RUN = -1
 _T = TypeVar("_T")
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
 def value(cls: type[_T]) -> type[_T]:
     """Decorator: a frozen, keyword-only dataclass with slots, as all classes of this module.
 
@@ -106,11 +108,32 @@ class PolicyRef:
 
 @value
 class Form:
+    """How a seat is asked: its prompt template, and the extraction that reads its answers.
+
+    Example:
+        >>> EnvSpec(id="Nim-v0", form=Form(template="chat")).form.extraction
+        'boxed'
+    """
+
+    template: str = "default"
+    extraction: str = "boxed"
+
+
+def _stored(prefix: str = "") -> Mapping[str, Any]:
+    """The columns that hold a ``Form``: files have its parts beside the other fields of a value."""
+    names = {"template": "prompt_template", "extraction": "action_extraction"}
+    return {"columns": {part: f"{prefix}{name}" for part, name in names.items()}}
+
+
+@value
+class PolicyForm:
     """How seats of one of a run's ``policies``, called ``name``, are asked in every game."""
 
     name: str
-    prompt_template: str
-    action_extraction: str
+    form: Form = dataclasses.field(metadata=_stored())
+
+
+_FOR_ANY_MODEL = Form(template="chat-actions")
 
 
 @value
@@ -121,9 +144,8 @@ class EnvSpec:
     the least reward that is a win in a game of one player, or of one team. winners:
     which of several players win, see ``outcome``; None takes what is known of the game. actions:
     how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
-    prompt_template, action_extraction: at seats of the model; those with ``api_`` and ``hf_`` at
-    seats of API and other models, which know none of the model's short forms. forms: of policies
-    that have their own.
+    form: at seats of the model; api_form, hf_form: at seats of API and other models, which know
+    none of the model's short forms. forms: of policies that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -140,29 +162,23 @@ class EnvSpec:
     win_score: float = 1.0
     winners: Winners | None = None
     actions: Actions = "words"
-    prompt_template: str = "default"
-    action_extraction: str = "boxed"
-    api_prompt_template: str = "chat-actions"
-    api_action_extraction: str = "boxed"
-    hf_prompt_template: str = "chat-actions"
-    hf_action_extraction: str = "boxed"
+    form: Form = dataclasses.field(default=Form(), metadata=_stored())
+    api_form: Form = dataclasses.field(default=_FOR_ANY_MODEL, metadata=_stored("api_"))
+    hf_form: Form = dataclasses.field(default=_FOR_ANY_MODEL, metadata=_stored("hf_"))
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
-    forms: tuple[Form, ...] = ()
+    forms: tuple[PolicyForm, ...] = ()
 
     @property
     def drops_turns(self) -> bool:
         """Whether the oldest turns of its conversations are dropped once they are too long."""
         return self.context == "conversation" and self.overflow == "drop_oldest"
 
-    def asked(self, policy: PolicyRef) -> tuple[str, str]:
-        """The prompt template and the action extraction of the seats of ``policy``."""
-        if policy.kind == "api":
-            return self.api_prompt_template, self.api_action_extraction
-        if policy.kind == "hf":
-            return self.hf_prompt_template, self.hf_action_extraction
-        own = next((form for form in self.forms if form.name == policy.name), self)
-        return own.prompt_template, own.action_extraction
+    def asked(self, policy: PolicyRef) -> Form:
+        """How the seats of ``policy`` are asked."""
+        if policy.kind in ("api", "hf"):
+            return self.api_form if policy.kind == "api" else self.hf_form
+        return next((own.form for own in self.forms if own.name == policy.name), self.form)
 
     @property
     def won_by(self) -> Winners:
@@ -209,8 +225,7 @@ class Seat:
         ...     player_id=0,
         ...     policy=PolicyRef(uid="base", kind="checkpoint"),
         ...     trained=True,
-        ...     prompt_template="chat",
-        ...     action_extraction="boxed",
+        ...     form=Form(template="chat"),
         ... )
         >>> seat.policy.uid
         'base'
@@ -219,8 +234,7 @@ class Seat:
     player_id: int
     policy: PolicyRef
     trained: bool
-    prompt_template: str
-    action_extraction: str
+    form: Form = dataclasses.field(metadata=_stored())
 
 
 @value

@@ -19,16 +19,16 @@ from rlforge.games.base import View
 from rlforge.league.budget import api_players
 from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
 from rlforge.rollout.episode import Answer
-from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, GameSpec, Seat
+from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, Form, GameSpec, Seat
 
 GROUP = 4
-ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, action_extraction="raw")
+ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, form=Form(extraction="raw"))
 
 
 def game(number: int, *, trained: tuple[bool, bool]) -> GameSpec:
     """A game of the only group; the learner's policy plays at both seats."""
-    read = {"prompt_template": "board", "action_extraction": "raw"}
-    seats = [seat(n, checkpoint(0), trained=trained[n], **read) for n in range(2)]
+    form = Form(template="board", extraction="raw")
+    seats = [seat(n, checkpoint(0), trained=trained[n], form=form) for n in range(2)]
     return game_spec(f"g{number}", ENV, seats, group_id="group", group_size=GROUP)
 
 

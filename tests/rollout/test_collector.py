@@ -26,14 +26,23 @@ from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    Form,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    SamplingParams,
+    Seat,
+)
 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)
 
 
 def game(number, *, trained=(True, True), env=ENV):
     """Game ``number`` between two random players."""
-    form = {"policy": scripted(), "action_extraction": "raw"}
+    form = {"policy": scripted(), "form": Form(extraction="raw")}
     seats = [seat(player, trained=trained[player], **form) for player in range(2)]
     return game_spec(f"g{number}", env, seats, seed=number)
 

@@ -81,7 +81,7 @@ async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
             view = game.view()
             step = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
             turns[view.player_id] += 1
-            assert step.prompt_token_ids == prompter.encode("board", view, "bracket")[1]
+            assert step.prompt_token_ids == prompter.encode(record.spec.env.form, view)[1]
             # A tiny model's answer is one token, which ends it.
             assert len(step.token_ids) == 1
             assert step.token_ids[0] in stops

@@ -117,19 +117,19 @@ class Continuous(RunKind[ContinuousConfig]):
         return "its own decisions in a market with scripted traders"
 
     def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
+        from rlforge.rollout.lineup import form_of
         from rlforge.trajectories.reader import StoreReader
         from rlforge.trajectories.store import store_folder
 
         folder = store_folder(config.store, run_dir)
         if not folder.is_dir():
             return
-        model = config.model
         with closing(StoreReader(folder)) as reader:
             for decision in reader.newest_complete(_SEARCHED, before=float("inf")):
                 made = decision.completion
                 if made is not None and made.prompt_token_ids:
-                    form = model.prompt_template, model.action_extraction
-                    yield Asked(made.prompt_token_ids, *form, decision.observation)
+                    ids, form = made.prompt_token_ids, form_of(config.model)
+                    yield Asked(ids, form, decision.observation)
 
     def samples(self, config: ContinuousConfig, run_dir: Path, update: int | None) -> Any:
         raise ConfigError(

@@ -104,19 +104,19 @@ def example_prompt(
     """
     prompter = Prompter(tokenizer, config.prompts)
     asked = kind_of(config).asked(config, run.paths.root, policy)
-    for ids, template, extraction, observation in asked:
+    for ids, form, observation in asked:
         text = str(tokenizer.decode(ids, skip_special_tokens=False))
         view = View(player_id=0, observation=observation)
         try:
-            said = prompter.messages(template, view, extraction)
+            said = prompter.messages(form, view)
         except RlforgeError:  # the template wants more than the observation
             return text
-        for form, _ in message_forms(said) if tokenizer.chat_template else ():
+        for written, _ in message_forms(said) if tokenizer.chat_template else ():
             with contextlib.suppress(ConfigError):  # it refuses this form
-                if _gives(tokenizer, chat_text(form, tokenizer), ids):
-                    return [dict(message) for message in form]
+                if _gives(tokenizer, chat_text(written, tokenizer), ids):
+                    return [dict(message) for message in written]
         # Some tokenizers decode to another text than the one that they encoded.
-        whole = prompter.render(template, said).text
+        whole = prompter.render(form, said).text
         begin = str(tokenizer.bos_token or "")
         return next((o for o in (whole, f"{begin}{whole}") if _gives(tokenizer, o, ids)), text)
     return None
@@ -238,15 +238,15 @@ def _use(exported: Exported) -> Iterator[str]:
             "holds the sampling of the training."
         )
         yield f"```python\n{_snippet(exported)}\n```"
-    template, extraction = asked_as(exported.config, policy=exported.policy.name)
+    asked = asked_as(exported.config, policy=exported.policy.name)
     yield (
-        f"Prompts have the form of rlforge's template `{template}`, and the action is read from "
-        f"the answer by its extraction `{extraction}`. rlforge builds both:"
+        f"Prompts have the form of rlforge's template `{asked.template}`, and the action is read "
+        f"from the answer by its extraction `{asked.extraction}`. rlforge builds both:"
     )
-    yield f"```bash\n{_command(exported, template, extraction)}\n```"
+    yield f"```bash\n{_command(exported)}\n```"
 
 
-def _command(exported: Exported, template: str, extraction: str) -> str:
+def _command(exported: Exported) -> str:
     """The command that trains the version on, in prompts of its form, on any machine."""
     config, command, lora = exported.own, exported.run.command, exported.config.model.lora
     named = re.search(r"\+experiment=(\S+)", command)
@@ -258,7 +258,10 @@ def _command(exported: Exported, template: str, extraction: str) -> str:
         lines[1] += [f"model.lora.rank={lora.rank}", f"model.lora.alpha={lora.alpha}"]
     else:
         lines[0] += ["model.name=FOLDER"]
-    lines += [[f"model.prompt_template={template}", f"model.action_extraction={extraction}"]]
+    asked = asked_as(exported.config, policy=exported.policy.name)
+    lines += [
+        [f"model.prompt_template={asked.template}", f"model.action_extraction={asked.extraction}"]
+    ]
     if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
         envs = config.games.env.train
         games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]

@@ -242,8 +242,8 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
             key, found = f"env.{group}.{index}", []
             found += name_problems(composed, f"{key}.source", entry.source, SOURCES)
             spec = env_spec(entry, config)
-            found += prompt_problems(composed, f"{key}.prompt_template", spec.prompt_template)
-            extraction = spec.action_extraction
+            found += prompt_problems(composed, f"{key}.prompt_template", spec.form.template)
+            extraction = spec.form.extraction
             found += name_problems(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
             if not found:
                 found += composed.trial(f"{key}.id", partial(check_env, spec))
@@ -264,16 +264,16 @@ def _template_problems(
     Words where the model reads boards, too.
     """
     prompter = Prompter(None, composed.config.prompts)
-    words = not prompter.template(spec.prompt_template).shows_boards_only
+    words = not prompter.template(spec.form.template).shows_boards_only
     if words and _reads_boards(composed.config):
-        own = _set_by(composed, key, "prompt_template", spec.prompt_template)
+        own = _set_by(composed, key, "prompt_template", spec.form.template)
         yield composed.error(
             own,
             f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
             f"{own}=board, or a language model such as model=smollm2_135m",
         )
-    asked = (spec.prompt_template, spec.api_prompt_template, spec.hf_prompt_template)
-    for name in dict.fromkeys(asked):
+    asked = (spec.form, spec.api_form, spec.hf_form)
+    for name in dict.fromkeys(form.template for form in asked):
         template = prompter.template(name)
         if template.games and not spec.id.startswith(template.games):
             yield composed.error(
@@ -313,7 +313,7 @@ def _extraction_problems(
     composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
 ) -> Problems:
     """An extraction that finds a legal action of ``view`` in no answer of the model."""
-    name, legal = spec.action_extraction, view.legal_actions
+    name, legal = spec.form.extraction, view.legal_actions
     write = getattr(EXTRACTIONS.find(name), "write", str)
     # An extraction that does not say how its answers are written cannot be tried.
     for action in (legal or ()) if write is not str else ():
@@ -358,16 +358,18 @@ def _room_problems(config: GamesConfig) -> Problems:
     except ConfigError:  # which the checks of the model raise, too
         return
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
-    for env in [asked for game in games for asked in _as_asked(game)]:
+    for env, form in [
+        (game, form) for game in games for form in (game.form, *(own.form for own in game.forms))
+    ]:
         view, found = make_game(env, seed=0).view(), list[str]()
         try:
-            _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
+            _, prompt = prompter.encode(form, view)
         except ConfigError as error:
-            of_model = env.prompt_template == config.model.prompt_template
+            of_model = form.template == config.model.prompt_template
             key = "model.prompt_template" if of_model else "prompt_template"
-            yield f"{key}={env.prompt_template} (env {env.id!r}): {error}"
+            yield f"{key}={form.template} (env {env.id!r}): {error}"
             return
-        write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
+        write = getattr(EXTRACTIONS.find(form.extraction), "write", str)
         # Models made for boards have words of their own for actions, a token each.
         actions = () if _reads_boards(config) else view.legal_actions or ()
         answers = {
@@ -397,19 +399,6 @@ def _room_problems(config: GamesConfig) -> Problems:
         if found:
             yield from found
             return
-
-
-def _as_asked(env: EnvSpec) -> list[EnvSpec]:
-    """``env``, and as policies with forms of their own are asked in it."""
-    return [
-        env,
-        *(
-            dataclasses.replace(
-                env, prompt_template=form.prompt_template, action_extraction=form.action_extraction
-            )
-            for form in env.forms
-        ),
-    ]
 
 
 def _batch_problems(composed: Composed[RunConfig]) -> Problems:

@@ -64,12 +64,12 @@ def _player_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
     for env in envs if config.data.players else ():
         legal = make_game(env, seed=0).view().legal_actions
         action = legal[0] if legal else "[0]"
-        text = written(config.data.answer, env.action_extraction, action)
-        if extract(env.action_extraction, text, legal).action != action:
+        reader = env.form.extraction
+        text = written(config.data.answer, reader, action)
+        if extract(reader, text, legal).action != action:
             yield composed.error(
                 "data.answer",
-                f"{text!r} is not read as {action} by action_extraction={env.action_extraction} "
-                f"of {env.id}",
+                f"{text!r} is not read as {action} by action_extraction={reader} of {env.id}",
             )
 
 

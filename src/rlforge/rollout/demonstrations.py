@@ -257,12 +257,11 @@ def _answers(
     conversation cannot go on from it, nor from an answer that is not legal: it ends there.
     """
     env, data = record.spec.env, config.data
-    form = env.prompt_template, env.action_extraction
     room = prompt_room(config) if env.drops_turns else None
     for seat in record.spec.seats:
         if seat.policy.uid not in (data.imitate or data.players):
             continue
-        chat = conversation_in(env, prompter, *form, room)
+        chat = conversation_in(env, prompter, env.form, room)
         pairs = zip(record.turns, views, strict=True)
         own = [(turn, view) for turn, view in pairs if turn.player_id == seat.player_id]
         first = _first_learned(len(own), data)
@@ -273,13 +272,13 @@ def _answers(
                 break
             question = None if chat is None else chat.ask(view)
             prompt, ids = (
-                prompter.encode(form[0], view, form[1])
+                prompter.encode(env.form, view)
                 if question is None
                 else (question.prompt.text, question.token_ids)
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
-            read = extract(form[1], text, view.legal_actions).action == turn.action
+            read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
                 yield sample(record, turn, index, ids, tokens if read else ())
             if chat is None or question is None:
@@ -293,11 +292,11 @@ def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
     """What the model should say for ``turn``: an API model's words where they are in its form."""
     own = turn.completion.text.strip()
     if turn.completion.finish_reason != "scripted":
-        read = extract(env.action_extraction, own, view.legal_actions)
+        read = extract(env.form.extraction, own, view.legal_actions)
         if read.well_formed and read.action == turn.action:
             return own
         template = ACTION
-    return written(template, env.action_extraction, turn.action)
+    return written(template, env.form.extraction, turn.action)
 
 
 def sample(

@@ -70,9 +70,9 @@ class Questions:
         #: Of each answer the key of its decision, and its action.
         self.owners: list[tuple[str, str]] = []
         for decision in self.game.decisions:
-            _, prompt = prompter.encode(env.prompt_template, decision.view, env.action_extraction)
+            _, prompt = prompter.encode(env.form, decision.view)
             for action in decision.view.legal_actions or ():
-                for tokens in legal.answers(env.action_extraction, action):
+                for tokens in legal.answers(env.form.extraction, action):
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
                     self.owners.append((decision.key, action))
 
@@ -118,9 +118,4 @@ class Questions:
 
 def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
     """``env`` asked and read as ``other`` is."""
-    return dataclasses.replace(
-        env,
-        prompt_template=other.prompt_template,
-        action_extraction=other.action_extraction,
-        actions=other.actions,
-    )
+    return dataclasses.replace(env, form=other.form, actions=other.actions)
