@@ -15,13 +15,12 @@ import ray
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import begin, limit_threads, turn_file
 from rlforge.config.per_policy import policy_names
-from rlforge.config.plugins import MEASURES
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef, TrainBatch, UpdateResult
+from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learners
@@ -50,7 +49,7 @@ class LearnerActor:
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
-        self._questions: list[Any] | None = None
+        self._kept: dict[str, Any] = {}
 
     def host(self) -> tuple[str, int]:
         """Open the store through which the ranks connect; returns its address and port."""
@@ -135,24 +134,13 @@ class LearnerActor:
         """How likely the policy is to give the answers in ``batch``."""
         return self._learners.turn().measure(batch.steps)
 
-    def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
-        """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
-        from rlforge.models.load import load_tokenizer
+    def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+        """``function(learner, rank, kept, *arguments)``; name: the policy that the learner holds.
 
-        if self._questions is None:
-            tokenizer = load_tokenizer(self._config.model)
-            questions = MEASURES.find("exploitability")
-            self._questions = [questions(env, self._config, tokenizer) for env in envs]
+        kept: a mapping that the calls of this actor share.
+        """
         with self._awake():
-            learner = self._learners.turn(policy.name)
-            scored = [
-                learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
-                for asked in self._questions
-            ]
-        if self._rank:  # it takes part in the scoring alone
-            return []
-        pairs = zip(self._questions, scored, strict=True)
-        return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]
+            return function(self._learners.turn(name), self._rank, self._kept, *arguments)
 
     def take_smaller_steps(self, factor: float, name: str = "") -> None:
         """Multiply a policy's learning rate by ``factor`` from here on."""
