@@ -680,3 +680,13 @@ class EvalResult:
     mean_reward: float
     invalid_rate: float
     failed: int = 0
+
+    @property
+    def draw_rate(self) -> float:
+        """Share of the games that were draws."""
+        return self.draws / max(self.games, 1)
+
+    @property
+    def loss_rate(self) -> float:
+        """Share of the games that were lost."""
+        return self.losses / max(self.games, 1)

@@ -27,6 +27,7 @@ from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
 from rlforge.system.checkpoint import policy_in
 from rlforge.tracking.formatting import count, duration, number, percent
 from rlforge.tracking.report.data import Row, RunData
+from rlforge.tracking.results import by_pairing
 from rlforge.types import EvalResult, PolicyRef, value
 
 Form = Literal["adapter", "merged", "full", "base"]
@@ -345,19 +346,18 @@ def _limits(exported: Exported) -> Iterator[str]:
 
 def _measured(exported: Exported) -> list[tuple[EvalResult, EvalResult]]:
     """First and last evaluation up to the version, per environment and opponent."""
-    pairs: dict[tuple[str, str], list[EvalResult]] = {}
     name = exported.policy.name
-    for row in exported.run.evals:
-        own = not name or policy_in(row.policy_uid) == name
-        if own and row.step <= exported.step:
-            pairs.setdefault((row.env_id, row.opponent), []).append(row)
-    return [(rows[0], rows[-1]) for rows in pairs.values()]
+    own = [
+        one
+        for one in exported.run.evals
+        if one.step <= exported.step and (not name or policy_in(one.policy_uid) == name)
+    ]
+    return [(results[0], results[-1]) for results in by_pairing(own).values()]
 
 
 def _rates(row: EvalResult) -> str:
-    games = max(row.games, 1)
     low, high = row.ci95
-    shares = (row.win_rate, row.draws / games, row.losses / games)
+    shares = (row.win_rate, row.draw_rate, row.loss_rate)
     rates = " / ".join(f"{100 * share:.1f}" for share in shares)
     return f"{rates} % ({percent(low, 1)} to {percent(high, 1)})"
 
