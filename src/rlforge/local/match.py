@@ -15,7 +15,7 @@ from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
-from rlforge.games.players import check_player, make_player
+from rlforge.games.players import make_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_policy, seat_policies, start_engine
@@ -23,7 +23,7 @@ from rlforge.local.replay import turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import AtSeat
-from rlforge.rollout.lineup import asked_as, env_named
+from rlforge.rollout.lineup import asked_as, check_plays, env_named
 from rlforge.rollout.policies import Act, Acting, SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
@@ -182,8 +182,7 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
         ref = parse_opponent(player)
         if ref.kind == "checkpoint":
             raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
-        if ref.kind == "scripted":
-            check_player(player, env)
+        check_plays(ref, env)
         return ref
     if not callable(player):
         raise ConfigError(f"player {player!r} is no name, Policy or function from View to action")

@@ -13,14 +13,13 @@ from rlforge.config.schema import GamesConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
 from rlforge.games.observations import new_part, readable
-from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.local.replay import boards
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.episode import play_game
-from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
 from rlforge.rollout.policies import Acting
 from rlforge.rollout.schedule import line_up
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
@@ -151,8 +150,8 @@ async def play(
     the person leaves, ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
-        if policy.kind == "scripted" and policy != PERSON:
-            check_player(policy.path_or_name or policy.uid, env)
+        if policy != PERSON:
+            check_plays(policy, env)
     spec = GameSpec(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
     )

@@ -17,7 +17,6 @@ from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
-from rlforge.games.players import check_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game, tried
 from rlforge.kinds import kind_of
@@ -43,7 +42,14 @@ from rlforge.preflight.policy import (
     value_problems,
 )
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
+from rlforge.rollout.lineup import (
+    check_plays,
+    env_spec,
+    eval_envs,
+    eval_opponents,
+    eval_pairings,
+    train_envs,
+)
 from rlforge.system.checkpoint import step_name
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
@@ -211,8 +217,8 @@ def opponent_problems(
             if keys and policy.kind == "api":
                 check_api(name, composed.config.pool.api)
             end = mend
-            for env in envs if policy.kind == "scripted" else ():
-                check_player(policy.path_or_name or name, env)
+            for env in envs:
+                check_plays(policy, env)
         except ConfigError as error:
             yield composed.error(key, f"{error}{end}")
 

@@ -54,11 +54,16 @@ def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
     return "env.opponents", [name for name in names if can_play(parse_opponent(name), env)]
 
 
+def check_plays(policy: PolicyRef, env: EnvSpec) -> None:
+    """Raise ConfigError where ``policy`` does not know the game; only scripted players may not."""
+    if policy.kind == "scripted":
+        check_player(policy.path_or_name or policy.uid, env)
+
+
 def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
-    """Whether ``policy`` knows the game; only scripted players may not."""
+    """Whether ``policy`` knows the game."""
     try:
-        if policy.kind == "scripted":
-            check_player(policy.path_or_name or policy.uid, env)
+        check_plays(policy, env)
     except ConfigError:
         return False
     return True
