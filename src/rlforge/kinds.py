@@ -12,15 +12,16 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from rlforge.config.compose import Composed
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.specs import ActorSpec
-from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.types import Form, PolicyRef
+
+if TYPE_CHECKING:  # to import it takes half a second, and lists of keys need the kinds
+    from rlforge.config.compose import Composed
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -130,6 +131,8 @@ class RunKind(ABC, Generic[C]):
 
     def saved(self, run_dir: Path) -> str:
         """What is left of a run that was interrupted at once."""
+        from rlforge.system.checkpoint import latest_checkpoint
+
         try:
             newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
         except (OSError, RlforgeError) as error:

@@ -7,14 +7,16 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Asked, Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64

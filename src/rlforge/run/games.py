@@ -6,15 +6,17 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
 from rlforge.config.per_policy import entry_of, of_policy, policy_names
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 
 class Games(RunKind[RunConfig]):

@@ -6,15 +6,17 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
 from rlforge.specs import ActorSpec, learner_node, tracker_node
 from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 _FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
 """Keys and groups of a supervised run that mean the same to the run that trains on from it."""
