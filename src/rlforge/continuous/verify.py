@@ -45,15 +45,8 @@ class RecordedWindows(Recorded):
                 checked += 1
                 decisions = store.decisions(window_id=row["window_id"])
                 problems += self._differences(row, decisions)
-        yield Check(
-            name="windows",
-            things="windows",
-            checked=checked,
-            total=len(self.steps),
-            result="decisions and scores as noted",
-            problems=tuple(problems),
-            notes=tuple(notes),
-        )
+        result = "decisions and scores as noted"
+        yield Check("windows", "windows", checked, len(self.steps), result, problems, notes)
 
     def _differences(self, row: Mapping[str, Any], decisions: Sequence[Decision]) -> Iterator[str]:
         where = f"window {row['window_id']}"

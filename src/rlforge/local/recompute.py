@@ -226,14 +226,9 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
                     f"the answer differ by {gap:.2g} from the recorded ones"
                 )
             largest = max(largest, gap)
+    result = f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}"
     return Check(
-        name="log-probs",
-        things="answers",
-        checked=checked,
-        total=sum(map(len, by_version.values())),
-        result=f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}",
-        problems=tuple(problems),
-        notes=tuple(notes),
+        "log-probs", "answers", checked, sum(map(len, by_version.values())), result, problems, notes
     )
 
 
@@ -278,15 +273,8 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
                 break
-    return Check(
-        name="updates",
-        things="updates",
-        checked=checked,
-        total=total,
-        result="made again, with the same weights and optimizer",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    result = "made again, with the same weights and optimizer"
+    return Check("updates", "updates", checked, total, result, problems, notes)
 
 
 def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:

@@ -111,15 +111,9 @@ def _chain(run: Recorded, unit: str) -> Check:
         first = 1
     if missing := [n for n in range(first, made + 1) if run.lines and n not in run.steps]:
         problems.append(f"{FILE}: there is no line of {unit} {missing[0]}")
-    return Check(
-        name="chain",
-        things="lines",
-        checked=len(run.lines),
-        total=len(run.lines),
-        result="each follows from the one before",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    count = len(run.lines)
+    result = "each follows from the one before"
+    return Check("chain", "lines", count, count, result, problems, notes)
 
 
 def _checkpoints(run: Recorded) -> Check:
@@ -129,27 +123,16 @@ def _checkpoints(run: Recorded) -> Check:
             read_manifest(path)
         except CheckpointError as error:
             problems.append(str(error).removesuffix("; use an older checkpoint"))
-    return Check(
-        name="checkpoints",
-        things="versions",
-        checked=len(run.folders),
-        total=len(run.folders),
-        result="their files are as written",
-        problems=tuple(problems),
-    )
+    count = len(run.folders)
+    result = "their files are as written"
+    return Check("checkpoints", "versions", count, count, result, problems)
 
 
 def _batches(run: RecordedGames) -> Check:
     problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
-        return Check(
-            name="batches",
-            things="batches",
-            checked=0,
-            total=len(drawn),
-            result="",
-            notes=("batches were not saved (buffer.save_batches=false)",),
-        )
+        notes = ("batches were not saved (buffer.save_batches=false)",)
+        return Check("batches", "batches", 0, len(drawn), "", notes=notes)
     chosen = run.some(drawn, _BATCHES)
     for number in chosen:
         file = run.batch_file(number)
@@ -164,14 +147,7 @@ def _batches(run: RecordedGames) -> Check:
         if digest_of_batch(batch) != run.steps[number]["batch"]:
             problems.append(f"{file.name} is not the batch that was drawn: its digest differs")
         run.batches[number] = batch
-    return Check(
-        name="batches",
-        things="batches",
-        checked=len(chosen),
-        total=len(drawn),
-        result="as drawn",
-        problems=tuple(problems),
-    )
+    return Check("batches", "batches", len(chosen), len(drawn), "as drawn", problems)
 
 
 # ---------------------------------------------------------------- games
@@ -184,9 +160,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
         chosen = set(ids) if run.whole else {*run.some(ids, _GAMES), *of_batches}
         run.records = {record.spec.game_id: record for record in read_games(run.dir, chosen)}
     except RlforgeError as error:
-        return Check(
-            name="games", things="games", checked=0, total=0, result="", problems=(str(error),)
-        )
+        return Check("games", "games", 0, 0, "", problems=(str(error),))
     notes = () if ids else ("no games were saved (collector.save_games=false)",)
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
@@ -199,15 +173,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
             say(f"{played:,} of {len(run.records):,} games are played again")
         if (problem := asyncio.run(_replayed(record))) is not None:
             problems.append(f"game {record.spec.game_id}: {problem}")
-    return Check(
-        name="games",
-        things="games",
-        checked=played,
-        total=len(ids),
-        result="played again, with the same course and result",
-        problems=tuple(problems),
-        notes=notes,
-    )
+    result = "played again, with the same course and result"
+    return Check("games", "games", played, len(ids), result, problems, notes)
 
 
 def _noted_games(run: RecordedGames) -> Iterator[str]:
@@ -292,15 +259,8 @@ def _rewards(run: RecordedGames) -> Check:
             notes = ["rewards.final has a state, so only turns and raw rewards are compared"]
         if (problem := _batch_problem(batch, shaped, pipeline)) is not None:
             problems.append(f"batch {number}: {problem}")
-    return Check(
-        name="rewards",
-        things="batches",
-        checked=checked,
-        total=len(run.steps),
-        result="made again from their games",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    result = "made again from their games"
+    return Check("rewards", "batches", checked, len(run.steps), result, problems, notes)
 
 
 def _batch_problem(

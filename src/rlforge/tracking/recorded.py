@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.tracking.digests import FILE
 from rlforge.tracking.files import RunPaths, read_jsonl
-from rlforge.types import value
 
 Say = Callable[[str], None]
 """Called with progress messages."""
 
 
-@value
+@dataclasses.dataclass(frozen=True)
 class Check:
     """One kind of check. checked, total: how many things of a kind, such as games.
 
@@ -29,8 +29,8 @@ class Check:
     checked: int
     total: int
     result: str
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 class Recorded(ABC):
