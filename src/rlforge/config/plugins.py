@@ -464,9 +464,9 @@ MEASURES = Kind(
     "measures",
     "measure of a policy",
     "eval.exploitability",
-    "a class of (env, config, tokenizer) with check, answers, table and measure",
+    "a class with check(env), which raises ConfigError for what it cannot measure",
     _in("rollout.tabular", exploitability="Questions"),
-    needs=("check", "table", "measure"),
+    needs=("check",),
 )
 
 OBSERVERS = Kind(
