@@ -79,8 +79,9 @@ class _Model:
 
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> _ModelSeat:
         """The model at a seat of one game of ``env``. Raises ConfigError as ``prompt_room``."""
+        template, extraction = seat.prompt_template, seat.action_extraction
         room = self._room if env.drops_turns else None
-        chat = conversation_in(env, self.prompter, seat.form, room)
+        chat = conversation_in(env, self.prompter, template, extraction, room)
         number = None if chat is None else next(self._numbers)
         params = self._config.engine.sampling(
             self._stop, temperature=temperature, conversation=number
@@ -114,7 +115,8 @@ class _ModelSeat:
         params = dataclasses.replace(self._params, seed=seed)
         question = None if self._chat is None else self._chat.ask(view)
         if question is None:
-            _, ids = self._prompter.encode(self._seat.form, view)
+            template, extraction = self._seat.prompt_template, self._seat.action_extraction
+            _, ids = self._prompter.encode(template, view, extraction)
         else:
             ids = question.token_ids
         answer = await self._engine.generate(ids, params, policy)
@@ -150,16 +152,18 @@ class _ApiSeat:
 
     def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
         self._prompter, self._api, self._seat = prompter, api, seat
-        self._chat = conversation_in(env, prompter, seat.form)
+        template, extraction = seat.prompt_template, seat.action_extraction
+        self._chat = conversation_in(env, prompter, template, extraction)
 
     async def answer(self, view: View, seed: int) -> Completion:
         """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
-        policy = self._seat.policy
+        seat = self._seat
+        template, extraction = seat.prompt_template, seat.action_extraction
         if self._chat is None:
-            asked = self._prompter.messages(self._seat.form, view)
-            return await self._api.chat(asked, policy)
+            asked = self._prompter.messages(template, view, extraction)
+            return await self._api.chat(asked, seat.policy)
         question = self._chat.say(view)
-        answer = await self._api.chat(question.messages, policy)
+        answer = await self._api.chat(question.messages, seat.policy)
         self._chat.add(question, answer)
         return answer
 
@@ -231,8 +235,7 @@ class SeatPolicies:
             return _ApiSeat(self._model.prompter, self._api, seat, env)
         if policy.kind == "hf":
             model, own = self._others[policy.uid]
-            form = dataclasses.replace(seat.form, template=own.model.prompt_template)
-            asked = dataclasses.replace(seat, form=form)
+            asked = dataclasses.replace(seat, prompt_template=own.model.prompt_template)
             return model.at_seat(asked, env, own.pool.hf.temperature)
         temperature = self._config.eval_temperature if temperature is None else temperature
         return self._model.at_seat(seat, env, temperature)

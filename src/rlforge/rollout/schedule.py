@@ -39,15 +39,18 @@ def line_up(
 
     Each is asked as ``env`` says for it.
     """
-    return tuple(
-        Seat(
+
+    def seat(player_id: int, policy: PolicyRef) -> Seat:
+        template, extraction = env.asked(policy)
+        return Seat(
             player_id=player_id,
             policy=policy,
             trained=policy.uid == trained_uid,
-            form=env.asked(policy),
+            prompt_template=template,
+            action_extraction=extraction,
         )
-        for player_id, policy in enumerate(policies)
-    )
+
+    return tuple(map(seat, range(len(policies)), policies))
 
 
 class GameScheduler:

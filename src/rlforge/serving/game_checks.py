@@ -97,12 +97,12 @@ def game_probes(
     for index in range(PROBES):
         env = envs[index % len(envs)]
         view = _position(env, draw)
-        _, ids = prompter.encode(env.form, view)
+        _, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
         probes.append(
             Probe(
                 prompt_token_ids=ids,
                 params=params,
-                extraction=env.form.extraction,
+                extraction=env.action_extraction,
                 legal_actions=view.legal_actions,
             )
         )
