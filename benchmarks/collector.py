@@ -41,12 +41,12 @@ from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Answer, Engine
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
+from rlforge.preflight.plan import make_plan
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.training.graph import build_graph
 from rlforge.types import GameSpec, PolicyRef, SamplingParams
 
 CONCURRENT = 256
@@ -213,7 +213,7 @@ def measure(
     config: RunConfig, seconds: float, repeats: int, rate: float | None = None
 ) -> dict[str, Any]:
     """``alone``, ``games`` and ``working``, each of ``repeats`` by turns, and their ``share``."""
-    graph = build_graph(config, detect())
+    graph = make_plan(config, detect())
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
     pace(engine, rate)

@@ -36,14 +36,13 @@ from rlforge.actors.cluster import RunActors, start_actors
 from rlforge.actors.engine import EngineActor
 from rlforge.actors.session import ray_started
 from rlforge.config.compose import compose
-from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.engines.base import Caller, EngineStats, Question
 from rlforge.models.load import load_tokenizer, resolve_model
-from rlforge.specs import RunGraph
-from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import create_run
-from rlforge.training.graph import build_graph
 from rlforge.types import Checkpoint, Completion, PolicyRef
 
 WARM_UP_S = 5.0
@@ -167,12 +166,10 @@ async def learn(actors: RunActors, versions: list[int]) -> None:
         await actors.buffer.set_version.remote(version)
 
 
-async def measure(
-    graph: RunGraph, config: RunConfig, hardware: HardwareConfig, folder: Path, seconds: float
-) -> dict[str, Any]:
+async def measure(plan: RunPlan[RunConfig], folder: Path, seconds: float) -> dict[str, Any]:
     """CPU time a turn of each process, and turns a second."""
     create_run(folder)
-    actors = await start_actors(graph, config, hardware, folder)
+    actors = await start_actors(plan, folder)
     names = [name for name in actors.named if not name.startswith("engine")]
     pids = await asyncio.gather(*(actors.named[name].__ray_call__.remote(_pid) for name in names))
     processes = dict(zip(names, map(psutil.Process, pids), strict=True))
@@ -211,18 +208,17 @@ def run(
     ]
     config = compose([*SETTINGS[prompts], *settings]).config
     resolve_model(config.model)
-    machine = detect()
-    hardware = resolve_hardware(config.hardware, machine, engines)
-    graph = build_graph(config, machine)
+    plan = make_plan(config, detect())
     idle = {"actor": f"control_plane:{clock.__name__}", "num_cpus": 0.01, "loads_alone": False}
     nodes = tuple(
         dataclasses.replace(node, **idle) if node.name == "engine" else node
-        for node in graph.nodes
+        for node in plan.nodes
         if node.name != "learner"
     )
-    prepare_ray(hardware)
-    with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph.num_cpus):
-        found = asyncio.run(measure(RunGraph(nodes=nodes), config, hardware, Path(folder), seconds))
+    plan = dataclasses.replace(plan, nodes=nodes)
+    prepare_ray(plan.hardware)
+    with tempfile.TemporaryDirectory() as folder, ray_started(plan.hardware, plan.num_cpus):
+        found = asyncio.run(measure(plan, Path(folder), seconds))
     row = {"prompts": prompts, "engines": engines, "collectors": collectors, "games": games}
     return {**row, "latency_s": clock.latency_s, **found}
 

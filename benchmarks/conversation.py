@@ -44,7 +44,7 @@ from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.rollout.conversation import Conversation
-from rlforge.types import Completion, EnvSpec, PolicyRef, Sample, SamplingParams, TrainBatch
+from rlforge.types import Completion, EnvSpec, Form, PolicyRef, SamplingParams, Step, TrainBatch
 
 FIRST, ANSWER, MESSAGE = 200, 24, 56
 BASE = PolicyRef(uid="base", kind="checkpoint")
@@ -115,37 +115,37 @@ class Half:
 
 async def play(
     engine: LocalEngine, turns: int, games: int, *, keep: bool
-) -> tuple[Half, list[Sample]]:
-    """All episodes at the same time; the samples to learn from."""
+) -> tuple[Half, list[Step]]:
+    """All episodes at the same time; the steps to learn from."""
     before, start = engine.stats(), time.perf_counter()
     episodes = await asyncio.gather(*(_episode(engine, n, turns, keep) for n in range(games)))
     seconds, after = time.perf_counter() - start, engine.stats()
     tokens = after.read_tokens - before.read_tokens
     tokens += after.generated_tokens - before.generated_tokens
-    return Half(tokens=tokens, seconds=seconds), [one for own in episodes for one in own]
+    return Half(tokens=tokens, seconds=seconds), [step for steps in episodes for step in steps]
 
 
-async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> list[Sample]:
+async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> list[Step]:
     draw = Random(number)
     prompt = tuple(draw.randrange(3, 40) for _ in range(FIRST))
-    samples = []
+    steps = []
     for turn in range(turns):
         params = SamplingParams(
             max_tokens=ANSWER, seed=1000 * number + turn, conversation=number if keep else None
         )
         answer = await engine.generate(prompt, params, BASE)
-        sample = _step(number, 0, turn, prompt, answer, draw)
-        samples.append(dataclasses.replace(sample, last_turn=turn == turns - 1))
+        step = _step(number, 0, turn, prompt, answer, draw)
+        steps.append(dataclasses.replace(step, last_turn=turn == turns - 1))
         message = tuple(draw.randrange(3, 40) for _ in range(MESSAGE))
         prompt = (*prompt, *answer.token_ids, *message)
-    return samples
+    return steps
 
 
 def _step(
     game: int, player: int, turn: int, prompt: tuple[int, ...], answer: Completion, draw: Random
-) -> Sample:
-    return Sample(
-        origin=f"game-{game}",
+) -> Step:
+    return Step(
+        game_id=f"game-{game}",
         env_id="conversation",
         player_id=player,
         group_id=None,
@@ -163,16 +163,14 @@ def _step(
     )
 
 
-def learn(
-    config: RunConfig, samples: list[Sample], *, together: bool
-) -> tuple[Half, dict[str, float]]:
-    """One update on all samples; its metrics."""
+def learn(config: RunConfig, steps: list[Step], *, together: bool) -> tuple[Half, dict[str, float]]:
+    """One update on all steps; its metrics."""
     if not together:
-        samples = [dataclasses.replace(sample, origin=str(n)) for n, sample in enumerate(samples)]
+        steps = [dataclasses.replace(step, game_id=str(n)) for n, step in enumerate(steps)]
     learner = make_learner(config, torch.device("cpu"), Ranks())
-    batch = TrainBatch(samples=tuple(samples), whole_episodes=True)
+    batch = TrainBatch(steps=tuple(steps), whole_episodes=True, min_version=0, max_version=0)
     metrics = dict(learner.update(batch).metrics)
-    read = sum(len(sample.prompt_token_ids) + len(sample.token_ids) - 1 for sample in samples)
+    read = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
     tokens = round(read * (1 - metrics["reused_share"]))
     return Half(tokens=tokens, seconds=metrics["seconds"]), metrics
 
@@ -186,8 +184,8 @@ def measure(config: RunConfig, turns: int, games: int, repeats: int) -> dict[str
         for _ in range(repeats + 1):  # the first is not counted
             for way in WAYS:
                 together = way == WAYS[0]
-                played, samples = asyncio.run(play(engine, turns, games, keep=together))
-                learned, metrics = learn(config, samples, together=together)
+                played, steps = asyncio.run(play(engine, turns, games, keep=together))
+                learned, metrics = learn(config, steps, together=together)
                 halves[way].append((played, learned))
                 if together:
                     gaps.append(metrics)
@@ -232,13 +230,13 @@ def measure_real(folder: Path, layers: int, width: int, games: int) -> list[dict
             engine = make_engine(config, device="cpu", threads=None)
             try:
                 together = way == "conversation"
-                played, samples = asyncio.run(
+                played, steps = asyncio.run(
                     _play_real(engine, prompter, env, games, together=together)
                 )
             finally:
                 asyncio.run(engine.close())
-            learned, _ = learn(config, samples, together=together)
-            row["turns_of_a_player"] = len(samples) / (2 * games)
+            learned, _ = learn(config, steps, together=together)
+            row["turns_of_a_player"] = len(steps) / (2 * games)
             row[way] = {"engine_tokens": played, "learner_tokens": learned.tokens}
         ours = sum(row["conversation"].values())
         for way in [*REAL_WAYS][1:]:
@@ -249,8 +247,8 @@ def measure_real(folder: Path, layers: int, width: int, games: int) -> list[dict
 
 async def _play_real(
     engine: LocalEngine, prompter: Prompter, env: EnvSpec, games: int, *, together: bool
-) -> tuple[int, list[Sample]]:
-    """Random games at the same time: the tokens that the engine computed, and the samples."""
+) -> tuple[int, list[Step]]:
+    """Random games at the same time: the tokens that the engine computed, and the steps."""
     before = engine.stats()
     played = await asyncio.gather(
         *(_real_game(engine, prompter, env, number, together) for number in range(games))
@@ -258,31 +256,31 @@ async def _play_real(
     after = engine.stats()
     tokens = after.read_tokens - before.read_tokens
     tokens += after.generated_tokens - before.generated_tokens
-    return tokens, [sample for samples in played for sample in samples]
+    return tokens, [step for steps in played for step in steps]
 
 
 async def _real_game(
     engine: LocalEngine, prompter: Prompter, env: EnvSpec, number: int, together: bool
-) -> list[Sample]:
-    game, draw, samples = make_game(env, number), Random(number), []
-    chats = [Conversation(prompter, "default", "boxed") for _ in range(2)]
+) -> list[Step]:
+    game, draw, steps = make_game(env, number), Random(number), []
+    chats = [Conversation(prompter, Form()) for _ in range(2)]
     while not game.done:
         view = game.view()
         player = view.player_id
-        turn = sum(sample.player_id == player for sample in samples)
+        turn = sum(step.player_id == player for step in steps)
         params = SamplingParams(
             max_tokens=ANSWER,
-            seed=1000 * number + len(samples),
+            seed=1000 * number + len(steps),
             conversation=2 * number + player if together else None,
         )
         question = chats[player].ask(view) if together else None
-        prompt = question.token_ids if question else prompter.encode("default", view, "boxed")[1]
+        prompt = question.token_ids if question else prompter.encode(Form(), view)[1]
         answer = await engine.generate(prompt, params, BASE)
         if question:
             chats[player].add(question, answer)
-        samples.append(_step(number, player, turn, prompt, answer, draw))
+        steps.append(_step(number, player, turn, prompt, answer, draw))
         game.step(draw.choice(view.legal_actions or ()))
-    return samples
+    return steps
 
 
 def show(results: dict[str, Any]) -> None:

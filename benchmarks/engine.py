@@ -37,11 +37,12 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.system.loops import in_thread
-from rlforge.types import EnvSpec, PolicyRef, SamplingParams
+from rlforge.types import EnvSpec, Form, PolicyRef, SamplingParams
 
 REQUESTS, SWAPS = 512, 20
 #: Numbers of adapters that requests are split over.
 VERSIONS = (1, 4, 16)
+FORM = Form(template="board", extraction="bracket")
 ENV = EnvSpec(id="SimpleTak-v0-train")
 MODEL = ModelConfig(kind="tiny")
 
@@ -54,7 +55,7 @@ def positions(tokenizer: Any, number: int) -> list[tuple[int, ...]]:
         players = [make_player("random_legal", ENV, draw.getrandbits(32)) for _ in range(2)]
         while not game.done:
             view = game.view()
-            found.append(tuple(prompter.encode("board", view, "bracket")[1]))
+            found.append(tuple(prompter.encode(FORM, view)[1]))
             game.step(players[view.player_id].act(view))
     draw.shuffle(found)
     return found[:number]

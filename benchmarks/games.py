@@ -19,7 +19,7 @@ from rlforge.config.schema import CollectorConfig
 from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.rollout.collector import Collector, Delivery
-from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
+from rlforge.types import Completion, EnvSpec, Form, GameSpec, PolicyRef, Seat
 
 ENVS = {
     "TicTacToe": EnvSpec(id="TicTacToe-v0-train"),
@@ -35,13 +35,7 @@ class FixedGames:
     def __init__(self, env: EnvSpec, games: int) -> None:
         player = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
         seats = tuple(
-            Seat(
-                player_id=number,
-                policy=player,
-                trained=False,
-                prompt_template="default",
-                action_extraction="bracket",
-            )
+            Seat(player_id=number, policy=player, trained=False, form=Form(extraction="bracket"))
             for number in range(2)
         )
         self._left = [

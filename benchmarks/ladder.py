@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rlforge.league.card import ROUND_PAIRS, cycles, ending, first_move
-from rlforge.league.confidence import confidence_sequence
 from rlforge.league.strengths import (
     bradley_terry,
+    confidence_sequence,
     cyclic_shares,
     score_draws,
     score_mean,

@@ -28,6 +28,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer, resolve_model
 from rlforge.models.shape import KNOWN
+from rlforge.rollout.lineup import form_of
 from rlforge.types import EnvSpec
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -75,7 +76,7 @@ def _game(
     while not game.done:
         view = game.view()
         move = players[view.player_id].act(view)
-        prompt, prompt_ids = prompter.encode(model.prompt_template, view, model.action_extraction)
+        prompt, prompt_ids = prompter.encode(form_of(model), view)
         answer = f" {move}"
         if model.prompt_template != "board":
             answer = draw.choice(ANSWERS).replace("[CELL]", move).replace("CELL", move.strip("[]"))

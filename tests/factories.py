@@ -17,11 +17,12 @@ from rlforge.types import (
     EnvSpec,
     Episode,
     EvalResult,
+    Form,
     GameRecord,
     GameSpec,
     PolicyRef,
-    Sample,
     Seat,
+    Step,
     TrainBatch,
     Turn,
     UpdateResult,
@@ -46,7 +47,7 @@ def scripted(name: str = "random_legal") -> PolicyRef:
 
 def seat(player_id: int = 0, policy: PolicyRef | None = None, **changes: Any) -> Seat:
     """A trained seat of ``checkpoint()`` by default."""
-    fields = {"trained": True, "prompt_template": "default", "action_extraction": "boxed"}
+    fields = {"trained": True, "form": Form()}
     return Seat(player_id=player_id, policy=policy or checkpoint(), **{**fields, **changes})
 
 
@@ -208,10 +209,10 @@ def pool_snapshot(step: int, **changes: Any) -> PoolSnapshot:
     return replace(pool, **changes)
 
 
-def sample(**changes: Any) -> Sample:
+def step(**changes: Any) -> Step:
     """The only turn of player 0 in a game without a group, with a reward of 1."""
     fields = {
-        "origin": "g1",
+        "game_id": "g1",
         "env_id": "env",
         "player_id": 0,
         "group_id": None,
@@ -227,16 +228,18 @@ def sample(**changes: Any) -> Sample:
         "policy_uid": "step-0",
         "policy_version": 0,
     }
-    return Sample(**{**fields, **changes})
+    return Step(**{**fields, **changes})
 
 
-def episode(origin: str = "g1", versions: Sequence[int] = (0,), **changes: Any) -> Episode:
-    """An episode with one sample per policy version; ``changes`` are those of its samples."""
+def episode(
+    game_id: str = "g1", versions: Sequence[int] = (0,), group_size: int = 1, **changes: Any
+) -> Episode:
+    """An episode with one step per policy version; ``changes`` are those of its steps."""
     last = len(versions) - 1
-    return tuple(
-        sample(
+    steps = tuple(
+        step(
             **{
-                "origin": origin,
+                "game_id": game_id,
                 "turn_index": index,
                 "last_turn": index == last,
                 "policy_version": version,
@@ -245,11 +248,20 @@ def episode(origin: str = "g1", versions: Sequence[int] = (0,), **changes: Any) 
         )
         for index, version in enumerate(versions)
     )
+    shared = {"env_id": "env", "player_id": 0, "group_id": None}
+    fields = {name: changes.get(name, default) for name, default in shared.items()}
+    return Episode(game_id=game_id, group_size=group_size, steps=steps, **fields)
 
 
-def batch(samples: Sequence[Sample], whole_episodes: bool = False) -> TrainBatch:
-    """The batch of these samples."""
-    return TrainBatch(samples=tuple(samples), whole_episodes=whole_episodes)
+def batch(steps: Sequence[Step], whole_episodes: bool = False) -> TrainBatch:
+    """The batch of these steps, with the range of their versions."""
+    versions = [each.policy_version for each in steps] or [0]
+    return TrainBatch(
+        steps=tuple(steps),
+        whole_episodes=whole_episodes,
+        min_version=min(versions),
+        max_version=max(versions),
+    )
 
 
 def decision(

@@ -311,8 +311,8 @@ def test_a_policy_is_asked_as_its_run_asked_it(small_model, tmp_path):
         ):
             record = rlforge.play_game(env, policy, "random_legal", seed=2)
             seat, other = record.spec.seats
-            assert (seat.prompt_template, seat.action_extraction) == (template, extraction)
-            assert other.prompt_template != "squares"
+            assert seat.form == rlforge.Form(template=template, extraction=extraction)
+            assert other.form.template != "squares"
         view = rlforge.View(player_id=0, observation="Your move.", board="K", grid=GRID)
         asked = {
             env: wait_for(policy.answer(view, env=env, seed=1)).prompt_token_ids

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -17,6 +18,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import RunKind, kind_of
 from rlforge.specs import ActorSpec
+from rlforge.tracking.recorded import Recorded
 
 SOURCE = Path(rlforge.__file__).parent
 
@@ -38,7 +40,7 @@ class Nap(RunKind[NapConfig]):
         """Nothing can be wrong."""
 
     def nodes(self, config: NapConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
-        return (ActorSpec(name="bed", actor=None, config={}),)
+        return (ActorSpec(name="bed", actor=None),)
 
 
 NAP = Nap()
@@ -60,6 +62,12 @@ def test_a_configuration_finds_its_kind(name: str) -> None:
     kind = RUN_KINDS.find(name)
     assert kind.root.kind == name
     assert kind_of(kind.root()) is kind
+
+
+def test_the_kinds_that_can_be_verified_say_what_reads_their_records() -> None:
+    readers = {name: RUN_KINDS.find(name).recorded for name in RUN_KINDS.names()}
+    assert {name for name, reader in readers.items() if reader} == {"games", "continuous"}
+    assert all(issubclass(resolve_name(each), Recorded) for each in filter(None, readers.values()))
 
 
 def test_another_package_can_add_a_kind() -> None:

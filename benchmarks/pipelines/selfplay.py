@@ -12,7 +12,7 @@ from rlforge.games.actions import extract
 from rlforge.games.base import Game, View
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
-from rlforge.types import EnvSpec
+from rlforge.types import EnvSpec, Form
 
 from .work import Work
 
@@ -40,6 +40,7 @@ class SelfPlay:
     def __init__(self, work: Work, tokenizer: Any) -> None:
         self._work, self._tokenizer = work, tokenizer
         self._env = EnvSpec(id=work.env_id, max_turns=work.max_turns)
+        self._form = Form(template=work.prompt_template, extraction=work.action_extraction)
         prompts = {name: PromptConfig(**texts) for name, texts in work.prompts.items()}
         self._prompter = Prompter(tokenizer, prompts)
         self._random = random.Random(work.seed)
@@ -62,7 +63,7 @@ class SelfPlay:
         texts = self._tokenizer.batch_decode(answers, skip_special_tokens=True)
         for index, view in enumerate(views):
             playing = self._playing[index]
-            action = extract(self._work.action_extraction, texts[index], view.legal_actions).action
+            action = extract(self._form.extraction, texts[index], view.legal_actions).action
             playing.said.append((view.player_id, prompts[index], answers[index]))
             playing.game.step(action)
             if playing.game.done:
@@ -70,8 +71,7 @@ class SelfPlay:
                 self._playing[index] = self._begin()
 
     def _prompt(self, view: View) -> Ids:
-        template, extraction = self._work.prompt_template, self._work.action_extraction
-        return self._prompter.encode(template, view, extraction)[1]
+        return self._prompter.encode(self._form, view)[1]
 
     def _begin(self) -> _Playing:
         return _Playing(make_game(self._env, self._random.getrandbits(32)), [])

@@ -57,9 +57,10 @@ from .trajectories.records import Decision as Decision
 from .trajectories.records import TrainingWindow as TrainingWindow
 from .types import Completion as Completion
 from .types import EnvSpec as EnvSpec
+from .types import Form as Form
 from .types import GameRecord as GameRecord
 from .types import PolicyRef as PolicyRef
-from .types import Sample as Sample
+from .types import Step as Step
 from .types import Trajectory as Trajectory
 from .types import Turn as Turn
 

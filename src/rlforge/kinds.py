@@ -14,21 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from rlforge.config.compose import Composed
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.specs import ActorSpec
-from rlforge.system.checkpoint import latest_checkpoint
-from rlforge.types import PolicyRef
+from rlforge.types import Form, PolicyRef
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from rlforge.tracking.progress import Progress
-    from rlforge.tracking.report.charts import Chart
-    from rlforge.tracking.report.data import RunData
-    from rlforge.tracking.report.html import Html
+if TYPE_CHECKING:  # to import it takes half a second, and lists of keys need the kinds
+    from rlforge.config.compose import Composed
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -40,8 +33,7 @@ class Asked(NamedTuple):
     """A turn at which a policy was asked: prompt ids, how they came about, and from what."""
 
     prompt_token_ids: Sequence[int]
-    prompt_template: str
-    action_extraction: str
+    form: Form
     observation: str
 
 
@@ -87,6 +79,14 @@ class RunKind(ABC, Generic[C]):
     generates = True
     #: What its progress counts.
     unit = "update"
+    #: ``module:Thing``, a ``tracking.recorded.Recorded``; empty: nothing can be verified.
+    recorded = ""
+    #: ``module:function`` of a ``RunData``: the sections of its report, the head first; its results
+    #: as charts. Of a ``Progress`` and a width: the sections of its display, where its ``unit`` is
+    #: not an update.
+    report = "rlforge.tracking.report:of_games"
+    results = "rlforge.tracking.report.curves:outcomes"
+    progress = ""
 
     @abstractmethod
     def check(self, composed: Composed[C], *, keys: bool = True) -> None:
@@ -115,8 +115,11 @@ class RunKind(ABC, Generic[C]):
         """What to expect of collection, as sentences; None where nothing is collected."""
         return None
 
-    def ready(self, config: C, run_dir: Path, say: Say) -> C:
-        """The configuration that the actors start from; makes in ``run_dir`` what they need."""
+    def prepare(self, config: C, run_dir: Path, say: Say) -> None:
+        """Make in ``run_dir`` what the actors need, where it is not there yet."""
+
+    def counted(self, config: C, run_dir: Path) -> C:
+        """The configuration with numbers that follow from what ``run_dir`` has."""
         return config
 
     def check_resumable(self, config: C, run_dir: Path) -> None:
@@ -128,6 +131,8 @@ class RunKind(ABC, Generic[C]):
 
     def saved(self, run_dir: Path) -> str:
         """What is left of a run that was interrupted at once."""
+        from rlforge.system.checkpoint import latest_checkpoint
+
         try:
             newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
         except (OSError, RlforgeError) as error:
@@ -144,22 +149,6 @@ class RunKind(ABC, Generic[C]):
         """What a policy of the run learned from, for its card."""
         return "its own experience"
 
-    def report(self, run: RunData) -> Sequence[Html | None]:
-        """The sections of its report, the head first."""
-        from rlforge.tracking.report import of_games
-
-        return of_games(run)
-
-    def results(self, run: RunData) -> list[Chart]:
-        """What it achieved, as charts."""
-        from rlforge.tracking.report.curves import outcomes
-
-        return outcomes(run)
-
-    def progress(self, progress: Progress, width: int) -> Iterator[RenderableType]:
-        """The sections of its display, so wide, where its ``unit`` is not an update."""
-        raise TypeError(f"the display of {self.root.about} counts updates")
-
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
         """Turns on disk at which a policy of the run was asked."""
         from rlforge.tracking.game_files import read_games
@@ -170,11 +159,10 @@ class RunKind(ABC, Generic[C]):
                 for turn in record.turns:
                     seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
                     if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
-                        form = seat.prompt_template, seat.action_extraction
-                        yield Asked(ids, *form, turn.observation)
+                        yield Asked(ids, seat.form, turn.observation)
 
     def samples(self, config: C, run_dir: Path, update: int | None) -> tuple[int, Sequence[Any]]:
-        """An update, by default the newest, and its ``ShownSample``s; ConfigError for none."""
+        """An update, by default the newest, and its ``Sample`` values; ConfigError for none."""
         raise ConfigError(f"{run_dir} is {self.root.about}, which keeps no batches")
 
 

@@ -6,7 +6,6 @@ Nothing is created before the whole configuration is validated.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import shutil
@@ -33,29 +32,30 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.errors import ConfigError, RlforgeError, collected, raise_all
 from rlforge.games.originals import absent_noted
 from rlforge.kinds import kind_of
-from rlforge.models.fit import with_own_start
 from rlforge.models.load import check_source, local_copy
-from rlforge.preflight.engine import engine_tried, with_engine_chosen
 from rlforge.preflight.fit import check_fit
 from rlforge.preflight.games import game_notes
 from rlforge.preflight.limits import limit_notes
-from rlforge.preflight.machine import gpu_notes, planned, started
-from rlforge.preflight.memory.cards import place
 from rlforge.preflight.model import (
+    check_start,
     model_notes,
     model_problems,
     saved_problems,
     shape_problems,
-    with_start,
+)
+from rlforge.preflight.plan import (
+    RunPlan,
+    for_machine,
+    make_plan,
+    with_engines_that_start,
+    write_plan,
 )
 from rlforge.preflight.policy import checked, value_problems, with_template
 from rlforge.rollout.lineup import other_models
-from rlforge.specs import RunGraph
 from rlforge.system.files import atomic_write
-from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
-from rlforge.training.graph import build_graph
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -75,44 +75,43 @@ def composed(
     config_dir: Path | None,
     gpus: int | None = None,
     gpu_memory_gb: float | None = None,
-) -> tuple[PolicyConfig, RunGraph]:
-    """The validated configuration and its graph; ConfigError says what is wrong.
+) -> tuple[PolicyConfig, RunPlan[Any]]:
+    """The validated configuration and its plan; ConfigError says what is wrong.
 
     It needs no key of an API, no package that only has templates, and no GPU: gpus, gpu_memory_gb:
-    those of the machine that it is for, as ``planned`` has it.
+    those of the machine that it is for, as ``for_machine`` has it.
     """
     result, _ = with_template(compose_any(overrides, config_dir))
     with absent_noted() as absent:
         _check_with_model(result, keys=False)
-        config, guess = planned(result.config, gpus, gpu_memory_gb)
-        live = started(config)
+        config, machine, guess = for_machine(result.config, gpus, gpu_memory_gb)
+        plan = make_plan(config, machine)
         if gpu_memory_gb is not None:
-            check_fit(live, here=False)
-        if local_copy(result.config.model) is not None:
-            own = with_start(dataclasses.replace(result, config=config))
-            kind_of(own).check_prompts(own)
-            raise_all([*model_problems(own, fetch=False), *saved_problems(own)])
-    notes = [*absent.values(), *([guess] if guess is not None else []), *gpu_notes(config)]
-    if guess is not None or (gpus, gpu_memory_gb) != (None, None):
-        _, engine = engine_tried(live, (), here=False)
-        notes += [] if engine is None else [f"engine: {engine}"]
+            check_fit(with_engines_that_start(config, machine), plan.hardware, ())
+        if local_copy(config.model) is not None:
+            check_start(result)
+            kind_of(config).check_prompts(config)
+            raise_all([*model_problems(config, fetch=False), *saved_problems(plan.config)])
+    notes = [*absent.values(), *([guess] if guess is not None else []), *plan.notes]
+    if not machine.here and plan.engine:
+        notes.append(f"engine: {plan.engine}")
     for note in [*notes, *limit_notes(result)]:
         _say(f"note: {note}")
-    return result.config if guess else config, build_graph(live, detect())
+    return result.config if guess else config, plan
 
 
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
-) -> tuple[C, RunGraph, list[str]]:
+) -> tuple[C, list[str]]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
-    config = with_start(result)
-    graph, more = _graph(config)
+    check_start(result)
+    more = _checked_here(result.config)
     notes += [f"note: {note}" for note in limit_notes(result)]
     for note in notes:
         _say(note)
-    return config, graph, [*notes, *more]
+    return result.config, [*notes, *more]
 
 
 def _say(text: str) -> None:
@@ -123,23 +122,24 @@ def _say_of(name: str, text: str) -> None:
     _say(f"{name}: {text}")
 
 
-def _graph(config: PolicyConfig) -> tuple[RunGraph, list[str]]:
-    """The actors of a run, and notes on it, which are also printed.
+def _checked_here(config: PolicyConfig, run_dir: Path | None = None) -> list[str]:
+    """Notes on a run on this machine, which are also printed; run_dir: of one that has begun.
 
     Raises ConfigError where the actors, or their model, are not for this machine.
     """
-    live = started(config)
-    raise_all(shape_problems(live))
-    check_fit(live)
+    raise_all(shape_problems(config))
+    machine = detect()
+    plan, live = make_plan(config, machine, run_dir), with_engines_that_start(config, machine)
+    check_fit(live, plan.hardware, machine.cards)
     check_source(config.model)
-    raise_all(model_problems(live))
-    if other_models(live):  # whose shapes may only be known now
-        check_fit(live)
-    found = (*gpu_notes(config), *game_notes(live), *model_notes(live))
+    raise_all(model_problems(plan.config))
+    if other_models(plan.config):  # whose shapes may only be known now
+        check_fit(live, plan.hardware, machine.cards)
+    found = (*plan.notes, *game_notes(plan.config), *model_notes(plan.config))
     notes = [f"note: {note}" for note in found]
     for note in notes:
         _say(note)
-    return build_graph(live, detect()), notes
+    return notes
 
 
 def check(result: Composed[Any], *, keys: bool = True) -> None:
@@ -162,15 +162,15 @@ def train(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Any:
     """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
-    config, graph, notes = _composed(overrides, config_dir, root)
+    config, notes = _composed(overrides, config_dir, root)
     command = _command(root, overrides, config_dir)
-    return _run(config, graph, notes, new_run_dir(config), command)
+    return _run(config, notes, new_run_dir(config), command)
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """As ``train``, of a configuration; command: the arguments of ``rlforge`` that start it."""
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
-    return _run(config, *_graph(config), new_run_dir(config), tuple(command))
+    return _run(config, _checked_here(config), new_run_dir(config), tuple(command))
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
@@ -185,13 +185,13 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     if more:
         config = kind.longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    graph, notes = _graph(config)
+    notes = _checked_here(config, run_dir)
     kind.check_resumable(config, run_dir)
     if more:
         with RunLock(run_dir):
             atomic_write(run_dir / "config.yaml", to_yaml(config))
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
-    return _run(config, graph, notes, run_dir, command, resume=True)
+    return _run(config, notes, run_dir, command, resume=True)
 
 
 def sweep(
@@ -249,9 +249,9 @@ def sweep_job(job: DictConfig) -> float:
     try:
         root = next(root for root in all_roots() if root.primary == hydra.job.config_name)
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
-        config = with_start(result)
+        check_start(result)
         command = _command(root, result.overrides, Path(folder) if folder else None)
-        outcome = _run(config, *_graph(config), run_dir, command)
+        outcome = _run(result.config, _checked_here(result.config), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")
@@ -325,7 +325,6 @@ def _command(
 
 def _run(
     config: PolicyConfig,
-    graph: RunGraph,
     notes: Sequence[str],
     run_dir: Path,
     command: Sequence[str],
@@ -333,23 +332,21 @@ def _run(
     resume: bool = False,
 ) -> Any:
     """Start or continue the run in ``run_dir``; returns its ``Outcome``. notes: for its log."""
-    live = started(config)
-    learners, engines = live.learner.num_learners, live.engine.num_engines
-    hardware = resolve_hardware(live.hardware, detect(), engines, learners)
-    prepare_ray(hardware)  # before Ray is imported
+    run_dir = run_dir.absolute()
+    plan = make_plan(config, detect(), run_dir)
+    prepare_ray(plan.hardware)  # before Ray is imported
     from rlforge.training.lifecycle import execute, prepared
 
-    cards = sum(card.count for card in place(hardware, learners, engines, capacity=0))
+    say = partial(_say_of, config.name)
     with (
-        claim_gpus(hardware, cards) as hardware,
-        prepared(config, graph, hardware, run_dir, command, resume=resume) as folder,
+        claim_gpus(plan.hardware, plan.cards) as claimed,
+        prepared(config, plan, run_dir, command, resume=resume),
     ):
-        kind = kind_of(config)
-        controller = kind.controller(config)
-        say = partial(_say_of, config.name)
-        live = kind.ready(with_own_start(live, folder), folder, say)
-        live, chosen = with_engine_chosen(live)
-        if chosen is not None:
-            say(chosen)
-            notes = [*notes, chosen]
-        return execute(controller, live, graph, hardware, folder, notes, resume=resume)
+        kind_of(config).prepare(plan.config, run_dir, say)
+        plan = make_plan(config, detect(), run_dir, claimed)
+        for line in write_plan(plan, run_dir):
+            say(f"other than before: {line}")
+        if plan.engine and plan.config.engine.name != "auto":
+            notes = [*notes, f"engine: {plan.engine}"]
+            say(notes[-1])
+        return execute(plan, run_dir, notes, resume=resume)

@@ -1,13 +1,12 @@
-"""The run graph as data: the parts of a run, what each needs, and what it hands to the others.
+"""The parts of a run as data: what each needs, and what it hands to the others.
 
-``rlforge.training.graph`` makes it from a configuration, ``rlforge graph`` prints it, and
-``rlforge.actors.cluster`` starts exactly the actors in it. Knows neither Ray nor torch.
+A ``rlforge.kinds.RunKind`` lists those of its runs, a ``rlforge.preflight.plan.RunPlan`` holds
+them, and ``rlforge.actors.cluster`` starts exactly these. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.types import value
 
 
@@ -16,7 +15,7 @@ class ActorSpec:
     """One part of a run: an actor with its replicas, or a part of the run's own process.
 
     actor: the class, as ``package.module:Class``; None: a part of the run's own process, the
-    driver. config: the configuration groups it reads. num_cpus, num_gpus: of each replica.
+    driver. reads: groups of the configuration. num_cpus, num_gpus: of each replica.
     placement: the device it computes on. restarts: how often Ray restarts each replica.
     least: replicas without which the run does not start; the others are placed when a node has
     room for them. None: all, at once.
@@ -33,7 +32,7 @@ class ActorSpec:
 
     name: str
     actor: str | None
-    config: dict[str, Any]
+    reads: tuple[str, ...] = ()
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     replicas: int = 1
@@ -68,52 +67,52 @@ class ActorSpec:
         )
 
 
-@value
-class Edge:
-    """``source`` hands ``carries`` to ``target``."""
-
-    source: str
-    target: str
-    carries: str
+def tracker_node(actor: str = "rlforge.actors.state:TrackerActor") -> ActorSpec:
+    """The tracker; actor: where its class is."""
+    return ActorSpec(name="tracker", actor=actor, reads=("tracker",), on_driver_node=True)
 
 
-@value
-class RunGraph:
-    """All parts of a run, in the order in which they start.
+def learner_node(
+    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]
+) -> ActorSpec:
+    """The ranks of the learner. sends: target, and what is handed over."""
+    return ActorSpec(
+        name="learner",
+        actor="rlforge.actors.learner:LearnerActor",
+        reads=("learner", "algorithm", "model"),
+        num_cpus=1.0,
+        num_gpus=hardware.learner_gpus,
+        replicas=config.learner.num_learners,
+        replicas_key="learner.num_learners",
+        placement=hardware.device,
+        placement_group="learner",
+        loads_alone=_shared(hardware),
+        sends=sends,
+    )
 
-    Example:
-        >>> engine = ActorSpec(name="engine", actor="a.b:C", config={}, num_cpus=1.0, replicas=2)
-        >>> graph = RunGraph(nodes=(engine,))
-        >>> graph.actor_names, graph.num_cpus
-        (('engine-0', 'engine-1'), 2.0)
-    """
 
-    nodes: tuple[ActorSpec, ...]
+def engine_node(
+    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]
+) -> ActorSpec:
+    """The engines. sends: as of ``learner_node``."""
+    return ActorSpec(
+        name="engine",
+        actor="rlforge.actors.engine:EngineActor",
+        reads=("engine", "model"),
+        num_cpus=1.0,
+        num_gpus=hardware.engine_gpus,
+        replicas=config.engine.num_engines,
+        least=(config.engine.min_engines or 1) if hardware.elastic else None,
+        replicas_key="engine.num_engines",
+        placement=hardware.device,
+        restarts=config.engine.max_restarts,
+        concurrency=1000,
+        placement_group="rollout",
+        loads_alone=_shared(hardware),
+        sends=sends,
+    )
 
-    def node(self, name: str) -> ActorSpec:
-        """The part of this name."""
-        return next(node for node in self.nodes if node.name == name)
 
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """What the parts hand to each other."""
-        return tuple(
-            Edge(source=node.name, target=target, carries=carries)
-            for node in self.nodes
-            for target, carries in node.sends
-        )
-
-    @property
-    def actor_names(self) -> tuple[str, ...]:
-        """The names of all actors."""
-        return tuple(name for node in self.nodes for name in node.actor_names)
-
-    @property
-    def num_cpus(self) -> float:
-        """CPU cores that all replicas ask for."""
-        return sum(node.num_cpus * node.replicas for node in self.nodes)
-
-    @property
-    def num_gpus(self) -> float:
-        """GPUs that all replicas ask for."""
-        return sum(node.num_gpus * node.replicas for node in self.nodes)
+def _shared(hardware: HardwareConfig) -> bool:
+    """Whether an engine shares its card, with the learner or with other engines."""
+    return hardware.alternate or 0 < hardware.engine_gpus < 1

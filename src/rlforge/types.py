@@ -50,7 +50,9 @@ OTHER_RUN = -1
 _T = TypeVar("_T")
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
 def value(cls: type[_T]) -> type[_T]:
     """Decorator: a frozen, keyword-only dataclass with slots, as all classes of this module.
 
@@ -106,11 +108,32 @@ class PolicyRef:
 
 @value
 class Form:
+    """How a seat is asked: its prompt template, and the extraction that reads its answers.
+
+    Example:
+        >>> EnvSpec(id="Nim-v0", form=Form(template="chat")).form.extraction
+        'boxed'
+    """
+
+    template: str = "default"
+    extraction: str = "boxed"
+
+
+def _stored(prefix: str = "") -> Mapping[str, Any]:
+    """The columns that hold a ``Form``: files have its parts beside the other fields of a value."""
+    names = {"template": "prompt_template", "extraction": "action_extraction"}
+    return {"columns": {part: f"{prefix}{name}" for part, name in names.items()}}
+
+
+@value
+class PolicyForm:
     """How seats of one of a run's ``policies``, called ``name``, are asked in every game."""
 
     name: str
-    prompt_template: str
-    action_extraction: str
+    form: Form = dataclasses.field(metadata=_stored())
+
+
+_FOR_ANY_MODEL = Form(template="chat-actions")
 
 
 @value
@@ -121,9 +144,8 @@ class EnvSpec:
     the least reward that is a win in a game of one player, or of one team. winners:
     which of several players win, see ``outcome``; None takes what is known of the game. actions:
     how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
-    prompt_template, action_extraction: at seats of the model; those with ``api_`` and ``hf_`` at
-    seats of API and other models, which know none of the model's short forms. forms: of policies
-    that have their own.
+    form: at seats of the model; api_form, hf_form: at seats of API and other models, which know
+    none of the model's short forms. forms: of policies that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -140,29 +162,23 @@ class EnvSpec:
     win_score: float = 1.0
     winners: Winners | None = None
     actions: Actions = "words"
-    prompt_template: str = "default"
-    action_extraction: str = "boxed"
-    api_prompt_template: str = "chat-actions"
-    api_action_extraction: str = "boxed"
-    hf_prompt_template: str = "chat-actions"
-    hf_action_extraction: str = "boxed"
+    form: Form = dataclasses.field(default=Form(), metadata=_stored())
+    api_form: Form = dataclasses.field(default=_FOR_ANY_MODEL, metadata=_stored("api_"))
+    hf_form: Form = dataclasses.field(default=_FOR_ANY_MODEL, metadata=_stored("hf_"))
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
-    forms: tuple[Form, ...] = ()
+    forms: tuple[PolicyForm, ...] = ()
 
     @property
     def drops_turns(self) -> bool:
         """Whether the oldest turns of its conversations are dropped once they are too long."""
         return self.context == "conversation" and self.overflow == "drop_oldest"
 
-    def asked(self, policy: PolicyRef) -> tuple[str, str]:
-        """The prompt template and the action extraction of the seats of ``policy``."""
-        if policy.kind == "api":
-            return self.api_prompt_template, self.api_action_extraction
-        if policy.kind == "hf":
-            return self.hf_prompt_template, self.hf_action_extraction
-        own = next((form for form in self.forms if form.name == policy.name), self)
-        return own.prompt_template, own.action_extraction
+    def asked(self, policy: PolicyRef) -> Form:
+        """How the seats of ``policy`` are asked."""
+        if policy.kind in ("api", "hf"):
+            return self.api_form if policy.kind == "api" else self.hf_form
+        return next((own.form for own in self.forms if own.name == policy.name), self.form)
 
     @property
     def won_by(self) -> Winners:
@@ -209,8 +225,7 @@ class Seat:
         ...     player_id=0,
         ...     policy=PolicyRef(uid="base", kind="checkpoint"),
         ...     trained=True,
-        ...     prompt_template="chat",
-        ...     action_extraction="boxed",
+        ...     form=Form(template="chat"),
         ... )
         >>> seat.policy.uid
         'base'
@@ -219,8 +234,7 @@ class Seat:
     player_id: int
     policy: PolicyRef
     trained: bool
-    prompt_template: str
-    action_extraction: str
+    form: Form = dataclasses.field(metadata=_stored())
 
 
 @value
@@ -431,6 +445,14 @@ class GameRecord:
     error: str | None = None
     duration_s: float = 0.0
 
+    @property
+    def ending(self) -> str:
+        """As ``finished``, ``invalid move by player 1`` or ``context limit of player 0``."""
+        reason = self.end_reason.replace("_", " ")
+        if self.cut_by is not None:
+            return f"{reason} of player {self.cut_by}"
+        return reason if self.invalid_by is None else f"{reason} by player {self.invalid_by}"
+
     def __repr__(self) -> str:
         """A line: the turns hold all tokens, and ``rlforge.transcript`` shows them."""
         spec, end = self.spec, self.end_reason if self.error is None else f"failed: {self.error}"
@@ -440,44 +462,40 @@ class GameRecord:
 
 
 @value
-class Sample:
-    """An answer with its reward: what algorithms and the learner take.
+class Step:
+    """One turn of a trained seat with its reward: the training sample of the step buffer.
 
-    The turns of a game's trained seats are samples, the decisions of agents in a window, and the
-    answers of a dataset.
-
-    origin: the game, the window and agent, or the row of a file that it is from. env_id: the
-    environment, or the source of decisions or rows. group_id: of episodes that are compared, those
-    of one player with each other. turn_index: place in its ``episode``, from 0; last_turn: it ends
-    there.
-    raw_reward: as the game or the market gave it; reward: after the transforms. rewards: after each
-    of them by its name, in order. outcome_reward: the part of ``reward`` that comes from the game's
-    outcome; the rest is feedback on this turn alone. Every sample of an episode repeats it, so a
-    critic counts it once, at the last turn.
-    legal_tokens: as in ``Turn``. info: what is known of the answer, free for user code.
+    turn_index: 0 for the seat's first turn. raw_reward: the game's own final reward for this
+    player; reward: after the transforms. rewards: after each of them by its name, in order.
+    outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
+    on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
+    legal_tokens: as in ``Turn``.
+    info: format and legality feedback of the turn, free for user code.
 
     Example:
-        >>> sample = Sample(
-        ...     origin="g1", turn_index=0, last_turn=True, prompt_token_ids=(5, 6),
-        ...     token_ids=(17,), logprobs=(-0.7,), policy_uid="step-3", policy_version=3,
+        >>> step = Step(
+        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, turn_index=0,
+        ...     last_turn=True, observation="Available Moves: [4]", action="[4]",
+        ...     prompt_token_ids=(5, 6), token_ids=(17,), logprobs=(-0.7,), raw_reward=1.0,
+        ...     reward=0.5, policy_uid="step-3", policy_version=3,
         ... )
-        >>> sample.episode
-        ('g1', 0)
+        >>> step.reward
+        0.5
     """
 
-    origin: str
-    env_id: str = ""
-    player_id: int = 0
-    group_id: str | None = None
+    game_id: str
+    env_id: str
+    player_id: int
+    group_id: str | None
     turn_index: int
     last_turn: bool
-    observation: str = ""
-    action: str = ""
+    observation: str
+    action: str
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    raw_reward: float = 0.0
-    reward: float = 0.0
+    raw_reward: float
+    reward: float
     outcome_reward: float = 0.0
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     policy_uid: str
@@ -485,62 +503,58 @@ class Sample:
     legal_tokens: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    @property
-    def episode(self) -> tuple[str, int]:
-        """The same for all samples of a player of one origin, and no others."""
-        return self.origin, self.player_id
-
-
-Episode = tuple[Sample, ...]
-"""All samples of one player of a game, in order."""
-
 
 @value
 class Trajectory:
-    """One seat's turns of a finished game in order: what the step transforms see.
+    """One trained seat's turns of one game in order: the input of the step transforms.
 
-    turns: with what step transforms noted in their ``info``.
+    final_reward: the raw reward of the game for this player.
 
     Example:
-        >>> env = EnvSpec(id="TicTacToe-v0-train")
-        >>> spec = GameSpec(game_id="g1", env=env, seed=1, purpose="train", seats=())
-        >>> record = GameRecord(spec=spec, turns=(), rewards={0: 1.0}, end_reason="finished")
-        >>> Trajectory(record=record, player_id=0, turns=()).final_reward
+        >>> trajectory = Trajectory(
+        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, group_size=1,
+        ...     turns=(), final_reward=1.0, policy_uid="step-3", policy_version=3,
+        ... )
+        >>> trajectory.final_reward
         1.0
     """
 
-    record: GameRecord
+    game_id: str
+    env_id: str
     player_id: int
+    group_id: str | None
+    group_size: int
     turns: tuple[Turn, ...]
+    final_reward: float
+    policy_uid: str
+    policy_version: int
 
-    @property
-    def final_reward(self) -> float:
-        """The raw reward of the game for this player."""
-        return self.record.rewards[self.player_id]
+
+@value
+class Episode:
+    """A trajectory with shaped rewards: the training sample of the episode buffer."""
+
+    game_id: str
+    env_id: str
+    player_id: int
+    group_id: str | None
+    group_size: int
+    steps: tuple[Step, ...]
 
 
 @value
 class TrainBatch:
     """The batch of one update.
 
-    whole_episodes: all samples of each episode are included, adjacent and in order.
-    dropped_stale: samples dropped as stale since the previous batch.
+    whole_episodes: all steps of each (game, player) are included, adjacent and in order.
+    dropped_stale: steps dropped as stale since the previous batch.
     """
 
-    samples: tuple[Sample, ...]
+    steps: tuple[Step, ...]
     whole_episodes: bool
+    min_version: int
+    max_version: int
     dropped_stale: int = 0
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What is noted of it in files and digests, beside its samples."""
-        versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
-        return {
-            "whole_episodes": self.whole_episodes,
-            "min_version": min(versions),
-            "max_version": max(versions),
-            "dropped_stale": self.dropped_stale,
-        }
 
 
 @value
@@ -572,7 +586,7 @@ class Checkpoint:
 class UpdateResult:
     """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
 
-    advantages: of the samples of the batch, in order. digests: of the weights before and after it,
+    advantages: of the steps of the batch, in order. digests: of the weights before and after it,
     and of the optimizer (``Learner.digests``).
     """
 
@@ -666,3 +680,13 @@ class EvalResult:
     mean_reward: float
     invalid_rate: float
     failed: int = 0
+
+    @property
+    def draw_rate(self) -> float:
+        """Share of the games that were draws."""
+        return self.draws / max(self.games, 1)
+
+    @property
+    def loss_rate(self) -> float:
+        """Share of the games that were lost."""
+        return self.losses / max(self.games, 1)

@@ -14,10 +14,9 @@ from rlforge.actors.session import ray_started
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError, RunError
-from rlforge.specs import RunGraph
-from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.preflight.plan import make_plan, to_json
+from rlforge.system.hardware import Machine
 from rlforge.system.network import ProxyError
-from rlforge.training.graph import build_graph, to_json
 
 
 @pytest.mark.ray
@@ -28,11 +27,10 @@ async def test_ray_runs_exactly_the_actors_of_the_graph(
     two = ["engine.num_engines=2", "learner.num_learners=2"]
     model = ["model=hf", f"model.name={small_model}"]
     config = compose(["+experiment=tictactoe_mirror", *model, *two]).config
-    graph = build_graph(config, Machine(cpus=2, gpus=0))
-    hardware = resolve_hardware(config.hardware, Machine(cpus=2, gpus=0), 2, 2)
+    graph = make_plan(config, Machine(cpus=2, gpus=0))
     printed = json.loads(to_json(graph))["nodes"]
-    with ray_started(hardware, graph.num_cpus):
-        actors = await cluster.start_actors(graph, config, hardware, tmp_path)
+    with ray_started(graph.hardware, graph.num_cpus):
+        actors = await cluster.start_actors(graph, tmp_path)
         listed = {name for node in printed for name in node["actor_names"]}
         assert set(ray.util.list_named_actors()) == set(actors.named) == listed
         assert listed == {
@@ -52,15 +50,16 @@ async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
 ) -> None:
     config = compose(["+experiment=tictactoe_mirror", "engine.num_engines=2"]).config
     hardware = HardwareConfig(device="cpu", engine_gpus=1.0)
-    whole = build_graph(config, Machine(cpus=2, gpus=0))
+    whole = make_plan(config, Machine(cpus=2, gpus=0))
     engine = dataclasses.replace(whole.node("engine"), num_gpus=1.0)
-    graph = RunGraph(nodes=(whole.node("tracker"), engine))
+    nodes = (whole.node("tracker"), engine)
+    graph = dataclasses.replace(whole, hardware=hardware, nodes=nodes)
     monkeypatch.setattr(cluster, "PLACEMENT_PATIENCE_S", 0.5)
     with ray_started(hardware, graph.num_cpus):
         with pytest.raises(
             RunError, match=r"no room for 2 engines .* 1 GPUs each .*lower engine.num_engines"
         ):
-            await cluster.start_actors(graph, config, hardware, tmp_path)
+            await cluster.start_actors(graph, tmp_path)
         assert ray.util.list_named_actors() == []
 
 
@@ -70,12 +69,12 @@ async def test_an_actor_that_ray_does_not_start_raises_instead_of_waiting_for_ev
 ) -> None:
     """As where the clock is set back while Ray starts: its timers wait for the old time."""
     config = compose(["+experiment=tictactoe_mirror"]).config
-    whole = build_graph(config, Machine(cpus=2, gpus=0))
-    graph = RunGraph(nodes=(whole.node("tracker"),))
+    whole = make_plan(config, Machine(cpus=2, gpus=0))
+    graph = dataclasses.replace(whole, nodes=(whole.node("tracker"),))
     monkeypatch.setattr(cluster, "START_PATIENCE_S", 0.01)
     late = pytest.raises(RunError, match=r"Ray has not started tracker within 0\.01 s")
-    with ray_started(HardwareConfig(device="cpu"), graph.num_cpus), late:
-        await cluster.start_actors(graph, config, HardwareConfig(device="cpu"), tmp_path)
+    with ray_started(graph.hardware, graph.num_cpus), late:
+        await cluster.start_actors(graph, tmp_path)
 
 
 def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,10 @@ from rlforge.actors import learner as learning
 from rlforge.actors.cluster import reason
 from rlforge.actors.learner import LearnerGroup
 from rlforge.config.compose import compose
-from rlforge.config.schema import HardwareConfig
 from rlforge.errors import CheckpointError
-from rlforge.specs import RunGraph
+from rlforge.preflight.plan import make_plan
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import Machine
-from rlforge.training.graph import build_graph
 
 
 class Rank:
@@ -107,9 +106,9 @@ async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(
 ) -> None:
     given = ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
     config = compose(given).config
-    graph = RunGraph(nodes=(build_graph(config, Machine(cpus=1, gpus=0)).node("learner"),))
-    hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
-    learner = (await start_in_process(graph, config, hardware, tmp_path)).learner
+    whole = make_plan(config, Machine(cpus=1, gpus=0))
+    plan = dataclasses.replace(whole, nodes=(whole.node("learner"),))
+    learner = (await start_in_process(plan, tmp_path)).learner
     saved = await learner.save(1, "step-0", meta={"window_id": "w"}, state={"others": 1})
     manifest = read_manifest(Path(saved.path or ""))
     assert manifest.has_state

@@ -19,8 +19,8 @@ from rlforge.actors import session
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
+from rlforge.preflight.plan import make_plan
 from rlforge.system.hardware import detect
-from rlforge.training.graph import build_graph
 
 
 def runs(pid: int) -> bool:
@@ -60,7 +60,7 @@ def lived(own_home: None) -> Iterator[SimpleNamespace]:
             ended=[folder(f"2026-01-0{day}", f"rlforge.{no_process}") for day in range(1, 8)],
             kept={folder("2025-01-01", f"rlforge.{os.getppid()}"), folder("2024-01-01")},
         )
-        graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+        graph = make_plan(compose(["+experiment=tictactoe_mirror"]).config, detect())
         this, before = psutil.Process(), set(psutil.Process().children(recursive=True))
         with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
             actor = ray.remote(Process).options(num_cpus=0).remote()  # ends with its last handle
@@ -136,7 +136,7 @@ def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.Mon
         started.append(psutil.Popen(["sleep", "60"]))
         raise KeyboardInterrupt
 
-    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    graph = make_plan(compose(["+experiment=tictactoe_mirror"]).config, detect())
     monkeypatch.setattr(session.ray, "init", interrupted)
     with (
         pytest.raises(KeyboardInterrupt),

@@ -19,16 +19,16 @@ from rlforge.games.base import View
 from rlforge.league.budget import api_players
 from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
 from rlforge.rollout.episode import Answer
-from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, GameSpec, Seat
+from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, Form, GameSpec, Seat
 
 GROUP = 4
-ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, action_extraction="raw")
+ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, form=Form(extraction="raw"))
 
 
 def game(number: int, *, trained: tuple[bool, bool]) -> GameSpec:
     """A game of the only group; the learner's policy plays at both seats."""
-    read = {"prompt_template": "board", "action_extraction": "raw"}
-    seats = [seat(n, checkpoint(0), trained=trained[n], **read) for n in range(2)]
+    form = Form(template="board", extraction="raw")
+    seats = [seat(n, checkpoint(0), trained=trained[n], form=form) for n in range(2)]
     return game_spec(f"g{number}", ENV, seats, group_id="group", group_size=GROUP)
 
 
@@ -86,7 +86,7 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(
     buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0}, *model)
     batch, _ = await buffer.next_batch(0, 1)
     assert batch is not None
-    assert {sample.episode for sample in batch.samples} == {
+    assert {(step.game_id, step.player_id) for step in batch.steps} == {
         *(("g0", 1), ("g1", 0), ("g2", 0), ("g2", 1), ("g3", 0), ("g3", 1))
     }
     await buffer.write_batch(1)
@@ -97,7 +97,7 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(
 async def test_games_that_opponents_forfeit_are_left_out_of_their_group(tmp_path: Path) -> None:
     buffer = await collect(tmp_path, (True, False), {"g0": 1, "g3": 1})
     (group,) = (await buffer.state_dict())["policies"][""]["buffer"]["groups"]
-    assert {game[0][0]["origin"] for game in group["played"]} == {"g1", "g2"}
+    assert {each["game_id"] for each in group["episodes"]} == {"g1", "g2"}
     assert group["games"] == 2
 
 
@@ -180,8 +180,8 @@ async def test_of_one_seat_that_is_drawn_a_game_is_learned_and_both_move_the_bas
     everything, drawn = [(await buffer.state_dict())["policies"][""] for buffer in (both, one)]
     assert drawn["rewards"] == everything["rewards"]
     seats = defaultdict[str, set[int]](set)
-    for turn in drawn["buffer"]["turns"]:
-        seats[turn["origin"]].add(turn["player_id"])
+    for step in drawn["buffer"]["steps"]:
+        seats[step["game_id"]].add(step["player_id"])
     assert len(seats) == len(specs)
     assert all(len(each) == 1 for each in seats.values())
     assert 16 < sum(0 in each for each in seats.values()) < 48

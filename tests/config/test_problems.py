@@ -1,6 +1,5 @@
 """Every key of every configuration refuses what cannot be, before anything exists."""
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -18,7 +17,6 @@ from tests.harness.live_run import run
 
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
-from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Address, Length, Pattern, Range, hints, is_union, parts
 from rlforge.config.training import ALGORITHM_CONFIGS, LearnerConfig
 from rlforge.errors import ConfigError
@@ -41,6 +39,17 @@ def composed(command: str, algorithm: str) -> Composed[Any]:
     result = compose(overrides, root=ROOTS[command])
     launch.check(result, keys=False)
     return result
+
+
+def put(owner, keys, value):
+    """A copy of ``owner`` with ``value`` at the dotted key."""
+    first, *rest = keys
+    if isinstance(owner, list):
+        entries = [*owner]
+        entries[int(first)] = put(entries[int(first)], rest, value) if rest else value
+        return entries
+    inside = put(getattr(owner, first), rest, value) if rest else value
+    return dataclasses.replace(owner, **{first: inside})
 
 
 def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -104,13 +113,7 @@ def bad_values(hint: Any) -> Iterator[Any]:
 def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
     """The message with which ``value`` is refused; None where it is accepted."""
     base = composed(command, algorithm)
-    config = owner = copy.deepcopy(base.config)
-    *groups, name = key.split(".")
-    if command == "sft" and groups[:1] == ["market"]:
-        config.market = MarketConfig()  # as of an experiment of a continuous run
-    for group in groups:
-        owner = owner[int(group)] if isinstance(owner, list) else getattr(owner, group)
-    setattr(owner, name, value)
+    config = put(base.config, key.split("."), value)
     changed = dataclasses.replace(base, config=config, overrides=(f"{key}=typed",))
     try:
         launch.check(changed, keys=False)

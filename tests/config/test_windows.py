@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from rlforge.config.continuous import ContinuousConfig, WindowConfig
 from rlforge.config.keys import conf_dir
-from rlforge.config.rules import read
+from rlforge.config.rules import changed, read
 
 
 @pytest.mark.parametrize("group", ["store", "window", "decision_reward"])
@@ -32,5 +32,4 @@ def test_decisions_may_be_as_old_as_the_wait_for_their_outcomes_makes_them(
 ):
     config = ContinuousConfig(window=WindowConfig(**settings))
     assert (config.windows_waited, config.max_staleness) == (waited, staleness)
-    config.continuous.max_staleness = 7
-    assert config.max_staleness == 7
+    assert changed(config, ["continuous.max_staleness=7"]).max_staleness == 7

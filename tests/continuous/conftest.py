@@ -15,7 +15,9 @@ from tests.harness.composed import composed
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.run import ContinuousRun
+from rlforge.preflight.plan import make_plan
 from rlforge.system.checkpoint import write_checkpoint
+from rlforge.system.hardware import detect
 from rlforge.training.lifecycle import execute as execute_run
 
 
@@ -30,12 +32,12 @@ def execute(in_process):
     """Runs a configuration in a directory to its end, or goes on there; returns the directory."""
 
     def run(config: ContinuousConfig, name: str = "run", controller: Any = ContinuousRun) -> Path:
-        hardware, graph = in_process.hardware_and_graph(config)
         run_dir = Path(name).absolute()
         resume = run_dir.exists()
         run_dir.mkdir(exist_ok=True)
         (run_dir / "command.txt").write_text("rlforge continuous\n")
-        execute_run(controller, config, graph, hardware, run_dir, resume=resume)
+        plan = make_plan(config, detect(), run_dir)
+        execute_run(plan, run_dir, controller=controller, resume=resume)
         return run_dir
 
     return run

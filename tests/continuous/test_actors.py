@@ -20,9 +20,9 @@ from tests.harness.live_run import (
 
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.run import ContinuousRun
+from rlforge.preflight.plan import make_plan, to_json
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
-from rlforge.system.hardware import Machine, resolve_hardware
-from rlforge.training.graph import build_graph, to_json
+from rlforge.system.hardware import Machine
 from rlforge.training.lifecycle import execute
 
 
@@ -50,8 +50,7 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
 ):
     """Ray lists the actors that ``rlforge graph --format json`` prints, and the run completes."""
     config = make_config("engine.num_engines=2", "learner.num_learners=2")
-    machine = Machine(cpus=2, gpus=0)
-    hardware, graph = resolve_hardware(config.hardware, machine, 2, 2), build_graph(config, machine)
+    plan = make_plan(config, Machine(cpus=2, gpus=0))
     listed = set()
 
     class Watched(ContinuousRun):
@@ -61,8 +60,8 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
 
     RUN.mkdir()
     (RUN / "command.txt").write_text("rlforge continuous\n")
-    outcome = execute(Watched, config, graph, hardware, RUN.absolute(), resume=False)
-    printed = {name for node in json.loads(to_json(graph))["nodes"] for name in node["actor_names"]}
+    outcome = execute(plan, RUN.absolute(), controller=Watched, resume=False)
+    printed = {name for node in json.loads(to_json(plan))["nodes"] for name in node["actor_names"]}
     assert listed == printed == {"engine-0", "engine-1", "learner", "learner-1", "tracker"}
     assert (outcome.summary["windows"], outcome.interrupted) == (2, False)
     assert [row["version"] for row in rows("windows.jsonl")] == ["step-1", "step-2"]

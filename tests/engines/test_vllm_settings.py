@@ -84,7 +84,7 @@ def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_i
     arguments = _arguments(engine, gpus=0.5, alternate=True)
     assert arguments["gpu_memory_utilization"] == pytest.approx(share)
     assert arguments["enable_sleep_mode"] is arguments["sleep_mode_offload_cudagraph"] is True
-    engine.vllm.gpu_memory_utilization = 0.6
+    engine = EngineConfig(num_engines=engines, vllm=VllmConfig(gpu_memory_utilization=0.6))
     assert _arguments(engine, alternate=True)["gpu_memory_utilization"] == 0.6
     # vLLM refuses to start with it where it has no such allocator.
     assert "enable_sleep_mode" not in _arguments(device="cpu", alternate=True)

@@ -18,7 +18,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer
 from rlforge.preflight.games import validate
-from rlforge.types import EnvSpec
+from rlforge.types import EnvSpec, Form
 
 ANSWERS = [r"\boxed{4}", r"\boxed{[2]} no, \boxed{ [3] }", r"\boxed{}", "I take [5].", r"\boxed{a"]
 TEMPLATES = """
@@ -116,7 +116,9 @@ def test_prompts_and_actions_are_those_of_the_package(original, small_model):
     assert len(templates) >= 6
     for name, write in templates.items():
         for view in views:
-            text, ids = Prompter(tokenizer).encode(f"{family}:{name}", view, "raw")
+            text, ids = Prompter(tokenizer).encode(
+                Form(template=f"{family}:{name}", extraction="raw"), view
+            )
             assert text == write(view.observation)
             assert list(ids) == tokenizer.encode(text, add_special_tokens=False)
     for name, read in extractions.items():

@@ -12,8 +12,9 @@ from rlforge.errors import ConfigError
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter, Template
 from rlforge.games.registry import make_game
-from rlforge.types import EnvSpec
+from rlforge.types import EnvSpec, Form
 
+BOARD = Form(template="board")
 MARKUP = [
     *("<bos>", "<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>"),
     *("<end_of_turn>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -38,12 +39,12 @@ def view():
 
 @pytest.mark.parametrize("template", PROMPTS.names())
 def test_ids_are_those_of_the_text_behind_one_bos(tokenizer, view, template):
-    text, ids = Prompter(tokenizer).encode(template, view)
+    text, ids = Prompter(tokenizer).encode(Form(template=template), view)
     begins = text if text.startswith("<bos>") else f"<bos>{text}"
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == begins
     assert list(ids) == tokenizer.encode(begins, add_special_tokens=False)
     assert ids.count(tokenizer.bos_token_id) == 1
-    assert Prompter(tokenizer).encode(template, view) == (text, ids)
+    assert Prompter(tokenizer).encode(Form(template=template), view) == (text, ids)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_ids_are_those_of_the_text_behind_one_bos(tokenizer, view, template):
 def test_a_family_gets_its_own_turn_markup_around_the_observation(
     tokenizer, view, template, first, last
 ):
-    text, ids = Prompter(tokenizer).encode(template, view)
+    text, ids = Prompter(tokenizer).encode(Form(template=template), view)
     assert text.startswith(first)
     assert text.endswith(last)
     assert text.count(view.observation.strip()) == 1
@@ -75,14 +76,15 @@ def test_a_family_gets_its_own_turn_markup_around_the_observation(
 def test_zero_sum_and_single_player_templates_say_which_kind_of_game_it_is(tokenizer, view):
     prompter = Prompter(tokenizer)
     for template in ("qwen3-zs", "qwen3-reasoning", "gemma3-zs", "llama-instruct-zs"):
-        assert "two-player zero-sum game" in prompter.encode(template, view)[0]
-    assert "on your own" in prompter.encode("qwen3-sp", view)[0]
+        assert "two-player zero-sum game" in prompter.encode(Form(template=template), view)[0]
+    assert "on your own" in prompter.encode(Form(template="qwen3-sp"), view)[0]
 
 
 @pytest.mark.parametrize("template", [t for t in PROMPTS.names() if t != "board"])
 def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template):
     asked = {
-        name: Prompter(tokenizer).encode(template, view, name)[0] for name in EXTRACTIONS.names()
+        name: Prompter(tokenizer).encode(Form(template=template, extraction=name), view)[0]
+        for name in EXTRACTIONS.names()
     }
     assert len(set(asked.values())) == len(asked)
     assert [name for name, text in asked.items() if r"\boxed{}" in text] == ["boxed"]
@@ -92,7 +94,7 @@ def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template
 
 
 def test_the_board_template_is_the_board_alone(tokenizer, view):
-    text, _ = Prompter(tokenizer).encode("board", view)
+    text, _ = Prompter(tokenizer).encode(BOARD, view)
     assert text == view.board == "tak a____ b____ c____ d____ go"
 
 
@@ -108,24 +110,24 @@ def test_remembered_prompts_give_the_same_ids_without_asking_again(view):
 
     counting = Counting()
     prompter = Prompter(counting)
-    first, calls = prompter.encode("board", view), counting.calls
-    assert prompter.encode("board", view) == first
+    first, calls = prompter.encode(BOARD, view), counting.calls
+    assert prompter.encode(BOARD, view) == first
     assert counting.calls == calls
-    prompter.encode("default", view)
+    prompter.encode(Form(), view)
     calls = counting.calls
-    prompter.encode("default", view)
+    prompter.encode(Form(), view)
     assert counting.calls == calls + 1  # long prompts do not recur
 
 
 def test_messages_are_an_instruction_and_the_observation(view):
-    system, user = Prompter(None).messages("chat", view, "bracket")
+    system, user = Prompter(None).messages(Form(template="chat", extraction="bracket"), view)
     assert (system["role"], user["role"]) == ("system", "user")
     assert "square brackets" in system["content"]
     assert user["content"] == view.observation.strip()
-    [user] = Prompter(None).messages("qwen3-zs", view, "bracket")
+    [user] = Prompter(None).messages(Form(template="qwen3-zs", extraction="bracket"), view)
     assert "zero-sum" in user["content"]
     assert "square brackets" in user["content"]
-    assert Prompter(None).messages("board", view) == [{"role": "user", "content": view.board}]
+    assert Prompter(None).messages(BOARD, view) == [{"role": "user", "content": view.board}]
 
 
 def test_placeholders_are_filled_and_other_braces_stay():
@@ -143,10 +145,10 @@ def test_placeholders_are_filled_and_other_braces_stay():
 @pytest.mark.parametrize("template", [t for t in PROMPTS.names() if t != "board"])
 def test_a_later_turn_is_asked_about_what_is_new(template):
     view = View(player_id=0, observation="Rules. Board 1. Board 2.", legal_actions=("[a]",))
-    whole = Prompter(None).reply(template, view)["content"]
+    whole = Prompter(None).reply(Form(template=template), view)["content"]
     assert "Rules. Board 1. Board 2." in whole
     assert "two-player" not in whole  # said once
-    new = Prompter(None).reply(template, dataclasses.replace(view, news="Board 2."))
+    new = Prompter(None).reply(Form(template=template), dataclasses.replace(view, news="Board 2."))
     assert new["role"] == "user"
     assert "Board 2." in new["content"]
     assert "Rules" not in new["content"]
@@ -154,14 +156,14 @@ def test_a_later_turn_is_asked_about_what_is_new(template):
 
 def test_a_template_of_the_configuration_is_found_by_its_name(tokenizer, view):
     own = {"terse": PromptConfig(system="Short.", user="{board}", assistant="<x>", markup="chatml")}
-    text, _ = Prompter(tokenizer, own).encode("terse", view)
+    text, _ = Prompter(tokenizer, own).encode(Form(template="terse"), view)
     assert text == (
         "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\n"
         f"{view.board}<|im_end|>\n<|im_start|>assistant\n<x>"
     )
     roles = {"begin": "<bos>", "user": "U: {content}\n", "assistant": "A: {content}\n"}
     own = {"plain": PromptConfig(user="{observation}", roles=roles)}
-    text, ids = Prompter(tokenizer, own).encode("plain", view)
+    text, ids = Prompter(tokenizer, own).encode(Form(template="plain"), view)
     assert text == f"<bos>U: {view.observation.strip()}\nA: "
     assert ids[0] == tokenizer.bos_token_id
 
@@ -188,14 +190,16 @@ def test_what_a_template_cannot_do_is_said(tokenizer, view):
     with pytest.raises(ConfigError, match="did you mean qwen3-zs"):
         PROMPTS.find("qwen3_zs")
     with pytest.raises(ConfigError, match="did you mean board"):
-        prompter.encode("bord", view)
+        prompter.encode(Form(template="bord"), view)
     with pytest.raises(ConfigError, match="did you mean boxed"):
-        prompter.encode("default", view, "boxd")
+        prompter.encode(Form(extraction="boxd"), view)
     with pytest.raises(ConfigError, match="needs a game with a compact board"):
-        prompter.encode("board", View(player_id=0, observation="Say something."))
+        prompter.encode(BOARD, View(player_id=0, observation="Say something."))
     squares = Prompter(tokenizer, {"squares": PromptConfig(user="{grid}")})
     with pytest.raises(ConfigError, match="needs a game on a grid of squares"):
-        squares.encode("squares", View(player_id=0, observation="Say something.", board="a b"))
+        squares.encode(
+            Form(template="squares"), View(player_id=0, observation="Say something.", board="a b")
+        )
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(ConfigError, match="needs a chat template"):
-        Prompter(without).encode("chat", view)
+        Prompter(without).encode(Form(template="chat"), view)

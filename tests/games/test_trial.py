@@ -10,7 +10,7 @@ from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import GameResult, View
 from rlforge.games.registry import check_env, make_game, tried
 from rlforge.games.trial import trial
-from rlforge.types import EnvSpec
+from rlforge.types import EnvSpec, Form
 
 
 class Toy:
@@ -128,5 +128,5 @@ def test_an_environment_that_takes_seconds_to_reset_is_refused():
 def test_the_trial_is_played_once_for_seats_that_are_asked_in_several_ways(monkeypatch):
     check_env(EnvSpec(id="Nim-v0-train"))
     monkeypatch.setattr("rlforge.games.registry.trial", None)
-    check_env(EnvSpec(id="Nim-v0-train", prompt_template="chat", weight=2))
+    check_env(EnvSpec(id="Nim-v0-train", form=Form(template="chat"), weight=2))
     assert make_game(EnvSpec(id="Nim-v0-train"), 0).view().legal_actions

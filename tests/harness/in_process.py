@@ -21,11 +21,10 @@ from rlforge.actors.cluster import RunActors
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.session import RayProcesses
 from rlforge.cli import main
-from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.specs import RunGraph
-from rlforge.system.hardware import detect, resolve_hardware
+from rlforge.config.schema import PolicyConfig
+from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.system.hardware import detect
 from rlforge.training import lifecycle
-from rlforge.training.graph import build_graph
 
 
 class InProcessActor:
@@ -104,14 +103,13 @@ def rlforge_here(*arguments: str) -> int:
     raise RuntimeError("the command did not set an exit code")
 
 
-async def start_in_process(
-    graph: RunGraph, config: PolicyConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
-) -> RunActors:
+async def start_in_process(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunActors:
     """In place of ``rlforge.actors.cluster.start_actors``."""
-    given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
+    given: dict[str, Any] = {"config": plan.config, "hardware": plan.hardware, "part": part}
+    given |= {"run_dir": str(run_dir)}
     given["folder"] = RunFolder(run_dir=str(run_dir))
     named: dict[str, InProcessActor] = {}
-    for spec in graph.nodes:
+    for spec in plan.nodes:
         for rank, name in enumerate(spec.actor_names):
             assert spec.actor is not None
             named[name] = _create(spec.actor, given | {"name": name, "rank": rank}, named)
@@ -123,22 +121,15 @@ async def start_in_process(
 
 async def make_context(config: PolicyConfig, run_dir: Path) -> lifecycle.RunContext:
     """What a controller is made from, as ``rlforge.training.lifecycle.execute`` makes it."""
-    hardware, graph = hardware_and_graph(config)
+    plan = make_plan(config, detect())
     return lifecycle.RunContext(
-        config=config,
-        hardware=hardware,
+        config=plan.config,
+        hardware=plan.hardware,
         run_dir=run_dir,
-        actors=await start_in_process(graph, config, hardware, run_dir),
+        actors=await start_in_process(plan, run_dir),
         note=lambda text: None,
         started=0.0,
     )
-
-
-def hardware_and_graph(config: PolicyConfig) -> tuple[HardwareConfig, RunGraph]:
-    """Of this machine."""
-    learners, engines = config.learner.num_learners, config.engine.num_engines
-    hardware = resolve_hardware(config.hardware, detect(), engines, learners)
-    return hardware, build_graph(config, detect())
 
 
 def _create(path: str, given: dict[str, Any], named: dict[str, InProcessActor]) -> InProcessActor:

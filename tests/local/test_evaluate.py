@@ -26,6 +26,7 @@ from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
 from rlforge.rollout.lineup import train_envs
 from rlforge.system.checkpoint import write_checkpoint
+from rlforge.types import Form
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +70,7 @@ def one_idea(config, tmp_path_factory):
         game, rng = make_game(env, seed), random.Random(seed)
         while not game.done:
             view = game.view()
-            _, prompt = prompter.encode("board", view, "bracket")
+            _, prompt = prompter.encode(Form(template="board", extraction="bracket"), view)
             steps.append(step(prompt_token_ids=prompt, token_ids=answer, logprobs=logprobs))
             game.step(rng.choice(view.legal_actions or ("",)))
     learner = make_learner(config, torch.device("cpu"), Ranks())
@@ -110,7 +111,7 @@ async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 8)).results[0]
     config = from_yaml(run_dir / "config.yaml")
     tokenizer, [env] = load_tokenizer(config.model), train_envs(config)
-    _, prompt = Prompter(tokenizer).encode("board", make_game(env, 0).view(), "bracket")
+    _, prompt = Prompter(tokenizer).encode(env.form, make_game(env, 0).view())
     change(run_dir, engine={"max_model_len": len(prompt) + 1})
     without = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
     assert (with_room.draws, with_room.losses) == (0, 8)

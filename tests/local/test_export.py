@@ -32,12 +32,13 @@ from rlforge.learner.weights import attach_lora, save_adapter, save_model
 from rlforge.local.export import CARD, CURVES, export_run, generation_config
 from rlforge.local.model_card import example_prompt
 from rlforge.models.load import load_base_model, load_tokenizer
-from rlforge.rollout.lineup import asked_as, train_envs
+from rlforge.rollout.lineup import asked_as, form_of, train_envs
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths, write_json, write_jsonl
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.report.data import load_run
+from rlforge.types import Form
 
 SETTINGS = [
     *("model=hf", "model.prompt_template=board", "model.action_extraction=bracket"),
@@ -87,13 +88,12 @@ def card_of(folder):
 def record_game(run_dir, config):
     """A finished training game, whose prompts are those of the first turn."""
     [env] = train_envs(config)
-    view, model = make_game(env, seed=0).view(), config.model
-    prompter = Prompter(load_tokenizer(model))
-    _, ids = prompter.encode(model.prompt_template, view, model.action_extraction)
+    view = make_game(env, seed=0).view()
+    form = form_of(config.model)
+    _, ids = Prompter(load_tokenizer(config.model)).encode(form, view)
     asked = completion(prompt_token_ids=ids)
     turns = [turn(player, observation=view.observation, completion=asked) for player in (0, 1)]
-    form = {"prompt_template": model.prompt_template, "action_extraction": model.action_extraction}
-    seats = [seat(player, **form) for player in (0, 1)]
+    seats = [seat(player, form=form) for player in (0, 1)]
     games = GameWriter(run_dir)
     games.add([game_record(game_spec(env=env, seats=seats), turns)])
     games.close()
@@ -384,7 +384,7 @@ def test_a_chat_prompt_is_shown_as_messages_and_trained_in_the_same_form(small_m
     again = rlforge.compose(*overrides)
     assert again.prompts == config.prompts
     assert again.env.train == config.env.train
-    assert asked_as(again) == ("squares", "number")
+    assert asked_as(again) == Form(template="squares", extraction="number")
     code = code_of(folder)
     assert '{"role": "user", "content": (' in code
     assert "apply_chat_template" in code
@@ -405,7 +405,7 @@ def test_the_prompt_of_a_card_becomes_what_the_engine_was_asked(name, template, 
         prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     [env] = train_envs(config)
     view = make_game(env, seed=0).view()
-    _, asked = Prompter(tokenizer).encode(template, view, "boxed")
+    _, asked = Prompter(tokenizer).encode(env.form, view)
     assert tuple(tokenizer.encode(prompt, add_special_tokens=False)) == asked
 
 

@@ -9,8 +9,16 @@ from rich.console import Console
 
 import rlforge
 from rlforge.errors import ConfigError
-from rlforge.local.animation import check_picture, write_svg
-from rlforge.local.replay import boards, find_game, game_list, select, step_through, turns
+from rlforge.local.replay import (
+    boards,
+    check_picture,
+    find_game,
+    game_list,
+    select,
+    step_through,
+    turns,
+    write_svg,
+)
 from rlforge.tracking.game_files import GameWriter, index_games
 from rlforge.types import EnvSpec
 

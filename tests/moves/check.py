@@ -1,5 +1,7 @@
 """Every test function of commit 846ea8a exists, or a row of ``*.tsv`` says where its fact is held.
 
+``files.txt`` has the files that moved, old path and new one, with a tab between them.
+
 Usage: ``python tests/moves/check.py``; exit code 1 where a name is missing or a target is unknown.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 BEFORE = "846ea8a"
@@ -21,6 +24,12 @@ def functions(path: str, source: str) -> set[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = (node.name for node in nodes if isinstance(node, kinds))
     return {f"{path}::{name}" for name in names if name.startswith("test_")}
+
+
+def placed(name: str, moved: Mapping[str, str]) -> str:
+    """``path::name`` with the path that the file has now."""
+    path, _, test = name.partition("::")
+    return f"{moved.get(path, path)}::{test}"
 
 
 def git(*arguments: str) -> str:
@@ -38,6 +47,8 @@ def main() -> int:
     for path in git("ls-tree", "-r", "--name-only", BEFORE, "tests").splitlines():
         if path.endswith(".py"):
             before |= functions(path, git("show", f"{BEFORE}:{path}"))
+    files = [line.split("\t") for line in (HERE / "files.txt").read_text().splitlines()]
+    moved = dict(files)
     now: set[str] = set()
     for file in (ROOT / "tests").rglob("*.py"):
         now |= functions(file.relative_to(ROOT).as_posix(), file.read_text())
@@ -52,10 +63,11 @@ def main() -> int:
             for each in target.split(" "):
                 if target.startswith("- ") and len(target) > 10:
                     break
-                if each.partition("[")[0] not in now:
+                if placed(each.partition("[")[0], moved) not in now:
                     problems.append(f"{where}: there is no test {each or '(empty)'}")
             rows[old] = target
-    problems += [f"no row for {name}" for name in sorted(before - now - rows.keys())]
+    gone = {name for name in before if placed(name, moved) not in now}
+    problems += [f"no row for {name}" for name in sorted(gone - rows.keys())]
     print(*problems, f"{len(before)} tests before, {len(rows)} rows", sep="\n")
     return 1 if problems else 0
 

@@ -73,7 +73,7 @@ def test_a_kind_of_run_is_checked_started_recorded_and_not_resumed_as_another(
         4,
     )
     assert result["losses"] == 0
-    assert json.loads((RUN / "graph.json").read_text())["nodes"][0]["name"] == "tracker"
+    assert json.loads((RUN / "plan.json").read_text())["nodes"][0]["name"] == "tracker"
     assert (RUN / "report.html").is_file()
     assert in_process.rlforge_here("continuous", "--resume", str(RUN)) == 2
     assert "is a tournament; this command is for a continuous run" in capsys.readouterr().err

@@ -18,9 +18,9 @@ from rlforge.continuous.session import Session
 from rlforge.errors import ConfigError
 from rlforge.market.text import forms
 from rlforge.preflight.continuous import check_answers, check_continuous
+from rlforge.preflight.plan import make_plan
 from rlforge.preflight.sft import check_sft
 from rlforge.system.hardware import Machine
-from rlforge.training.graph import build_graph
 from rlforge.trajectories.store import TrajectoryStore
 
 
@@ -141,10 +141,10 @@ def test_a_run_knows_what_it_is_of(tmp_path):
 
 def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
     config = composed().config
-    graph = build_graph(config, Machine(cpus=4, gpus=2))
+    graph = make_plan(config, Machine(cpus=4, gpus=2))
     assert graph.num_gpus == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
-    assert build_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
+    assert make_plan(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
 
 
 @pytest.mark.parametrize("name", ["play", "PLAYER"])

@@ -13,16 +13,21 @@ from rlforge import launch
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.preflight import doctor as examined
+from rlforge.preflight import plan as examined_plan
 from rlforge.preflight.doctor import examine
 from rlforge.preflight.doctor_view import render, to_values
-from rlforge.preflight.engine import divided
-from rlforge.preflight.fit import check_fit
 from rlforge.preflight.memory.plan import GIB
 from rlforge.preflight.model import shape_problems
 from rlforge.system.hardware import Gpu
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak_tuned"
 ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
+
+
+def given_share(config):
+    """Share of its card that vLLM gets on the examined machine."""
+    made = examined_plan.make_plan(config, examined_plan.detect())
+    return made.config.engine.vllm.gpu_memory_utilization
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +139,7 @@ def test_another_machine_is_planned_with_its_own_engine_cards_and_packages(monke
     assert finding(on_cpu, "memory").detail == "planned in the RAM of this machine"
 
 
-def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypatch):
+def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypatch, check_memory):
     installed = {"vllm": vllm_settings.VLLM_VERSION}.get
     monkeypatch.setattr(vllm_settings, "version_of", installed)
     machine(dataclasses.replace(ADA, memory=24 * GIB))
@@ -146,7 +151,7 @@ def test_a_trial_that_fails_would_leave_an_engine_without_room(machine, monkeypa
     with pytest.raises(
         ConfigError, match=r"1\.3 GiB too much; these fit: hardware\.alternate=true"
     ):
-        check_fit(composed(*wanted).config)
+        check_memory(composed(*wanted).config)
 
 
 def test_numbers_without_end_are_not_planned_with(monkeypatch):
@@ -255,12 +260,12 @@ def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(machine, monkeypat
         (["hardware=cluster"], "no GPU memory to read"),
     ],
 )
-def test_what_cannot_be_known_is_said(overrides, why, machine):
+def test_what_cannot_be_known_is_said(overrides, why, machine, check_memory):
     report = examine(composed(QUICK_START, *overrides))
     assert report.memory is None
     assert why in finding(report, "memory").detail
     machine(dataclasses.replace(ADA, memory=GIB))
-    check_fit(composed(QUICK_START, *overrides).config)  # train says nothing
+    check_memory(composed(QUICK_START, *overrides).config)  # train says nothing
 
 
 def test_the_report_is_json_with_bytes():
@@ -272,17 +277,17 @@ def test_the_report_is_json_with_bytes():
     assert "learner.gradient_checkpointing=true" in memory["mend"]
 
 
-def test_train_refuses_what_does_not_fit_and_its_mend_is_accepted(machine):
+def test_train_refuses_what_does_not_fit_and_its_mend_is_accepted(machine, check_memory):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError) as caught:
-        check_fit(composed(QUICK_START, "hardware=auto").config)
+        check_memory(composed(QUICK_START, "hardware=auto").config)
     message = str(caught.value)
     assert "does not fit GPU of 16.0 GiB" in message
     assert "GiB too much" in message
     assert "hardware=auto: the learner and 1 engine need" in message
     mend = message.split("these fit: ")[1].split(";")[0].split()
     assert "learner.gradient_checkpointing=true" in mend
-    check_fit(composed(QUICK_START, "hardware=auto", *mend).config)
+    check_memory(composed(QUICK_START, "hardware=auto", *mend).config)
 
 
 def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
@@ -290,7 +295,7 @@ def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
 
     def share(*overrides):
         config = composed(QUICK_START, "engine=vllm", "hardware=gpu_1", *overrides).config
-        return divided(config).engine.vllm.gpu_memory_utilization
+        return given_share(config)
 
     kept = share("learner.gradient_checkpointing=true", "engine.max_model_len=2048")
     assert 0.5 < kept < 0.9
@@ -302,10 +307,10 @@ def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
     assert share("engine=transformers") is None
 
 
-def test_a_profile_plans_no_more_than_the_card_has(machine):
+def test_a_profile_plans_no_more_than_the_card_has(machine, check_memory):
     machine(dataclasses.replace(ADA, memory=12 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit GPU of 12\.0 GiB"):
-        check_fit(composed(QUICK_START, "hardware=gpu_80gb").config)
+        check_memory(composed(QUICK_START, "hardware=gpu_80gb").config)
     report = examine(composed(QUICK_START, "hardware=gpu_80gb"))
     assert report.memory.plan.cards[0].capacity == 12 * GIB
     assert report.memory.plan.excess > 0
@@ -314,7 +319,7 @@ def test_a_profile_plans_no_more_than_the_card_has(machine):
 def test_vllm_on_a_larger_card_takes_the_share_of_the_card_that_the_profile_names(machine):
     def share():
         wanted = [QUICK_START, "engine=vllm", "hardware=gpu_24gb"]
-        return divided(composed(*wanted).config).engine.vllm.gpu_memory_utilization
+        return given_share(composed(*wanted).config)
 
     machine(dataclasses.replace(ADA, memory=24 * GIB))
     exact = share()
@@ -336,10 +341,10 @@ def test_an_engine_divides_its_model_among_several_cards(machine):
     assert (part, piece) == (weights // 4, sequence // 4)  # it has 8 heads of keys and values
 
 
-def test_a_cluster_that_says_its_memory_is_checked(machine):
+def test_a_cluster_that_says_its_memory_is_checked(machine, check_memory):
     machine()
     with pytest.raises(ConfigError, match=r"2 engines|the learner"):
-        check_fit(composed(QUICK_START, "hardware=cluster", "hardware.memory_gb=8").config)
+        check_memory(composed(QUICK_START, "hardware=cluster", "hardware.memory_gb=8").config)
 
 
 def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():
@@ -365,11 +370,11 @@ FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkp
 SHORT = ("engine.max_model_len=2048", "learner.micro_batch_tokens=2048")
 
 
-def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
+def test_both_turns_are_shown_with_what_waits_on_the_host(machine, check_memory):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     overrides = [QUICK_START, *FOUR_B, *SHORT]
     with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
-        check_fit(composed(*overrides).config)
+        check_memory(composed(*overrides).config)
     apart = examine(composed(*overrides, "hardware.alternate=true"))
     together = examine(composed(*overrides))
     printed = shown(apart)

@@ -11,6 +11,7 @@ from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.preflight.games import validate
 from rlforge.rollout.lineup import eval_envs, eval_pairings, train_envs
+from rlforge.types import Form
 
 TINY = "+experiment=simpletak_mirror"
 
@@ -24,8 +25,7 @@ def test_the_relatives_of_grpo_are_chosen_by_their_names(algorithm):
 
 def test_envs_take_template_and_extraction_of_the_model():
     config = composed(TINY).config
-    assert train_envs(config)[0].prompt_template == "board"
-    assert train_envs(config)[0].action_extraction == "bracket"
+    assert train_envs(config)[0].form == Form(template="board", extraction="bracket")
     assert eval_envs(config) == train_envs(config)
 
 

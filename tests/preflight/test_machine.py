@@ -6,9 +6,8 @@ from tests.harness.composed import composed
 from rlforge import launch
 from rlforge.config.catalog import catalog
 from rlforge.errors import ConfigError
-from rlforge.preflight.machine import gpu_notes, planned, started
+from rlforge.preflight.plan import for_machine, make_plan
 from rlforge.system.hardware import detect
-from rlforge.training.graph import build_graph
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak"
 GPU_PROFILES = {choice.name for choice in catalog("hardware").choices} - {
@@ -25,13 +24,13 @@ def _no_gpu(monkeypatch):
 
 
 def gpus_of(config):
-    graph = build_graph(started(config), detect())
+    graph = make_plan(config, detect())
     return {node.name: node.replicas * node.num_gpus for node in graph.nodes if node.num_gpus}
 
 
 @pytest.mark.parametrize("profile", sorted(GPU_PROFILES))
 def test_a_profile_that_wants_gpus_is_planned_with_a_note_where_there_is_none(profile):
-    config, note = planned(composed(QUICK_START, f"hardware={profile}").config)
+    config, _, note = for_machine(composed(QUICK_START, f"hardware={profile}").config)
     number = sum(gpus_of(config).values())
     assert number == (3 if profile == "multi_gpu" else 1)
     assert f"={profile} wants a GPU and this machine shows none, so that train refuses" in note
@@ -41,18 +40,18 @@ def test_a_profile_that_wants_gpus_is_planned_with_a_note_where_there_is_none(pr
 @pytest.mark.parametrize("overrides", [[], ["hardware=cpu"], ["hardware=cluster"]])
 def test_what_starts_here_or_elsewhere_is_planned_as_it_is(overrides):
     config = composed(QUICK_START, *overrides).config
-    assert planned(config) == (config, None)
+    assert for_machine(config) == (config, detect(), None)
 
 
 def test_the_planned_machine_has_the_gpus_that_are_asked_for():
     quick_start = composed(QUICK_START).config
-    config, note = planned(quick_start, gpus=3, memory_gb=48)
+    config, _, note = for_machine(quick_start, gpus=3, memory_gb=48)
     assert (config.hardware.num_gpus, config.hardware.memory_gb, note) == (3, 48, None)
     assert gpus_of(config) == {"learner": 1, "engine": 2}
-    assert gpus_of(planned(quick_start, gpus=2)[0]) == {"learner": 1, "engine": 1}
-    assert gpus_of(planned(quick_start, gpus=8)[0]) == {"learner": 1, "engine": 2}
-    assert gpus_of(planned(quick_start, memory_gb=24)[0]) == {"learner": 0.5, "engine": 0.5}
-    assert gpus_of(planned(quick_start, gpus=0)[0]) == {}
+    assert gpus_of(for_machine(quick_start, gpus=2)[0]) == {"learner": 1, "engine": 1}
+    assert gpus_of(for_machine(quick_start, gpus=8)[0]) == {"learner": 1, "engine": 2}
+    assert gpus_of(for_machine(quick_start, memory_gb=24)[0]) == {"learner": 0.5, "engine": 0.5}
+    assert gpus_of(for_machine(quick_start, gpus=0)[0]) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,25 +63,25 @@ def test_the_planned_machine_has_the_gpus_that_are_asked_for():
     ],
 )
 def test_a_planned_machine_with_too_few_gpus_is_refused(profile, gpus, message):
-    config, _ = planned(composed(QUICK_START, f"hardware={profile}").config, gpus=gpus)
+    config, *_ = for_machine(composed(QUICK_START, f"hardware={profile}").config, gpus=gpus)
     with pytest.raises(ConfigError, match=message):
-        build_graph(config, detect())
+        make_plan(config, detect())
 
 
 def test_gpus_of_a_run_on_the_cpu_are_refused():
     config = composed("hardware=cpu").config
-    assert planned(config, gpus=0) == (config, None)
+    assert for_machine(config, gpus=0)[::2] == (config, None)
     with pytest.raises(ConfigError, match=r"--gpus: hardware\.device=cpu uses none"):
-        planned(config, gpus=1)
+        for_machine(config, gpus=1)
     with pytest.raises(ConfigError, match=r"--gpu-memory: hardware\.device=cpu uses none"):
-        planned(config, memory_gb=24)
+        for_machine(config, memory_gb=24)
     with pytest.raises(ConfigError, match="--gpu-memory: a machine of --gpus 0 has none"):
-        planned(composed().config, gpus=0, memory_gb=24)
+        for_machine(composed().config, gpus=0, memory_gb=24)
 
 
 def test_supervised_training_is_planned_without_engines():
     config = composed("kind=sft", "data=random_legal", "env=tictactoe", "hardware=multi_gpu").config
-    assert gpus_of(planned(config)[0]) == {"learner": 1}
+    assert gpus_of(for_machine(config)[0]) == {"learner": 1}
 
 
 def test_supervised_training_takes_no_turns_with_engines(monkeypatch):
@@ -91,7 +90,7 @@ def test_supervised_training_takes_no_turns_with_engines(monkeypatch):
     lines = ["kind=sft", "+experiment=smollm2_tictactoe", "data=random_legal"]
     config = composed(*lines).config
     assert config.hardware.alternate
-    assert [*gpu_notes(config)] == []
+    assert make_plan(config, detect()).notes == ()
 
 
 def test_train_says_which_gpus_it_leaves_unused(monkeypatch, small_model, tmp_path, capsys):

@@ -16,6 +16,8 @@ from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.models.load import check_source
 from rlforge.preflight.fit import check_fit
+from rlforge.preflight.plan import make_plan
+from rlforge.system.hardware import detect
 
 #: What is valid with experiments whose prompts name their game.
 ABOUT_A_GAME = {
@@ -40,7 +42,8 @@ def refusal(*overrides: str) -> str | None:
     try:
         found = composed(*overrides)
         check(found)
-        check_fit(found.config)
+        plan = make_plan(found.config, detect())
+        check_fit(plan.config, plan.hardware, ())
         check_source(found.config.model)
     except ConfigError as error:
         return str(error)

@@ -13,8 +13,8 @@ from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.models.load import check_source
 from rlforge.preflight.fit import check_fit
+from rlforge.preflight.plan import make_plan
 from rlforge.system.hardware import detect
-from rlforge.training.graph import build_graph
 
 
 @dataclass
@@ -46,9 +46,9 @@ def refusal(line: str) -> str:
     try:
         found = composed(*overrides, root=ROOTS[command])
         check(found)
-        check_fit(found.config)
+        plan = make_plan(found.config, detect())
+        check_fit(plan.config, plan.hardware, ())
         check_source(found.config.model)
-        build_graph(found.config, detect())
     except ConfigError as error:
         return str(error)
     return ""

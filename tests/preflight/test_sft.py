@@ -4,6 +4,7 @@ import pytest
 from tests.harness.composed import composed
 
 from rlforge.config.compose import to_yaml
+from rlforge.config.roots import compose_run
 from rlforge.config.schema import ModelConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
@@ -28,6 +29,14 @@ def check(*lines: str) -> None:
 )
 def test_what_can_run_passes(lines):
     check(*lines)
+
+
+def test_an_impossible_market_is_refused_where_it_was_set():
+    lines = [MARKET, "data=value_trader", "market.liquidity=-1"]
+    with pytest.raises(
+        ConfigError, match=r"^market.liquidity=-1.0 \(command line.*must be above 0"
+    ):
+        check_sft(compose_run(lines, None, SftConfig))
 
 
 def test_a_run_to_learn_from_has_games_of_the_same_model(tmp_path):

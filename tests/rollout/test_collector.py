@@ -26,14 +26,23 @@ from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    Form,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    SamplingParams,
+    Seat,
+)
 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)
 
 
 def game(number, *, trained=(True, True), env=ENV):
     """Game ``number`` between two random players."""
-    form = {"policy": scripted(), "action_extraction": "raw"}
+    form = {"policy": scripted(), "form": Form(extraction="raw")}
     seats = [seat(player, trained=trained[player], **form) for player in range(2)]
     return game_spec(f"g{number}", env, seats, seed=number)
 
@@ -419,7 +428,7 @@ async def test_training_games_alone_record_the_legal_tokens_of_trained_seats():
     (record,) = (record for record in ports.records if record.spec.game_id == "g0")
     (episode,) = RewardPipeline(RewardsConfig()).shape(record)
     own = [turn for turn in record.turns if turn.player_id == 0]
-    assert [sample.legal_tokens for sample in episode] == [turn.legal_tokens for turn in own]
+    assert [step.legal_tokens for step in episode.steps] == [turn.legal_tokens for turn in own]
 
 
 async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures():

@@ -16,7 +16,7 @@ from rlforge.games.observations import new_part
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.rollout.conversation import Conversation
-from rlforge.types import Completion, EnvSpec
+from rlforge.types import Completion, EnvSpec, Form
 
 TRIMMING = CHATML.replace("m.content", "m.content | trim")
 #: As Qwen3 and DeepSeek-R1 do: only answers after the last question keep their reasoning.
@@ -27,6 +27,7 @@ REMEMBERING = CHATML.replace(
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
     "{{ m.content }}",
 )
+CHAT = Form(template="chat")
 RULES = "You are player 0 in a game of words. Say one that was not said before."
 
 
@@ -73,7 +74,7 @@ def answered(tokenizer, text, *, stop=True):
 
 def play(tokenizer, answers, *, template="chat", room=None, stop=True):
     """The questions of a game in which the board grows by a paragraph a turn."""
-    chat = Conversation(Prompter(tokenizer), template, "boxed", room)
+    chat = Conversation(Prompter(tokenizer), Form(template=template), room)
     questions, board = [], []
     for turn, text in enumerate(answers):
         board = [*board, f"Move {turn}: x to {turn}"]
@@ -170,13 +171,13 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room():
 
 
 def test_messages_alone_need_no_tokenizer():
-    chat = Conversation(Prompter(None), "chat", "boxed")
+    chat = Conversation(Prompter(None), CHAT)
     first = chat.say(view("Move 0"))
     chat.add(first, Completion(text="go"))
     messages = chat.say(view("Move 0", "Move 1")).messages
     assert [one["role"] for one in messages] == ["system", "user", "assistant", "user"]
     assert messages[3]["content"] == "Move 1"
-    chat = Conversation(Prompter(None), "chat", "boxed")
+    chat = Conversation(Prompter(None), CHAT)
     chat.add(chat.say(view("Move 0")), Completion(text="go"))
     assert "Move 0" in chat.say(view("Move 0")).messages[-1]["content"]
 
@@ -237,7 +238,7 @@ rounds = st.lists(
 def test_all_of_an_observation_is_in_the_conversation(played, gap, dropped):
     """Of games with a history, a hidden card that changes, and a board; also without old turns."""
     tokenizer = tokenizer_with("plain")
-    chat = Conversation(Prompter(tokenizer), "chat", "boxed", room=700 if dropped else None)
+    chat = Conversation(Prompter(tokenizer), CHAT, room=700 if dropped else None)
     history: list[str] = []
     for events, card, board in played:
         history += events
@@ -280,7 +281,7 @@ THINKING = {"thinking": PromptConfig(user="{observation}", markup="chatml", assi
 def test_answers_keep_their_tokens_where_older_turns_are_dropped(room):
     """The token that ends an answer also stands inside: encoded again it would be plain text."""
     tokenizer = tokenizer_with("plain")
-    chat = Conversation(Prompter(tokenizer, THINKING), "thinking", "boxed", room)
+    chat = Conversation(Prompter(tokenizer, THINKING), Form(template="thinking"), room)
     kept = []
     for turn in range(8):
         question = chat.ask(View(player_id=0, observation=f"Board {turn}: x . o"))
@@ -300,7 +301,7 @@ def test_answers_keep_their_tokens_where_older_turns_are_dropped(room):
 
 
 def test_a_game_that_tells_its_news_is_believed():
-    chat = Conversation(Prompter(None), "chat", "raw")
+    chat = Conversation(Prompter(None), Form(template="chat", extraction="raw"))
     for text in ("Say.\n\nMove 1", "A: hello\n\nMove 2", "A: hello\n\nMove 3"):
         question = chat.say(View(player_id=0, observation=text, news=text))
         chat.add(question, Completion(text="go"))
@@ -330,7 +331,7 @@ def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
     halves = [0, 0]
     for seed in range(4):
         game, draw = make_game(env, seed), random.Random(seed)
-        chats = [Conversation(prompter, "chat", "boxed") for _ in range(2)]
+        chats = [Conversation(prompter, CHAT) for _ in range(2)]
         added: list[list[int]] = [[], []]
         length = [0, 0]
         while not game.done:
@@ -343,7 +344,7 @@ def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
             chats[player].add(question, said)
             added[player].append(len(question.token_ids) - length[player])
             length[player] = len(question.token_ids) + len(said.token_ids)
-            alone += len(prompter.encode("chat", view, "boxed")[1]) + len(said.token_ids)
+            alone += len(prompter.encode(CHAT, view)[1]) + len(said.token_ids)
             game.step(action)
         together += sum(length)
         for new in added:
@@ -361,7 +362,7 @@ def test_only_the_beginning_of_a_conversation_is_a_bos(name, chat):
     tokenizer = TOKENIZERS[name] if chat is None else with_chat(name, chat)
     bos = tokenizer.encode("a", add_special_tokens=True)[0]
     template = "default" if chat is None else "chat"
-    chat = Conversation(Prompter(tokenizer), template, "raw")
+    chat = Conversation(Prompter(tokenizer), Form(template=template, extraction="raw"))
     before = ()
     for turn in range(3):
         question = chat.ask(view(f"Move {turn}"))

@@ -12,6 +12,7 @@ from tests.factories import CHATML, model_files
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
+from rlforge.config.rules import changed
 from rlforge.config.schema import (
     EngineConfig,
     EnvConfig,
@@ -30,7 +31,7 @@ from rlforge.learner.batching import Row, join_turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
 from rlforge.tracking.game_files import GameWriter, read_games
-from rlforge.types import Sample
+from rlforge.types import Step
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
 
@@ -58,7 +59,7 @@ def config(model: ModelConfig, **data: Any) -> SftConfig:
     return SftConfig(env=TICTACTOE, model=model, data=DataConfig(**given))
 
 
-async def samples(config: SftConfig, run_dir: Path) -> tuple[Sample, ...]:
+async def samples(config: SftConfig, run_dir: Path) -> tuple[Step, ...]:
     said: list[str] = []
     made = await make_samples(config, run_dir, said.append)
     assert said[-1].startswith(f"{len(made.train):,} samples to learn from")
@@ -72,19 +73,19 @@ async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
     prompter, stops = Prompter(tokenizer), stop_token_ids(tiny, tokenizer)
     records = list(read_games(tmp_path))
     assert len(records) == 12
-    asked = {(sample.origin, sample.player_id, sample.turn_index): sample for sample in made}
+    asked = {(step.game_id, step.player_id, step.turn_index): step for step in made}
     assert len(asked) == len(made) == sum(len(record.turns) for record in records)
     for record in records:
         game, turns = make_game(record.spec.env, record.spec.seed), {0: 0, 1: 0}
         for turn in record.turns:
             view = game.view()
-            sample = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
+            step = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
             turns[view.player_id] += 1
-            assert sample.prompt_token_ids == prompter.encode("board", view, "bracket")[1]
+            assert step.prompt_token_ids == prompter.encode(record.spec.env.form, view)[1]
             # A tiny model's answer is one token, which ends it.
-            assert len(sample.token_ids) == 1
-            assert sample.token_ids[0] in stops
-            text = tokenizer.decode(sample.token_ids)
+            assert len(step.token_ids) == 1
+            assert step.token_ids[0] in stops
+            text = tokenizer.decode(step.token_ids)
             assert text == f" {turn.action}"
             assert extract("bracket", text, view.legal_actions).action in view.legal_actions
             game.step(turn.action)
@@ -98,27 +99,29 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
 ):
     made = await samples(config(chat_model, answer=answer), tmp_path)
     tokenizer = load_tokenizer(chat_model)
-    sample = next(sample for sample in made if sample.action == "[4]")
-    assert tokenizer.decode(sample.token_ids) == f"{text}<|im_end|>"
-    assert tokenizer.decode(sample.prompt_token_ids).endswith("<|im_start|>assistant\n")
-    assert sample.logprobs == (0.0,) * len(sample.token_ids)
+    step = next(step for step in made if step.action == "[4]")
+    assert tokenizer.decode(step.token_ids) == f"{text}<|im_end|>"
+    assert tokenizer.decode(step.prompt_token_ids).endswith("<|im_start|>assistant\n")
+    assert step.logprobs == (0.0,) * len(step.token_ids)
 
 
 async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     chat_model, tmp_path
 ):
     talking = config(chat_model)
-    talking.env = dataclasses.replace(TICTACTOE, context="conversation")
-    talking.engine = EngineConfig(max_model_len=4096)
+    talking = dataclasses.replace(
+        talking, env=dataclasses.replace(TICTACTOE, context="conversation")
+    )
+    talking = dataclasses.replace(talking, engine=EngineConfig(max_model_len=4096))
     made = await samples(talking, tmp_path)
     tokenizer = load_tokenizer(chat_model)
-    players: dict[tuple[str, int], list[Sample]] = {}
-    for sample in made:
-        players.setdefault(sample.episode, []).append(sample)
+    players: dict[tuple[str, int], list[Step]] = {}
+    for step in made:
+        players.setdefault((step.game_id, step.player_id), []).append(step)
     assert len(players) == 2 * 12
-    for own in players.values():
-        assert [sample.turn_index for sample in own] == list(range(len(own)))
-        for before, after in itertools.pairwise(own):
+    for steps in players.values():
+        assert [step.turn_index for step in steps] == list(range(len(steps)))
+        for before, after in itertools.pairwise(steps):
             known = (*before.prompt_token_ids, *before.token_ids)
             assert after.prompt_token_ids[: len(known)] == known
             news = tokenizer.decode(after.prompt_token_ids[len(known) :])
@@ -126,15 +129,14 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
             assert "Available Moves" in news
             assert "Your goal" not in news  # the rules are said once
     rows = [
-        Row(sample=index, prompt=sample.prompt_token_ids, answer=sample.token_ids)
-        for index, sample in enumerate(made)
+        Row(step=index, prompt=step.prompt_token_ids, answer=step.token_ids)
+        for index, step in enumerate(made)
     ]
     assert len(join_turns(rows, made)) == len(players)
 
 
 async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
-    short = config(chat_model)
-    short.engine.max_tokens = 3
+    short = changed(config(chat_model), ["engine.max_tokens=3"])
     with pytest.raises(RunError, match="too long"):
         await make_samples(short, tmp_path / "short", lambda text: None)
     # The tiny model's answer ends with its first closing bracket.
@@ -142,7 +144,7 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
     with pytest.raises(RunError, match="not read as their action"):
         await make_samples(early, tmp_path / "early", lambda text: None)
     # A conversation ends with it.
-    early.env = dataclasses.replace(TICTACTOE, context="conversation")
+    early = dataclasses.replace(early, env=dataclasses.replace(TICTACTOE, context="conversation"))
     with pytest.raises(RunError, match=r"24 not read as their action"):
         await make_samples(early, tmp_path / "talk", lambda text: None)
 
@@ -150,34 +152,36 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
 async def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):
     players = ["minimax", "random_legal"]
     made = await samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
-    assert {sample.raw_reward for sample in made} == {1.0}
+    assert {step.raw_reward for step in made} == {1.0}
     imitated = config(tiny, players=players, imitate=["minimax"], keep="wins_and_draws")
     made = await samples(imitated, tmp_path / "imitated")
-    assert {sample.policy_uid for sample in made} == {"minimax"}
-    assert {sample.player_id for sample in made} == {0, 1}
-    assert min(sample.raw_reward for sample in made) >= 0.0
+    assert {step.policy_uid for step in made} == {"minimax"}
+    assert {step.player_id for step in made} == {0, 1}
+    assert min(step.raw_reward for step in made) >= 0.0
     none = config(tiny, min_reward=1.5)
     with pytest.raises(RunError, match="by outcome"):
         await make_samples(none, tmp_path / "none", lambda text: None)
 
 
 async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, tmp_path):
-    def longest(samples: Iterable[Sample]) -> dict[tuple[str, int], list[int]]:
+    def longest(steps: Iterable[Step]) -> dict[tuple[str, int], list[int]]:
         turns: dict[tuple[str, int], list[int]] = {}
-        for sample in samples:
-            turns.setdefault(sample.episode, []).append(sample.turn_index)
+        for step in steps:
+            turns.setdefault((step.game_id, step.player_id), []).append(step.turn_index)
         return turns
 
     for context in ("turn", "conversation"):
         playing = config(chat_model)
-        playing.env = dataclasses.replace(TICTACTOE, context=context)
-        playing.engine = EngineConfig(max_model_len=4096)
+        playing = dataclasses.replace(playing, env=dataclasses.replace(TICTACTOE, context=context))
+        playing = dataclasses.replace(playing, engine=EngineConfig(max_model_len=4096))
         every = await samples(playing, tmp_path / f"all-{context}")
-        playing.data = dataclasses.replace(playing.data, last_turns=2)
+        playing = dataclasses.replace(playing, data=dataclasses.replace(playing.data, last_turns=2))
         last = await samples(playing, tmp_path / f"last-{context}")
         assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
-        prompts = {(s.origin, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
-        assert all(prompts[s.origin, s.player_id, s.turn_index] == s.prompt_token_ids for s in last)
+        prompts = {(s.game_id, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
+        assert all(
+            prompts[s.game_id, s.player_id, s.turn_index] == s.prompt_token_ids for s in last
+        )
 
 
 def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
@@ -195,16 +199,16 @@ def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
 async def test_equal_samples_once_and_at_most_as_many_as_asked_for(tiny, tmp_path):
     twice = await samples(config(tiny, games=30), tmp_path / "twice")
     once = await samples(config(tiny, games=30, unique=True), tmp_path / "once")
-    pairs = [(sample.prompt_token_ids, sample.token_ids) for sample in once]
+    pairs = [(step.prompt_token_ids, step.token_ids) for step in once]
     assert len(set(pairs)) == len(pairs) < len(twice)
-    assert set(pairs) == {(sample.prompt_token_ids, sample.token_ids) for sample in twice}
+    assert set(pairs) == {(step.prompt_token_ids, step.token_ids) for step in twice}
     few = await samples(config(tiny, games=30, max_samples=17), tmp_path / "few")
     assert len(few) == 17
 
 
 async def test_whole_games_are_held_out(tiny, tmp_path):
     made = await make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
-    held, learned = ({sample.origin for sample in part} for part in (made.validation, made.train))
+    held, learned = ({step.game_id for step in part} for part in (made.validation, made.train))
     assert held.isdisjoint(learned)
     share = len(made.validation) / (len(made.validation) + len(made.train))
     assert share == pytest.approx(0.2, abs=0.02)
@@ -243,10 +247,10 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
         for place, turn in enumerate(record.turns)
         if turn.player_id == 0 and place != 2
     }
-    assert {(s.origin, s.prompt_token_ids, s.token_ids) for s in made} == expected
+    assert {(s.game_id, s.prompt_token_ids, s.token_ids) for s in made} == expected
     ends = config(tiny, players=[], run=str(run), last_turns=1)
     lengths = {r.spec.game_id: sum(turn.player_id == 0 for turn in r.turns) for r in records}
-    last = {s.origin: s.turn_index for s in await samples(ends, tmp_path / "ends")}
+    last = {s.game_id: s.turn_index for s in await samples(ends, tmp_path / "ends")}
     assert last.items() <= {game: number - 1 for game, number in lengths.items()}.items()
     assert len(last) >= len(records) - 1
     won = config(tiny, players=[], run=str(run), keep="wins")
@@ -264,10 +268,10 @@ async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
     asked = dataclasses.replace(asked, pool=PoolConfig(hf=hf))
     made = await samples(dataclasses.replace(asked, seed=3), tmp_path / "data")
     tokenizer = load_tokenizer(chat_model)
-    assert {sample.policy_uid for sample in made} == {teacher}
-    for sample in made:
-        said = tokenizer.decode(sample.token_ids, skip_special_tokens=True)
-        assert extract("boxed", said, None).action == sample.action
+    assert {step.policy_uid for step in made} == {teacher}
+    for step in made:
+        said = tokenizer.decode(step.token_ids, skip_special_tokens=True)
+        assert extract("boxed", said, None).action == step.action
     # In the records of such games are its tokens, which mean other texts to the run's model.
     run = tmp_path / "run"
     run.mkdir()
@@ -292,21 +296,21 @@ class Reasoner(ChatHandler):
 async def test_an_api_models_words_are_learned(chat_model, tmp_path):
     with serving(Reasoner) as server:
         asked = config(chat_model, players=["openai:teacher"], games=2)
-        asked.pool.api.openai_base_url = server.url
+        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path / "chat")
         tokenizer = load_tokenizer(chat_model)
-        for sample in made:
-            said = tokenizer.decode(sample.token_ids)
-            assert said == rf"The board is open. \boxed{{{sample.action}}}<|im_end|>"
+        for step in made:
+            said = tokenizer.decode(step.token_ids)
+            assert said == rf"The board is open. \boxed{{{step.action}}}<|im_end|>"
 
 
 async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(tiny, tmp_path):
     with serving(Reasoner) as server:
         plain = dataclasses.replace(tiny, action_extraction="last_line")
         asked = config(plain, players=["openai:teacher"], games=2)
-        asked.pool.api.openai_base_url = server.url
+        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path)
         tokenizer = load_tokenizer(tiny)
-        assert {tokenizer.decode(sample.token_ids) for sample in made} == {
-            f" {sample.action}" for sample in made
+        assert {tokenizer.decode(step.token_ids) for step in made} == {
+            f" {step.action}" for step in made
         }

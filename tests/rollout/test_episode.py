@@ -12,16 +12,15 @@ from textarena.envs.registration import ENV_REGISTRY, register
 from rlforge.errors import EngineError, ExtensionError, PromptTooLongError
 from rlforge.games.players import make_player
 from rlforge.rollout.episode import play_game, turn_seed
-from rlforge.types import Completion, EnvSpec
+from rlforge.types import Completion, EnvSpec, Form
 
 TAK = EnvSpec(id="SimpleTak-v0-train")
 POLICY = factories.scripted("someone")
 
 
 def spec(env=TAK, seed=1, extraction="boxed", game_id="g", **changes):
-    seats = [
-        seat(player, POLICY, action_extraction=extraction) for player in range(env.num_players)
-    ]
+    form = Form(extraction=extraction)
+    seats = [seat(player, POLICY, form=form) for player in range(env.num_players)]
     return game_spec(game_id, env, seats, seed=seed, **changes)
 
 
@@ -162,7 +161,7 @@ TOO_LONG = PromptTooLongError("prompt of 99 tokens is 5 too long")
 
 
 async def test_a_game_over_its_time_is_cut_and_its_turns_count():
-    env = dataclasses.replace(TAK, timeout_s=0.1, action_extraction="raw")
+    env = dataclasses.replace(TAK, timeout_s=0.1)
     record = await play_game(spec(env, extraction="raw"), thinking(env))
     assert (record.end_reason, record.error, record.cut_by) == ("timeout", None, None)
     assert record.rewards == {0: 0.0, 1: 0.0}

@@ -15,8 +15,9 @@ from rlforge.config.schema import ModelConfig
 from rlforge.games.base import View
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.legal import LegalTokens
-from rlforge.types import Completion
+from rlforge.types import Completion, Form
 
+RAW = seat(form=Form(extraction="raw"))
 END = "<|endoftext|>"
 
 
@@ -48,7 +49,7 @@ def answered(tokenizer: Any, text: str) -> Completion:
 
 def branches(legal, tokenizer, text, *actions, extraction="raw", accepted=True):
     """At each token of ``text`` the tokens with which a legal answer goes on, as text."""
-    asked = seat(action_extraction=extraction)
+    asked = seat(form=Form(extraction=extraction))
     found = legal(asked, view(*actions), answered(tokenizer, text), accepted)
     assert all(list(tokens) == sorted(set(tokens)) for tokens in found)
     return [{tokenizer.decode([token]) for token in tokens} for tokens in found]
@@ -115,8 +116,8 @@ def test_an_illegal_answer_has_branches_up_to_where_it_becomes_illegal(
 @pytest.mark.parametrize("actions", [None, ()])
 def test_games_that_list_no_legal_actions_have_no_branches(legal, tokenizer, actions):
     seen = View(player_id=0, observation="", legal_actions=actions)
-    assert legal(seat(action_extraction="raw"), seen, answered(tokenizer, f"[1]{END}"), False) == ()
-    assert legal(seat(action_extraction="raw"), view("[1]"), Completion(text="[1]"), True) == ()
+    assert legal(RAW, seen, answered(tokenizer, f"[1]{END}"), False) == ()
+    assert legal(RAW, view("[1]"), Completion(text="[1]"), True) == ()
 
 
 ACTIONS = ("[1]", "[10]", "[12]", "[123]", "[2]", "bet", "bet 2", "check", "é")
@@ -147,7 +148,7 @@ def test_the_entropies_along_answers_average_to_that_of_the_distribution_over_an
     found = 0.0
     for answer, probability in probabilities.items():
         completion = Completion(text="", token_ids=answer, logprobs=(-1.0,) * len(answer))
-        along = legal(seat(action_extraction="raw"), view(*weights), completion, True)
+        along = legal(RAW, view(*weights), completion, True)
         assert len(along) == len(answer)
         for at, tokens in enumerate(along):
             assert answer[at] in tokens

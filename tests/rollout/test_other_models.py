@@ -20,7 +20,7 @@ from rlforge.league.names import parse_opponent
 from rlforge.rollout.lineup import as_played_by, other_models, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
-from rlforge.types import Completion
+from rlforge.types import Completion, Form
 
 #: As of Llama 3 with Gemma's refusal of system messages: the tokenizer writes a BOS, too.
 OWN_TEMPLATE = (
@@ -106,7 +106,7 @@ def test_a_greedy_answer_is_that_of_transformers_with_the_models_own_template(co
     view, folder = position(), folders["gemma3_text"]
     answer = greedy(config, folder, view)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    system, user = Prompter(None).messages("chat-actions", view, "boxed")
+    system, user = Prompter(None).messages(Form(template="chat-actions"), view)
     told = {"role": "user", "content": f"{system['content']}\n\n{user['content']}"}
     ids = tokenizer.apply_chat_template([told], add_generation_prompt=True)["input_ids"]
     assert list(answer.prompt_token_ids) == ids
@@ -119,7 +119,7 @@ def test_a_greedy_answer_is_that_of_transformers_with_the_models_own_template(co
 def test_a_model_without_a_chat_template_is_asked_in_plain_text(config, folders):
     view, folder = position(), folders["gpt2"]
     answer = greedy(config, folder, view)
-    text, _ = Prompter(AutoTokenizer.from_pretrained(folder)).encode("default", view, "boxed")
+    text, _ = Prompter(AutoTokenizer.from_pretrained(folder)).encode(Form(), view)
     ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
     assert list(answer.prompt_token_ids) == ids
     assert list(answer.token_ids) == generated(folder, ids, 12)

@@ -18,9 +18,9 @@ from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
-from rlforge.types import Completion, EnvSpec, PolicyRef
+from rlforge.types import Completion, EnvSpec, Form, PolicyRef
 
-ENV = EnvSpec(id="TicTacToe-v0-train", prompt_template="board", action_extraction="bracket")
+ENV = EnvSpec(id="TicTacToe-v0-train", form=Form(template="board", extraction="bracket"))
 
 
 class Asked:
@@ -226,7 +226,7 @@ def test_play_game_asks_an_api_model_in_the_same_way(server, monkeypatch):
     record = rlforge.play_game("tictactoe", "openai:m", "random_legal", seed=1)
     assert record.end_reason == "finished"
     seat = record.spec.seats[0]
-    assert (seat.prompt_template, seat.action_extraction) == ("chat-actions", "boxed")
+    assert seat.form == Form(template="chat-actions")
     assert "Your legal actions: [0]" in server.requests[0]["messages"][-1]["content"]
 
 

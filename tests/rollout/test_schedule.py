@@ -14,10 +14,10 @@ from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
-from rlforge.types import Checkpoint, EnvSpec, Form, GameSpec
+from rlforge.types import Checkpoint, EnvSpec, Form, GameSpec, PolicyForm
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
-TWO = EnvSpec(id="Two-v0", prompt_template="board", action_extraction="bracket")
+TWO = EnvSpec(id="Two-v0", form=Form(template="board", extraction="bracket"))
 THREE = EnvSpec(id="Three-v0", num_players=3)
 ALONE = EnvSpec(id="Alone-v0", num_players=1)
 
@@ -48,7 +48,7 @@ def test_seats_follow_the_environment():
     assert spec.purpose == "train"
     assert spec.focus is None
     assert [seat.player_id for seat in spec.seats] == [0, 1]
-    assert {(s.prompt_template, s.action_extraction) for s in spec.seats} == {("board", "bracket")}
+    assert {seat.form for seat in spec.seats} == {TWO.form}
 
 
 @settings(max_examples=25)
@@ -341,14 +341,12 @@ def test_a_policy_plays_the_games_that_have_a_seat_for_it_in_a_form_of_its_own()
     pool = league(third=meets("any", seats=(2,)), any=meets("any"))
     specs = GameScheduler([TWO, THREE], pool, group_size=1, seed=0, name="third").next_games(9)
     assert {spec.env_id for spec in specs} == {THREE.id}
-    env = dataclasses.replace(
-        TWO, forms=(Form(name="rival", prompt_template="chat", action_extraction="boxed"),)
-    )
+    own = Form(template="chat")
+    env = dataclasses.replace(TWO, forms=(PolicyForm(name="rival", form=own),))
     pool = league(main=meets("main"), rival=meets("main"))
     [spec] = GameScheduler([env], pool, group_size=1, seed=0, name="rival").next_games(1)
-    assert {
-        (seat.policy.name, seat.prompt_template, seat.action_extraction) for seat in spec.seats
-    } == {("main", "board", "bracket"), ("rival", "chat", "boxed")}
+    asked = {seat.policy.name: seat.form for seat in spec.seats}
+    assert asked == {"main": TWO.form, "rival": own}
 
 
 def test_lost_games_go_to_the_policy_that_learns_from_them():

@@ -8,12 +8,12 @@ import pytest
 
 from rlforge.config.roots import compose_run
 from rlforge.config.sft import SftConfig
+from rlforge.continuous.teachers import AGENTS, market_of, trader_samples
 from rlforge.games.trading import AgentPrompter
 from rlforge.market.world import World
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.datasets import AnswerEncoder
 from rlforge.rollout.demonstrations import make_samples
-from rlforge.rollout.traders import TRADERS, trader_samples
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def with_data(config, **changes):
 def samples_of(config):
     left_out = Counter()
     encoder = AnswerEncoder(config.model, load_tokenizer(config.model))
-    return list(trader_samples(config, config.market, encoder, left_out)), left_out
+    return list(trader_samples(config, market_of(config), encoder, left_out)), left_out
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def every(config):
 
 def test_traders_leave_prompts_and_actions_of_every_decision(config, every):
     samples, left_out = every
-    assert len(samples) == TRADERS * config.market.episode_ticks
+    assert len(samples) == AGENTS * market_of(config).episode_ticks
     assert not +left_out
     tokenizer = load_tokenizer(config.model)
-    prompter = AgentPrompter(config, config.market, tokenizer)
-    world = World(config.market)
+    prompter = AgentPrompter(config, market_of(config), tokenizer)
+    world = World(market_of(config))
     world.join("agent")
     any_question = prompter.ask(world.state("agent"))
     kinds = set()
@@ -82,6 +82,6 @@ async def test_only_imitated_traders_are_learned_from(config, tmp_path):
     config = with_data(config, games=2, validation=0.5, **players)
     said: list[str] = []
     made = await make_samples(config, tmp_path, said.append)
-    assert len(made.train) == len(made.validation) == TRADERS // 2 * config.market.episode_ticks
+    assert len(made.train) == len(made.validation) == AGENTS // 2 * market_of(config).episode_ticks
     assert {sample.policy_uid for sample in made.train} == {"value_trader"}
     assert "value_trader, noise_trader trade for 2 episodes" in said

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlforge.config.ruler import RulerConfig
+from rlforge.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.errors import CheckpointError
 from rlforge.ruler.agreement import examine, without_outcome
 from rlforge.ruler.registry import make_scorer
@@ -121,8 +121,8 @@ def test_a_state_that_is_damaged_or_of_other_features_is_refused(method, make_wi
 
 async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method, make_window):
     """Features of ``state_action`` know nothing of it; pairs of the window are left out here."""
-    config = RulerConfig(scoring_method=method)
-    config.preference.window_pairs = False
+    preference = PreferenceConfig(window_pairs=False)
+    config = RulerConfig(scoring_method=method, preference=preference)
     scorer = make_scorer(config)
     scorer.learn([make_window(1)])
     decisions = make_window(0).decisions

@@ -92,7 +92,9 @@ class Served:
 @contextlib.asynccontextmanager
 async def running(config, folder, engine, host="127.0.0.1"):
     listener = listen("127.0.0.1", 0)
-    config.serve.host = host  # the guard reads it; the socket stays on loopback
+    # The guard reads it; the socket stays on loopback.
+    serve = dataclasses.replace(config.serve, host=host)
+    config = dataclasses.replace(config, serve=serve)
     stop = asyncio.Event()
     async with assembled(config, folder, TOKENS, engine) as (service, app):
         answering = answer_requests(app, listener, stop.wait(), drain_s=config.serve.drain_s)
@@ -143,8 +145,9 @@ def serving(config, base, tmp_path):
 
     @contextlib.asynccontextmanager
     async def start(engine=base, host="127.0.0.1", **settings):
-        config.serve = dataclasses.replace(ServeConfig(port=0), **settings)
-        async with running(config, tmp_path / "state", engine, host) as served:
+        serve = dataclasses.replace(ServeConfig(port=0), **settings)
+        own = dataclasses.replace(config, serve=serve)
+        async with running(own, tmp_path / "state", engine, host) as served:
             yield served
 
     return start
@@ -156,9 +159,9 @@ def deploying(config, tmp_path):
 
     @contextlib.asynccontextmanager
     async def start(**settings):
-        config.deployment = DeploymentConfig(**SETTINGS | settings)
-        engine = make_engine(config, device="cpu", threads=1)
-        async with running(config, tmp_path / "state", engine) as served:
+        own = dataclasses.replace(config, deployment=DeploymentConfig(**SETTINGS | settings))
+        engine = make_engine(own, device="cpu", threads=1)
+        async with running(own, tmp_path / "state", engine) as served:
             yield served
         await engine.close()
 

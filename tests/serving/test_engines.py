@@ -9,10 +9,9 @@ import pytest
 from rlforge.actors.cluster import start_actors
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.session import ray_started
-from rlforge.config.schema import HardwareConfig
 from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError
+from rlforge.preflight.plan import make_plan
 from rlforge.system.hardware import Machine
-from rlforge.training.graph import build_graph
 from rlforge.types import PolicyRef, SamplingParams
 
 from .conftest import until
@@ -25,10 +24,9 @@ LONG = SamplingParams(max_tokens=60, seed=1)
 async def remote(own_home, config, tmp_path, monkeypatch):
     """The engine of a service, whose one actor may be restarted once."""
     monkeypatch.setattr("rlforge.serving.kind.RESTARTS", 1)
-    graph = build_graph(config, Machine(cpus=1, gpus=0))
-    hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
-    with ray_started(hardware, graph.num_cpus):
-        actors = await start_actors(graph, config, hardware, tmp_path)
+    graph = make_plan(config, Machine(cpus=1, gpus=0))
+    with ray_started(graph.hardware, graph.num_cpus):
+        actors = await start_actors(graph, tmp_path)
         made = RemoteEngine(actors.engines, "service", timeout_s=120.0, poll_s=0.2)
         yield made
         await made.close()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.factories import causal_folder
 
+from rlforge.config.rules import changed
 from rlforge.config.schema import EnvEntry
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.models.load import stop_token_ids
@@ -18,7 +19,7 @@ BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 
 @pytest.fixture
 def small_holdout(config, engine, tokenizer):
-    config.deployment.holdout_games = 24
+    config = changed(config, ["deployment.holdout_games=24"])
     return GameHoldout(config, engine, tokenizer, stop_token_ids(config.model, tokenizer))
 
 
@@ -44,7 +45,8 @@ async def test_versions_are_compared_against_another_model(config, tokenizer, tm
             asked[policy.uid] += 1
             return Completion(text="no action")
 
-    config.deployment.holdout_games, config.deployment.holdout_opponent = 4, rival
+    games = ["deployment.holdout_games=4", f"deployment.holdout_opponent={rival}"]
+    config = changed(config, games)
     outcomes = await GameHoldout(config, Counting(), tokenizer, ())(BASE, BASE)
     assert len(outcomes.current) == 4
     assert asked[rival] > 0 < asked[BASE.uid]
@@ -55,15 +57,16 @@ async def test_failed_games_are_an_error_with_their_cause(config, engine, tokeni
         async def generate(self, *_):
             raise EngineError("no answer today")
 
-    config.deployment.holdout_games = 4
+    config = changed(config, ["deployment.holdout_games=4"])
     holdout = GameHoldout(config, Failing(), tokenizer, ())
     with pytest.raises(DeploymentError, match=r"4 of 4 held-out games failed.*no answer today"):
         await holdout(BASE, BASE)
 
 
 def test_probes_are_positions_that_games_can_read(config, tokenizer):
-    config.env.train.append(EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20))
-    config.engine.max_tokens = 5
+    kuhn = EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20)
+    env = dataclasses.replace(config.env, train=[*config.env.train, kuhn])
+    config = dataclasses.replace(changed(config, ["engine.max_tokens=5"]), env=env)
     probes = game_probes(config, tokenizer, (3,))
     texts = [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
     assert len(set(texts)) > 2

@@ -14,6 +14,9 @@ from rlforge import types
 from rlforge.system.values import Codec, json_ready
 from rlforge.types import GameRecord, PolicyRef, value
 
+BASE = PolicyRef(uid="base", kind="checkpoint")
+FORM = types.Form(template="chat", extraction="raw")
+
 whole = st.integers(0, 2**31 - 1)
 real = st.floats(allow_nan=False)
 text = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -48,14 +51,8 @@ turns = st.builds(
     legal=st.booleans(),
     info=infos,
 )
-seats = st.builds(
-    types.Seat,
-    player_id=whole,
-    policy=policies,
-    trained=st.booleans(),
-    prompt_template=text,
-    action_extraction=text,
-)
+forms = st.builds(types.Form, template=text, extraction=text)
+seats = st.builds(types.Seat, player_id=whole, policy=policies, trained=st.booleans(), form=forms)
 envs = st.builds(
     types.EnvSpec,
     id=text,
@@ -63,6 +60,8 @@ envs = st.builds(
     num_players=whole,
     timeout_s=real,
     weight=real,
+    form=forms,
+    forms=st.lists(st.builds(types.PolicyForm, name=text, form=forms), max_size=2).map(tuple),
 )
 specs = st.builds(
     types.GameSpec,
@@ -97,6 +96,17 @@ def test_a_game_record_comes_back_from_arrow_and_json_as_it_was(record):
     assert plain.decode(json.loads(json.dumps(plain.encode(record)))) == record
 
 
+def test_the_form_of_a_seat_is_stored_as_two_columns_as_files_always_had_it():
+    seat, seats = types.Seat(player_id=0, policy=BASE, trained=True, form=FORM), Codec(types.Seat)
+    row = {name: seats.encode(seat)[name] for name in ("prompt_template", "action_extraction")}
+    assert row == {"prompt_template": "chat", "action_extraction": "raw"}
+    envs = Codec(types.EnvSpec, form="json")
+    env = types.EnvSpec(id="Nim-v0", form=FORM, api_form=types.Form(template="short"))
+    assert envs.encode(env)["api_prompt_template"] == "short"
+    before = {"id": "Nim-v0", "prompt_template": "chat", "action_extraction": "raw"}
+    assert envs.decode(before) == types.EnvSpec(id="Nim-v0", form=FORM)
+
+
 def test_names_in_camel_case():
     policies = Codec(PolicyRef, camel_case=True)
     row = policies.encode(PolicyRef(uid="a", kind="checkpoint"))
@@ -118,9 +128,8 @@ def test_a_class_with_one_field():
 
 def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default():
     policies = Codec(PolicyRef)
-    base = PolicyRef(uid="base", kind="checkpoint")
-    assert policies.decode({"uid": "base", "kind": "checkpoint"}) == base
-    assert policies.decode({"uid": "base", "kind": "checkpoint", "version": None}) == base
+    assert policies.decode({"uid": "base", "kind": "checkpoint"}) == BASE
+    assert policies.decode({"uid": "base", "kind": "checkpoint", "version": None}) == BASE
     with pytest.raises(KeyError, match="kind"):
         policies.decode({"uid": "base"})
 

@@ -31,9 +31,9 @@ def test_create_run_makes_the_folders_of_the_contract_and_keeps_what_is_there(tm
     run = a_run(tmp_path / "runs" / "exp" / "now")
     paths = create_run(run)
     assert all(folder.is_dir() for folder in (paths.games, paths.checkpoints, paths.logs))
-    files = (paths.metrics, paths.evals, paths.pool, paths.summary, paths.report, paths.graph)
+    files = (paths.metrics, paths.evals, paths.pool, paths.summary, paths.report, paths.plan)
     assert [file.relative_to(run).as_posix() for file in files] == [
-        *("metrics.jsonl", "evals.jsonl", "pool.json", "summary.json", "report.html", "graph.json")
+        *("metrics.jsonl", "evals.jsonl", "pool.json", "summary.json", "report.html", "plan.json")
     ]
     assert (run / "config.yaml").read_text() == "name: x\n"
     assert open_run(str(run)).root == run

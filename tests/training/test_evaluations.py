@@ -121,7 +121,7 @@ async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> No
     assert len(run.played) == 12
     assert run.made.objective() == 1.0
     assert not run.made.needed
-    assert run.measured == []  # exact measures are asked for, by eval.exploitability
+    assert run.measured == [0, 2]
 
 
 async def test_an_evaluated_version_is_measured_exactly_before_its_games() -> None:

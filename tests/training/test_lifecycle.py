@@ -17,26 +17,25 @@ from tests.harness.live_run import train_arguments
 from rlforge.config.compose import compose
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RunError
+from rlforge.preflight.plan import make_plan
 from rlforge.system.checkpoint import write_checkpoint
-from rlforge.system.hardware import detect, resolve_hardware
+from rlforge.system.hardware import detect
 from rlforge.tracking.display import monitor
 from rlforge.tracking.files import open_run, read_jsonl
 from rlforge.tracking.status import read_progress, read_summary
 from rlforge.tracking.tracker import Tracker
-from rlforge.training.graph import build_graph
 from rlforge.training.lifecycle import prepared
 from rlforge.types import UpdateResult
 
 RUN = Path("run")
 
 
-def a_run(model: Path, *, resume: bool = False) -> AbstractContextManager[Path]:
+def a_run(model: Path, *, resume: bool = False) -> AbstractContextManager[None]:
     """The block in which a run would start its actors."""
     _, *arguments = train_arguments(model)
     config = compose(arguments).config
-    hardware = resolve_hardware(config.hardware, detect(), 1, 1)
-    graph = build_graph(config, detect())
-    return prepared(config, graph, hardware, RUN, ["train", *arguments], resume=resume)
+    plan = make_plan(config, detect(), RUN)
+    return prepared(config, plan, RUN.absolute(), ["train", *arguments], resume=resume)
 
 
 def ended(summary: str = "summary.json") -> tuple[str | None, str | None]:
@@ -53,8 +52,8 @@ def stopped(
 ) -> BaseException:
     """What the caller gets from a run that ``error`` ends."""
     try:
-        with a_run(model, resume=resume) as folder:
-            before(folder)
+        with a_run(model, resume=resume):
+            before(RUN.absolute())
             raise error
     except type(error) as caught:
         return caught
@@ -72,8 +71,8 @@ def test_a_run_whose_actors_do_not_start_has_failed_for_every_reader(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def is_running(folder: Path) -> None:
-        assert read_summary(open_run(folder))["status"] == "running"
-        assert read_progress(open_run(folder))["status"] == "running"
+        assert read_summary(open_run(RUN))["status"] == "running"
+        assert read_progress(open_run(RUN))["status"] == "running"
 
     stopped(small_model, RunError("an actor could not be started: out of memory"), is_running)
     assert ended() == ("failed", "an actor could not be started: out of memory")
@@ -112,7 +111,7 @@ def test_a_report_that_cannot_be_written_is_one_line_beside_the_first_error(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = RunError("no space on disk for checkpoint step-2")
-    assert stopped(small_model, error, lambda folder: (folder / "report.html").mkdir()) is error
+    assert stopped(small_model, error, lambda folder: (RUN / "report.html").mkdir()) is error
     (line,) = capsys.readouterr().err.splitlines()
     assert "report is not written" in line
     assert line.endswith(f"again with: rlforge report {RUN.absolute()}")
@@ -122,20 +121,20 @@ def test_a_report_that_cannot_be_written_is_one_line_beside_the_first_error(
 def test_a_finished_run_is_no_failure_because_its_report_cannot_be_written(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with a_run(small_model) as folder:
-        (folder / "report.html").mkdir()
+    with a_run(small_model):
+        (RUN / "report.html").mkdir()
     assert "report is not written" in capsys.readouterr().err
 
 
 def test_a_resumed_run_names_damaged_lines_and_keeps_the_file_as_it_was(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with a_run(small_model) as folder:
+    with a_run(small_model):
         damaged = b'{"step": 1}\n\x00\xff\n{"step": 3}\n'
-        (folder / "metrics.jsonl").write_bytes(damaged)
+        (RUN / "metrics.jsonl").write_bytes(damaged)
     capsys.readouterr()
-    with a_run(small_model, resume=True) as folder:
-        assert read_jsonl(folder / "metrics.jsonl") == [{"step": 1}, {"step": 3}]
+    with a_run(small_model, resume=True):
+        assert read_jsonl(RUN / "metrics.jsonl") == [{"step": 1}, {"step": 3}]
     assert (RUN / "metrics.jsonl.damaged").read_bytes() == damaged
     assert capsys.readouterr().err.splitlines() == [
         f"{RUN.absolute()}/metrics.jsonl:2 is damaged (not UTF-8) and left out; the file as it was "
@@ -146,17 +145,17 @@ def test_a_resumed_run_names_damaged_lines_and_keeps_the_file_as_it_was(
 IN_ASCII = r"""
 import locale, logging, sys
 from rlforge.config.compose import compose
-from rlforge.system.hardware import detect, resolve_hardware
+from rlforge.system.hardware import detect
 from rlforge.tracking.files import open_log
-from rlforge.training.graph import build_graph
+from rlforge.preflight.plan import make_plan
 from rlforge.training.lifecycle import prepared
 from pathlib import Path
 
 assert locale.getencoding() != "UTF-8"
 arguments = [*sys.argv[1:], "name='l\xe4uft'"]
 config = compose(arguments).config
-graph, hardware = build_graph(config, detect()), resolve_hardware(config.hardware, detect(), 1, 1)
-with prepared(config, graph, hardware, Path("run"), arguments, resume=False):
+plan = make_plan(config, detect())
+with prepared(config, plan, Path("run").absolute(), arguments, resume=False):
     with open_log("run", "run"):
         logging.getLogger("rlforge").info("l\xe4uft")
 """
@@ -190,5 +189,5 @@ def test_monitor_says_why_a_killed_run_has_ended(small_model: Path) -> None:
     out = Console(width=100, record=True)
     monitor(RUN, refresh_s=60.0, console=out)
     assert "killed at update 0/80" in out.export_text()
-    with a_run(small_model, resume=True) as folder:
-        assert read_summary(open_run(folder))["status"] == "running"
+    with a_run(small_model, resume=True):
+        assert read_summary(open_run(RUN))["status"] == "running"

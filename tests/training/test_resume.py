@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.config.schema import LearnerConfig, RunConfig
-from rlforge.models.fit import with_own_start
+from rlforge.models.fit import start_of
 from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
 from rlforge.training.resume import BEFORE_ALL, Retention, keep_start, rewind
 
@@ -82,12 +82,12 @@ def test_the_start_is_the_runs_own_copy_of_the_initial_adapter(tmp_path: Path) -
     config = RunConfig(learner=LearnerConfig(initial_adapter=str(sft)))
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints").mkdir(parents=True)
-    assert with_own_start(config, run_dir) == config
+    assert start_of(config, run_dir) == sft
     keep_start(config, run_dir)
     own = run_dir / "checkpoints" / "step-0"
-    assert with_own_start(config, run_dir).learner.initial_adapter == str(own)
+    assert start_of(config, run_dir) == own
     assert (own / "adapter_model.safetensors").read_text() == "weights"
     assert not (own / "optimizer.pt").exists()
     shutil.rmtree(sft)
     keep_start(config, run_dir)  # as on resume
-    assert with_own_start(RunConfig(), run_dir) == RunConfig()
+    assert start_of(RunConfig(), run_dir) is None

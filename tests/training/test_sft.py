@@ -125,7 +125,9 @@ def test_a_run_starts_from_the_newest_version_of_the_run_that_it_names(
     data = {**LEARNING, "epochs": 0.1}
     second = learn(small_model, tmp_path / "second", data, initial_adapter=adapted.path)
     newest = adapted.path / "checkpoints" / adapted.versions[-1]
-    assert second.config.learner.initial_adapter == str(newest)
+    assert second.config.learner.initial_adapter == str(adapted.path)
+    own = second.path / "checkpoints" / "step-0" / "adapter_model.safetensors"
+    assert own.read_bytes() == (newest / "adapter_model.safetensors").read_bytes()
     # The same seed plays the same games, and holds out the same.
     assert second.summary["before"] == pytest.approx(adapted.summary["after"], rel=1e-4)
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 import torch
 
-from rlforge.config.schema import LoraConfig, ModelConfig, RunConfig
+from rlforge.config.rules import changed
+from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.grammars import Grammars, json_grammar
 from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError, EngineError
@@ -443,8 +444,7 @@ async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(engine, 
 
 
 def test_a_model_that_does_not_fit_vllm_is_refused_in_one_message(make_config, model_folder):
-    config = make_config()
-    config.engine.vllm.kv_cache_gb = 1e-5
+    config = changed(make_config(), ["engine.vllm.kv_cache_gb=1e-5"])
     with pytest.raises(ConfigError, match=r"vLLM does not start.*engine\.max_model_len") as caught:
         make_engine(config, device="cpu", threads=1)
     assert str(model_folder) in str(caught.value)
@@ -455,8 +455,8 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(base, tmp_path):
     described = copy.deepcopy(base.config)
     described.num_attention_heads, described.head_dim = 4, 16
     described.save_pretrained(tmp_path)
-    config = RunConfig(model=ModelConfig(kind="hf", name=str(tmp_path)))
-    config.engine.name = "vllm"
+    model, engine = ModelConfig(kind="hf", name=str(tmp_path)), EngineConfig(name="vllm")
+    config = RunConfig(model=model, engine=engine)
     with pytest.raises(ConfigError, match=r"no attention for heads of 16 \(it has 32.*use engine"):
         make_engine(config, device="cpu", threads=1)
 

@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlforge.actors.folder import RunFolder, come_home, on_node, start_server, this_node
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
-from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import RlforgeError, RunError
-from rlforge.specs import ActorSpec, RunGraph
+from rlforge.preflight.plan import RunPlan
+from rlforge.specs import ActorSpec
 from rlforge.tracking.scalars import Sums, means, taken
 
 log = logging.getLogger(__name__)
@@ -129,28 +129,26 @@ def _taken(actor: object) -> Sums:
     return taken()
 
 
-async def start_actors(
-    graph: RunGraph, config: PolicyConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
-) -> RunActors:
-    """Start every actor of ``graph`` and wait until those that it needs have loaded what they need.
+async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunActors:
+    """Start every actor of ``plan`` and wait until those that it needs have loaded what they need.
 
-    A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
-    replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is for
-    actors on the driver's node. part: how often the run was resumed, which keeps its game ids
+    A constructor gets those of the plan's ``config`` and ``hardware``, ``name``, ``rank`` (number
+    of the replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is
+    for actors on the driver's node. part: how often the run was resumed, which keeps its game ids
     apart. Actors load side by side, except those that share a card: an engine may measure its
     memory as the fall of the card's free memory. Replicas beyond ``ActorSpec.least`` are absent
     from what is returned: they come when a node has room.
     Raises RunError when there is no room for all, or Ray does not start one; errors of constructors
     arrive wrapped by Ray (see ``reason``).
     """
-    specs = [spec for spec in graph.nodes if spec.actor is not None]
+    specs = [spec for spec in plan.nodes if spec.actor is not None]
     places = await _places(specs)
     turn_file(run_dir).unlink(missing_ok=True)  # left by a run killed in the learner's turn
     named: dict[str, Any] = {}
     folder = RunFolder(run_dir=str(run_dir))
-    if hardware.ray_address is not None:
+    if plan.hardware.ray_address is not None:
         named["files"], folder = start_server(run_dir)
-    given = {"config": config, "hardware": hardware, "part": part}
+    given = {"config": plan.config, "hardware": plan.hardware, "part": part}
     given |= {"folder": folder, "run_dir": str(run_dir)}
     loading: list[asyncio.Future[Any]] = []
     absent = set[str]()

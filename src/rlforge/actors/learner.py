@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,11 +20,10 @@ from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef, TrainBatch, UpdateResult
+from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learners
-    from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
 """Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
@@ -51,7 +49,7 @@ class LearnerActor:
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
-        self._questions: list[Questions] | None = None
+        self._kept: dict[str, Any] = {}
 
     def host(self) -> tuple[str, int]:
         """Open the store through which the ranks connect; returns its address and port."""
@@ -80,18 +78,14 @@ class LearnerActor:
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
         with statistics_hidden():  # the model's own module is imported here
-            self._learners = make_learners(self._with_start(), device, ranks)
+            self._learners = make_learners(self._config, device, ranks, self._here)
         if self._hardware.alternate:
             self._learners.rest(offload=self._hardware.offload_learner)
 
-    def _with_start(self) -> PolicyConfig:
-        """The configuration, with the place of the initial adapter on this node."""
-        learner = self._config.learner
-        found = self._folder.fetched(learner.initial_adapter) if learner.initial_adapter else None
-        if found is None:
-            return self._config
-        start = dataclasses.replace(learner, initial_adapter=ray.get(found))
-        return dataclasses.replace(self._config, learner=start)
+    def _here(self, folder: str) -> str:
+        """The place on this node of a folder of the run."""
+        found = self._folder.fetched(folder)
+        return folder if found is None else ray.get(found)
 
     def begin_turn(self) -> None:
         """The card is the learner's until ``end_turn``: engines that start see ``turn_file``."""
@@ -138,26 +132,15 @@ class LearnerActor:
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
         """How likely the policy is to give the answers in ``batch``."""
-        return self._learners.turn().measure(batch.samples)
+        return self._learners.turn().measure(batch.steps)
 
-    def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
-        """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
-        from rlforge.models.load import load_tokenizer
-        from rlforge.rollout.tabular import Questions
+    def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+        """``function(learner, rank, kept, *arguments)``; name: the policy that the learner holds.
 
-        if self._questions is None:
-            tokenizer = load_tokenizer(self._config.model)
-            self._questions = [Questions(env, self._config, tokenizer) for env in envs]
+        kept: a mapping that the calls of this actor share.
+        """
         with self._awake():
-            learner = self._learners.turn(policy.name)
-            scored = [
-                learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
-                for asked in self._questions
-            ]
-        if self._rank:  # it takes part in the scoring alone
-            return []
-        pairs = zip(self._questions, scored, strict=True)
-        return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]
+            return function(self._learners.turn(name), self._rank, self._kept, *arguments)
 
     def take_smaller_steps(self, factor: float, name: str = "") -> None:
         """Multiply a policy's learning rate by ``factor`` from here on."""

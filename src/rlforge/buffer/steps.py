@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
+from rlforge.buffer.base import Buffer, BufferSettings, Stamp, VersionQueue
 from rlforge.system.values import Codec
-from rlforge.types import Sample
+from rlforge.types import Episode, Step
 
-_TURNS = Codec(Sample, form="json")
+_STEPS = Codec(Step, form="json")
 
 
 class StepBuffer(Buffer):
@@ -23,13 +22,15 @@ class StepBuffer(Buffer):
         ...     max_size=64, max_staleness=1, batch_size=1, batch_delay=1.0, seed=0
         ... )
         >>> buffer = StepBuffer(settings)
-        >>> turn = Sample(
-        ...     origin="g", turn_index=0, last_turn=True, action="[0 1]", prompt_token_ids=(1,),
+        >>> step = Step(
+        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
+        ...     last_turn=True, observation="", action="[0 1]", prompt_token_ids=(1,),
         ...     token_ids=(2,), logprobs=(-0.1,), raw_reward=1.0, reward=1.0,
         ...     policy_uid="step-0", policy_version=0,
         ... )
-        >>> buffer.add([Shaped([(turn,)])])
-        >>> buffer.draw(1, version=0).samples[0].action
+        >>> about = {"game_id": "g", "env_id": "Nim-v0", "player_id": 0, "group_id": None}
+        >>> buffer.add([Episode(**about, group_size=1, steps=(step,))])
+        >>> buffer.draw(1, version=0).steps[0].action
         '[0 1]'
     """
 
@@ -38,49 +39,52 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        #: Turns with the stamps of their games.
-        self._turns: VersionQueue[tuple[Stamp, Sample]] = VersionQueue(
+        #: Steps with the stamps of their games.
+        self._steps: VersionQueue[tuple[Stamp, Step]] = VersionQueue(
             lambda item: item[0].last, self._random
         )
 
     def size(self) -> int:
-        return len(self._turns)
+        return len(self._steps)
 
     def drawable(self) -> int:
-        return len(self._turns)
+        return len(self._steps)
 
     def clear(self) -> None:
-        self._turns.clear()
+        self._steps.clear()
 
-    def _store(self, game: Shaped) -> None:
-        self._observe(game)
-        turns = [*chain(*game.episodes)]
-        if not turns:
+    def _samples_in(self, episode: Episode) -> int:
+        return len(episode.steps)
+
+    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
+        self._observe(game, begun)
+        steps = [step for episode in game for step in episode.steps]
+        if not steps:
             return
-        stamp = self._stamp(turns)
+        stamp = self._stamp(game)
         if self._too_old(stamp):
-            self._losses.add(stamp, len(turns))
+            self._losses.add(stamp, len(steps))
         else:
-            self._turns.add((stamp, turn) for turn in turns)
+            self._steps.add((stamp, step) for step in steps)
 
     def _evict_one(self) -> int:
-        self._turns.evict()
+        self._steps.evict()
         return 1
 
-    def _take(self, n: int) -> tuple[list[Sample], int]:
-        return [self._turns.take()[1] for _ in range(n)], n
+    def _take(self, n: int) -> tuple[list[Step], int]:
+        return [self._steps.take()[1] for _ in range(n)], n
 
     def _drop_before(self, version: int) -> None:
-        for stamp, _ in self._turns.drop_older(version):
+        for stamp, _ in self._steps.drop_older(version):
             self._losses.add(stamp, 1)
 
     def _contents(self) -> dict[str, Any]:
         return {
-            "turns": [_TURNS.encode(turn) for _, turn in self._turns],
-            "stamps": [list(stamp) for stamp, _ in self._turns],
+            "steps": [_STEPS.encode(step) for _, step in self._steps],
+            "stamps": [list(stamp) for stamp, _ in self._steps],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        turns = list(map(_TURNS.decode, state["turns"]))
-        self._turns.clear()
-        self._turns.add(zip((Stamp(*stamp) for stamp in state["stamps"]), turns, strict=True))
+        steps = list(map(_STEPS.decode, state["steps"]))
+        self._steps.clear()
+        self._steps.add(zip((Stamp(*stamp) for stamp in state["stamps"]), steps, strict=True))

@@ -67,20 +67,19 @@ def graph(
     """
     from rlforge import launch
     from rlforge.kinds import kind_of
-    from rlforge.preflight.machine import started
-    from rlforge.training.graph import to_json, to_mermaid
+    from rlforge.preflight.plan import to_json, to_mermaid
 
-    run, nodes = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
+    _, plan = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
     if output is GraphFormat.json:
-        typer.echo(to_json(nodes))
+        typer.echo(to_json(plan))
         return
     if output is GraphFormat.mermaid:
-        typer.echo(to_mermaid(nodes))
+        typer.echo(to_mermaid(plan))
         return
     table = Table("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on")
-    for node in nodes.nodes:
+    for node in plan.nodes:
         hands = [
-            f"{edge.carries} → {edge.target}" for edge in nodes.edges if edge.source == node.name
+            f"{edge.carries} → {edge.target}" for edge in plan.edges if edge.source == node.name
         ]
         table.add_row(
             node.name,
@@ -91,7 +90,7 @@ def graph(
             "\n".join(hands),
         )
     Console().print(table)
-    if (expected := kind_of(run).forecast(started(run))) is not None:
+    if (expected := kind_of(plan.config).forecast(plan.config)) is not None:
         Console().print(f"collection: {expected}", highlight=False)
 
 

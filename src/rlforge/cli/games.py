@@ -101,7 +101,7 @@ def _again() -> bool:
 
 def _svg(file: Path | None) -> Path | None:
     if file is not None:
-        from rlforge.local.animation import check_picture
+        from rlforge.local.replay import check_picture
 
         check_picture(file)
     return file
@@ -179,7 +179,7 @@ def replay(
         raise ConfigError("--interactive needs a terminal; leave it out to print all turns")
     record = local.find_game(run_dir, game, wanted)
     if export is not None:
-        from rlforge.local.animation import write_svg
+        from rlforge.local.replay import write_svg
 
         write_svg(record, export)
         typer.echo(str(export))

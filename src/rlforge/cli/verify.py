@@ -14,7 +14,7 @@ from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.errors import RunError
 
 if TYPE_CHECKING:
-    from rlforge.local.recorded import Check
+    from rlforge.tracking.recorded import Check
 
 _MOST_SHOWN = 3
 

@@ -29,7 +29,7 @@ from rlforge.config.explain import OFFERED, explained, first_line, missing_optio
 from rlforge.config.keys import all_roots, conf_dir, group_dirs
 from rlforge.config.overrides import as_hydra_takes, check_overrides, key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.rules import build, plain, plain_fields
+from rlforge.config.rules import as_values, build, plain, plain_fields
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
 from rlforge.errors import ConfigError, raise_all, refusals
@@ -45,8 +45,11 @@ def _schema(root: type[PolicyConfig]) -> type:
     that ``root`` does not have.
     """
     own = plain_fields(root)
-    fields = own | {k: field for one in all_roots() for k, field in plain_fields(one).items()}
-    fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
+    found = [*own.items(), *(item for one in all_roots() for item in plain_fields(one).items())]
+    groups = {name: field for name, field in found if dataclasses.is_dataclass(field[1])}
+    # Own keys last: of one kind ``market`` is a group, of another one a key.
+    keys = {name: field for name, field in own.items() if not dataclasses.is_dataclass(field[1])}
+    fields = dict(found) | groups | keys
     # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.
     fields["kind"] = ("kind", str, dataclasses.field(default=root.kind))
     return dataclasses.make_dataclass("Configuration", fields.values())
@@ -243,7 +246,7 @@ def from_hydra(
 
 def to_yaml(config: PolicyConfig) -> str:
     """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
-    content = {"kind": config.kind, **dataclasses.asdict(config)}
+    content = {"kind": config.kind, **as_values(config)}
     return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 

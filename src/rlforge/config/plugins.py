@@ -7,7 +7,8 @@ Wherever a configuration chooses one of the ``KINDS`` below, it may say
   (``rlforge.modes``, …), or
 * ``package.module:Thing``, which is imported from the environment or the current directory.
 
-Commands other than those of runs and games are found the same way, by ``COMMANDS``.
+Commands other than those of runs and games are found the same way, by ``COMMANDS``, and what
+reacts to the updates of a run, by ``OBSERVERS``.
 
 Processes import what they need by name, so an extension works in every actor and in resumed runs.
 """
@@ -448,6 +449,32 @@ RUN_KINDS = Kind(
     },
     needs=("root", "check", "nodes", "controller"),
     called=False,
+)
+
+TEACHERS = Kind(
+    "teachers",
+    "source of answers",
+    "data.players",
+    "a rlforge.run.teachers.Players",
+    {"games": "rlforge.run.teachers:PLAYERS", "market": "rlforge.continuous.teachers:TRADERS"},
+    called=False,
+)
+
+MEASURES = Kind(
+    "measures",
+    "measure of a policy",
+    "eval.exploitability",
+    "a class with check(env), which raises ConfigError for what it cannot measure",
+    _in("rollout.tabular", exploitability="Questions"),
+    needs=("check",),
+)
+
+OBSERVERS = Kind(
+    "observers",
+    "observer",
+    "a run of games",
+    "a function of a RunContext that returns an rlforge.training.observers.Observer, or None",
+    {"sentinel": "rlforge.training.guard:Guard", "exact": "rlforge.training.exact:exact_measure"},
 )
 
 COMMANDS = Kind(

@@ -144,6 +144,8 @@ def _as_sft(
     taken &= {field.name for field in dataclasses.fields(base)}
     name = composed.config.name if "name" in keys else f"{theirs.config.name}_sft"
     rest = {key: getattr(theirs.config, key) for key in taken}
+    if "market" in rest:
+        rest["market"] = dataclasses.asdict(rest["market"])
     return dataclasses.replace(
         composed,
         config=dataclasses.replace(composed.config, name=name, **rest),

@@ -33,7 +33,19 @@ Problem = tuple[str, str]
 
 
 class Group:
-    """Base of all configuration classes."""
+    """Base of all configuration classes; a field is set once, and lists and mappings stay as made.
+
+    Example:
+        >>> from rlforge.config.schema import RunConfig
+        >>> RunConfig().tracker.sinks.append({"name": "other"})
+        Traceback (most recent call last):
+        TypeError: a configuration does not change: make another with dataclasses.replace
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            raise TypeError(_UNCHANGED)
+        object.__setattr__(self, name, _frozen(value))
 
     def problems(self) -> Iterator[Problem]:
         """Keys with impossible values, and why: those of annotations, or else the ``clashes``."""
@@ -53,6 +65,41 @@ class Group:
     def variant(cls, values: Mapping[str, Any]) -> type[Any]:
         """The class, this one or one derived from it, that ``values`` are of."""
         return cls
+
+
+_UNCHANGED = "a configuration does not change: make another with dataclasses.replace"
+
+
+def _refuse(*arguments: Any, **named: Any) -> typing.NoReturn:
+    raise TypeError(_UNCHANGED)
+
+
+class _List(list[Any]):
+    """A list that does not change."""
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return type(self), (list(self),)
+
+
+class _Mapping(dict[Any, Any]):
+    """A mapping that does not change."""
+
+    update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return _List(map(_frozen, value))
+    if isinstance(value, dict):
+        return _Mapping({key: _frozen(inside) for key, inside in value.items()})
+    return value
 
 
 # ---------------------------------------------------------------- rules of single values
@@ -348,6 +395,17 @@ def _plain_default(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default_factory=lambda: _plain_value(factory()))
 
 
+def as_values(value: Any) -> Any:
+    """A configuration, or a value of one, as plain mappings and lists."""
+    if isinstance(value, Group):
+        return {name: as_values(inside) for name, inside in vars(value).items()}
+    if isinstance(value, list):
+        return [as_values(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: as_values(entry) for key, entry in value.items()}
+    return value
+
+
 def _plain_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain_value(entry) for entry in value]
@@ -374,7 +432,7 @@ def read(cls: type[C], loaded: Any) -> C:
     """
     from omegaconf import OmegaConf  # here: the classes alone need no OmegaConf
 
-    merged = OmegaConf.merge(OmegaConf.structured(plain(cls)), loaded)
+    merged = OmegaConf.merge(OmegaConf.structured(plain(cls)), as_values(loaded))
     return build(cls, typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
 
 
@@ -382,7 +440,7 @@ def with_values(config: C, values: Mapping[str, Any]) -> C:
     """A copy of ``config`` with nested ``values`` in place of its own; raises as ``read`` does."""
     from omegaconf import OmegaConf
 
-    node = OmegaConf.merge(OmegaConf.structured(_plain_value(config)), values)
+    node = OmegaConf.merge(OmegaConf.structured(_plain_value(config)), as_values(values))
     return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(node)))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from rlforge.config.market import MarketConfig
+from rlforge.config.plugins import TEACHERS
 from rlforge.config.rules import Count, Group, Positive, Problem, Range, Text
 from rlforge.config.schema import AlgorithmConfig, GamesConfig
 from rlforge.config.training import LearnerConfig, SupervisedConfig
@@ -97,11 +97,16 @@ class SftConfig(GamesConfig):
     about = "a supervised run"
 
     data: DataConfig = field(default_factory=DataConfig)
-    #: The market in which ``data.players`` trade, as agents of the experiment of a continuous run;
-    #: null: they play games.
-    market: MarketConfig | None = None
+    #: The group ``market`` of the experiment of a continuous run, where ``data.players`` trade as
+    #: its agents do; null: they play games.
+    market: dict[str, Any] | None = None
     algorithm: AlgorithmConfig = field(default_factory=SupervisedConfig)
     learner: SftLearnerConfig = field(default_factory=SftLearnerConfig)
+
+    @property
+    def teachers(self) -> Any:
+        """The ``rlforge.run.teachers.Players`` that ``data.players`` are."""
+        return TEACHERS.find("games" if self.market is None else "market")
 
     @property
     def total_updates(self) -> int | None:

@@ -134,7 +134,7 @@ _PLACES = _by_name(
         "rlforge.buffer.StepBuffer.size": "size",
         "rlforge.buffer.StepBuffer.reserve": "continue_collection stop",
         "rlforge.buffer.batches.write_batch": "write_training_data_to_file",
-        "rlforge.training.graph.build_graph": "step_buffer model_pool",
+        "rlforge.preflight.plan.make_plan": "step_buffer model_pool",
         "rlforge.learner.Learner": "StandardLearner Learner",
         "rlforge.learner.Learner.update": "train",
         "rlforge.learner.Learner.state_dict": "_step _samples_seen",
@@ -160,7 +160,7 @@ _PLACES = _by_name(
         "rewards.sampling": "SamplingRewardTransform ComposeSamplingRewardTransforms",
         "rlforge.types.Trajectory": "Trajectory actions extracted_actions infos num_turns "
         "format_feedbacks",
-        "rlforge.types.Sample": "Step pid obs act reward step_info",
+        "rlforge.types.Step": "Step pid obs act reward step_info",
         "rlforge.types.PolicyRef": "Opponent uid path_or_name rating active",
         "rlforge.types.GameRecord": "EpisodeResult traj end_by_opponent_invalid action_seq "
         "final_rewards",

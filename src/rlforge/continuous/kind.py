@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Asked, Controller, RunKind
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import engine_node, groups, learner_node, tracker_node
+from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from rlforge.tracking.progress import Progress
-    from rlforge.tracking.report.charts import Chart
-    from rlforge.tracking.report.data import RunData
-    from rlforge.tracking.report.html import Html
+    from rlforge.config.compose import Composed
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
@@ -34,6 +27,10 @@ class Continuous(RunKind[ContinuousConfig]):
 
     root = ContinuousConfig
     unit = "window"
+    recorded = "rlforge.continuous.verify:RecordedWindows"
+    report = "rlforge.tracking.report.windows:sections"
+    results = "rlforge.tracking.report.windows:results"
+    progress = "rlforge.tracking.window_view:window_sections"
 
     def check(self, composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.continuous import check_continuous
@@ -48,7 +45,7 @@ class Continuous(RunKind[ContinuousConfig]):
 
     def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
-            return ActorSpec(name=name, actor=None, config=groups(config, *read), sends=sends)
+            return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
         store = part(
             "store",
@@ -81,7 +78,7 @@ class Continuous(RunKind[ContinuousConfig]):
             "store": (),
         }[config.continuous.source]
         return (
-            tracker_node(config, "rlforge.continuous.tracker:WindowTrackerActor"),
+            tracker_node("rlforge.continuous.tracker:WindowTrackerActor"),
             learner_node(
                 config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
             ),
@@ -121,35 +118,20 @@ class Continuous(RunKind[ContinuousConfig]):
     def learned(self, config: ContinuousConfig, policy: str) -> str:
         return "its own decisions in a market with scripted traders"
 
-    def report(self, run: RunData) -> Sequence[Html | None]:
-        from rlforge.tracking.report.windows import sections
-
-        return sections(run)
-
-    def results(self, run: RunData) -> list[Chart]:
-        from rlforge.tracking.report.windows import results
-
-        return results(run)
-
-    def progress(self, progress: Progress, width: int) -> Iterator[RenderableType]:
-        from rlforge.tracking.window_view import window_sections
-
-        return window_sections(progress, width)
-
     def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
+        from rlforge.rollout.lineup import form_of
         from rlforge.trajectories.reader import StoreReader
         from rlforge.trajectories.store import store_folder
 
         folder = store_folder(config.store, run_dir)
         if not folder.is_dir():
             return
-        model = config.model
         with closing(StoreReader(folder)) as reader:
             for decision in reader.newest_complete(_SEARCHED, before=float("inf")):
                 made = decision.completion
                 if made is not None and made.prompt_token_ids:
-                    form = model.prompt_template, model.action_extraction
-                    yield Asked(made.prompt_token_ids, *form, decision.observation)
+                    ids, form = made.prompt_token_ids, form_of(config.model)
+                    yield Asked(ids, form, decision.observation)
 
     def samples(self, config: ContinuousConfig, run_dir: Path, update: int | None) -> Any:
         raise ConfigError(

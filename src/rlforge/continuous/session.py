@@ -15,7 +15,7 @@ from rlforge.games.encoding import text_ids
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import stop_token_ids
 from rlforge.rollout.episode import play_game, seed_of
-from rlforge.rollout.lineup import env_named
+from rlforge.rollout.lineup import env_named, form_of
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.serving.conversations import conversation_tokens, tool_calls, without_calls
@@ -135,12 +135,8 @@ class Session:
 
     def _asked_as_trained(self, env: str | EnvSpec) -> EnvSpec:
         """The environment, with the model's own template and extraction."""
-        model = self._model.model
-        return dataclasses.replace(
-            env_named(env) if isinstance(env, str) else env,
-            prompt_template=model.prompt_template,
-            action_extraction=model.action_extraction,
-        )
+        env = env_named(env) if isinstance(env, str) else env
+        return dataclasses.replace(env, form=form_of(self._model.model))
 
     def _line_up(self, env: EnvSpec, opponents: Sequence[str], own: int) -> tuple[Seat, ...]:
         """Seats of a game: the model's are trained."""

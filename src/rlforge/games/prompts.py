@@ -27,7 +27,7 @@ from rlforge.games.markup import (
     Tokenizer,
     by_chat_template,
 )
-from rlforge.types import value
+from rlforge.types import Form, value
 
 #: Prompts whose token ids are cached, and their longest length in characters. Compact boards
 #: recur, and tokenising one takes as long as a tiny model's answer.
@@ -142,7 +142,7 @@ class Prompter:
 
     Example:
         >>> view = View(player_id=0, observation="Your hand: K")
-        >>> Prompter(None).messages("default", view, "raw")[0]["content"].splitlines()[-1]
+        >>> Prompter(None).messages(Form(extraction="raw"), view)[0]["content"].splitlines()[-1]
         'Answer with your action and nothing else.'
     """
 
@@ -161,7 +161,7 @@ class Prompter:
             )
             for name, one in (prompts or {}).items()
         }
-        self._boards: dict[tuple[str, str, str | Grid | None], tuple[str, tuple[int, ...]]] = {}
+        self._boards: dict[tuple[Form, str | Grid | None], tuple[str, tuple[int, ...]]] = {}
 
     def template(self, name: str) -> Template:
         """The template called ``name``; ConfigError for an unknown one."""
@@ -170,45 +170,43 @@ class Prompter:
             found = self._templates[name] = PROMPTS.find(name)
         return found
 
-    def messages(self, template: str, view: View, extraction: str = "boxed") -> list[Message]:
+    def messages(self, form: Form, view: View) -> list[Message]:
         """The first messages of a player.
 
-        extraction: how the answer will be read (``rlforge.games.actions``), which the prompt
-        asks for. Raises ``ConfigError`` for unknown names, and for a template that shows what the
-        game does not have.
+        They ask for an answer that is read as ``form`` says (``rlforge.games.actions``). Raises
+        ``ConfigError`` for unknown names, and for a template that shows what the game does not
+        have.
         """
-        return self.template(template).messages(view, _request(extraction))
+        return self.template(form.template).messages(view, _request(form.extraction))
 
-    def reply(self, template: str, view: View, extraction: str = "boxed") -> Message:
+    def reply(self, form: Form, view: View) -> Message:
         """The user message of a later turn; arguments and errors as of ``messages``."""
-        content = self.template(template).reply(view, _request(extraction))
+        content = self.template(form.template).reply(view, _request(form.extraction))
         return {"role": "user", "content": content}
 
-    def render(self, template: str, messages: Sequence[Message]) -> Prompt:
+    def render(self, form: Form, messages: Sequence[Message]) -> Prompt:
         """A conversation and the opening of the next answer in the template's markup.
 
         Raises ``ConfigError`` where the template needs a chat template and the tokenizer has none.
         """
-        return self.template(template).render(messages, self._tokenizer)
+        return self.template(form.template).render(messages, self._tokenizer)
 
     def ids(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
         """Token ids of a prompt, as ``Encoder.encode``; begins: it is no later part of one."""
         return self._encoder.encode(prompt, begins=begins)
 
-    def encode(
-        self, template: str, view: View, extraction: str = "boxed"
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, form: Form, view: View) -> tuple[str, tuple[int, ...]]:
         """The first prompt of a player and its token ids; errors of ``messages`` and ``render``."""
-        key = template, extraction, view.board or view.grid  # of the same position
+        key = form, view.board or view.grid  # of the same position
         known = self._boards.get(key)
         if known is not None:
             return known
-        prompt = self.render(template, self.messages(template, view, extraction))
+        prompt = self.render(form, self.messages(form, view))
         encoded = prompt.text, self.ids(prompt)
-        form = self.template(template)
-        shown = f"{form.system}{form.user}"
+        template = self.template(form.template)
+        shown = f"{template.system}{template.user}"
         more = any(place in shown for place in ("{observation}", "{legal_actions}"))
-        if len(prompt.text) <= _CACHED_LENGTH and type(form) is Template and not more:
+        if len(prompt.text) <= _CACHED_LENGTH and type(template) is Template and not more:
             if len(self._boards) >= _CACHE_SIZE:
                 self._boards.clear()
             self._boards[key] = encoded

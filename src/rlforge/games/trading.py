@@ -16,7 +16,7 @@ from rlforge.market.actions import ActionError, Json, action_schema
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import describe, prompt, read
 from rlforge.market.world import World
-from rlforge.types import value
+from rlforge.types import Form, value
 
 #: Characters of a state below which an agent would see no market.
 _LEAST_STATE = 200
@@ -109,7 +109,9 @@ class AgentPrompter:
             prose = prompt(state, most) if self._prose else ""
             view = View(player_id=0, observation=prose, board=board)
             if self._prose is None:
-                text, token_ids = self._prompter.encode("board", view, self.extraction)
+                text, token_ids = self._prompter.encode(
+                    Form(template="board", extraction=self.extraction), view
+                )
             else:
                 said = self._prose.messages(view, _REQUEST)
                 asked = self._prose.render(said, self._tokenizer)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from rlforge.errors import RlforgeError
-from rlforge.league.confidence import confidence_sequence
 from rlforge.league.ratings import RatingTable
 from rlforge.league.run_ladder import ELO
 from rlforge.league.strengths import (
     bradley_terry,
+    confidence_sequence,
     cyclic_part,
     cyclic_shares,
     maximum_entropy_nash,

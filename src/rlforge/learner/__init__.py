@@ -1,4 +1,4 @@
-"""The learner: batches of samples in, better weights out.
+"""The learner: batches of steps in, better weights out.
 
 ``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
 ``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,
@@ -14,7 +14,7 @@ decides which rank computes which rows, ``sharding.py`` divides a model among th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,21 @@ class Learners:
             learner.wake()
 
 
-def make_learners(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learners:
-    """The learners of all policies of ``config``; raises as ``make_learner``."""
+def make_learners(
+    config: PolicyConfig, device: torch.device, ranks: Ranks, here: Callable[[str], str] = str
+) -> Learners:
+    """The learners of all policies of ``config``; raises as ``make_learner``.
+
+    here: finds the place on this node of ``learner.initial_adapter``.
+    """
     if not entries(config):
-        return Learners({"": make_learner(config, device, ranks)})
+        return Learners({"": _make(config, device, ranks, here)})
     made: dict[str, Learner] = {}
     for name in policy_names(config):
         beside = next(reversed(made.values())) if made else None
         if beside is not None:
             beside.step_aside()
-        made[name] = _make(of_policy(config, name), device, ranks, name, beside)
+        made[name] = _make(of_policy(config, name), device, ranks, here, name, beside)
     return Learners(made)
 
 
@@ -112,6 +117,7 @@ def _make(
     config: PolicyConfig,
     device: torch.device,
     ranks: Ranks,
+    here: Callable[[str], str] = str,
     name: str = "",
     beside: Learner | None = None,
 ) -> Learner:
@@ -119,6 +125,7 @@ def _make(
     # A model to be sharded may be too large for one device: it moves there layer by layer.
     first = torch.device("cpu") if config.learner.shard_weights else device
     algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
+    start = config.learner.initial_adapter
     spec = PolicySpec(
         model=load_base_model(config.model, first, dtype) if beside is None else beside.model,
         lora=config.model.lora,
@@ -126,6 +133,7 @@ def _make(
         pad_token_id=load_tokenizer(config.model).pad_token_id,
         seed=config.seed,
         initial_value_head=load_value_head(config.model) if algorithm.needs_values else None,
+        start=None if start is None else Path(here(start)),
     )
     return Learner(
         spec,

@@ -34,7 +34,7 @@ from rlforge.learner.weights import (
 from rlforge.models.files import AVERAGE, VALUE_HEAD
 from rlforge.models.last_layer import difference
 from rlforge.models.products import speed_up_linear_layers
-from rlforge.types import Sample, value
+from rlforge.types import Step, value
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ class PolicySpec:
 
     model: a transformers causal LM, which is changed in place. lora: the adapter that ``train:
     lora`` attaches; seed: of its initial weights. temperature: of the engine's sampling, above 0.
-    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero.
+    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero. start: the folder of an
+    adapter to go on from; None: a fresh one.
     """
 
     model: Any
@@ -101,6 +102,7 @@ class PolicySpec:
     pad_token_id: int
     seed: int
     initial_value_head: Mapping[str, Tensor] | None = None
+    start: Path | None = None
 
 
 class Policy:
@@ -155,11 +157,10 @@ class Policy:
                 model.float().requires_grad_(True)
             self._scorer = self._new_scorer(model, spec.temperature, self.value_head, trial)
             self._packs_from = self._least_packed_length()
-        if config.initial_adapter is not None:
-            directory = Path(config.initial_adapter)
-            load_adapter(self._adapter, directory)
-            if self.value_head is not None and (directory / VALUE_HEAD).exists():
-                load_value_head(self.value_head, directory)
+        if spec.start is not None:
+            load_adapter(self._adapter, spec.start)
+            if self.value_head is not None and (spec.start / VALUE_HEAD).exists():
+                load_value_head(self.value_head, spec.start)
         # The rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
@@ -173,7 +174,7 @@ class Policy:
             self.parameters,
             config,
             reference,
-            fresh_adapter=self._adapter is not None and config.initial_adapter is None,
+            fresh_adapter=self._adapter is not None and spec.start is None,
         )
 
     def _speed_up(self) -> Trial | None:
@@ -327,18 +328,18 @@ class Policy:
                 logprobs.fill(part.micro, scores)
                 if values is not None:
                     assert scores.values is not None
-                    values[part.micro.samples] = scores.values
+                    values[part.micro.steps] = scores.values
         return logprobs.sum_(self._ranks)
 
     @torch.no_grad()
     def logprobs_and_values(
-        self, rows: Sequence[Row], total: int, samples: Sequence[Sample]
+        self, rows: Sequence[Row], total: int, steps: Sequence[Step]
     ) -> tuple[TokenLogprobs, list[float]]:
-        """``logprobs`` of ``rows``, and ``values`` of their ``samples``, from the same passes."""
-        values = torch.zeros(len(samples), device=self._device)
+        """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
+        values = torch.zeros(len(steps), device=self._device)
         logprobs = self.logprobs(rows, total, values)
-        have = {turn.sample for row in rows for turn in row.turns}
-        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), samples, have)
+        have = {turn.step for row in rows for turn in row.turns}
+        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), steps, have)
 
     @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
@@ -351,13 +352,13 @@ class Policy:
             return self.logprobs(rows, total)
 
     @torch.no_grad()
-    def values(self, samples: Sequence[Sample]) -> list[float]:
-        """The critic's estimate for every sample, trained on or not; 0 for one without a prompt.
+    def values(self, steps: Sequence[Step]) -> list[float]:
+        """The critic's estimate for every step, trained on or not; 0 for a step without a prompt.
 
         Of a prompt longer than ``max_train_len`` the last tokens are read.
         """
-        none = torch.zeros(len(samples), device=self._device)
-        return self._with_rest_of_values(none, samples, frozenset())
+        none = torch.zeros(len(steps), device=self._device)
+        return self._with_rest_of_values(none, steps, frozenset())
 
     def save(self, directory: Path | None) -> None:
         """Write adapter or full weights, and the critic if there is one; the average in a folder.
@@ -427,20 +428,20 @@ class Policy:
         return trained
 
     def _with_rest_of_values(
-        self, known: Tensor, samples: Sequence[Sample], have: Collection[int]
+        self, known: Tensor, steps: Sequence[Step], have: Collection[int]
     ) -> list[float]:
-        """``known`` [len(samples)], and the estimates of samples that are not in ``have``."""
+        """``known`` [len(steps)], and the estimates of steps that are not in ``have``."""
         limit = self._config.max_train_len or 0
         prompts = [
-            Row(sample=index, prompt=sample.prompt_token_ids[-limit:], answer=())
-            for index, sample in enumerate(samples)
-            if sample.prompt_token_ids and index not in have
+            Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
+            for index, step in enumerate(steps)
+            if step.prompt_token_ids and index not in have
         ]
         values = torch.zeros_like(known)
-        for part in self.passes(join_turns(prompts, samples)) if prompts else ():
+        for part in self.passes(join_turns(prompts, steps)) if prompts else ():
             computed = self._scorer.values(part.micro)
             if part.counts:
-                values[part.micro.samples] = computed
+                values[part.micro.steps] = computed
         return (known + self._ranks.sum_(values)).tolist()
 
 

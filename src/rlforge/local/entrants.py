@@ -13,14 +13,12 @@ from typing import Any
 from rlforge.config.plugins import PLAYERS
 from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig, ModelConfig
-from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
-from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_policy
 from rlforge.models.load import local_copy
-from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
 from rlforge.system.hardware import versions
 from rlforge.tracking.ladder_card import FileHash, LadderMember, LadderRules
@@ -98,10 +96,7 @@ def plan_ladder(
         if policy.kind == "checkpoint" and models > 1:
             mend = "RUN:step-0" if policy.path_or_name is None else "a run, as RUN:step-40"
             raise ConfigError(f"--against {name}: the runs have several models; name {mend}")
-        if policy.kind == "scripted":
-            check_player(name, envs[first])
-        if policy.kind == "api":
-            check_api(name, configs[first].pool.api)
+        check_plays(policy, envs[first])
         entrants.append(Entrant(policy=policy, env=envs[first], config=configs[first]))
     members = _distinct(entrants)
     if len(members) < 2:

@@ -15,7 +15,7 @@ from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
-from rlforge.games.players import check_player, make_player
+from rlforge.games.players import make_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_policy, seat_policies, start_engine
@@ -23,7 +23,7 @@ from rlforge.local.replay import turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import AtSeat
-from rlforge.rollout.lineup import asked_as, env_named
+from rlforge.rollout.lineup import asked_as, check_plays, env_named
 from rlforge.rollout.policies import Act, Acting, SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
@@ -88,8 +88,8 @@ class Policy:
                 player_id=0, observation=observation, board=observation, legal_actions=legal
             )
         completion = wait_for(self.answer(view, env=env, temperature=temperature, seed=seed))
-        _, extraction = asked_as(self.config, env)
-        return extract(extraction, completion.text, view.legal_actions).action
+        form = asked_as(self.config, env)
+        return extract(form.extraction, completion.text, view.legal_actions).action
 
     async def answer(
         self,
@@ -100,14 +100,8 @@ class Policy:
         seed: int | None = None,
     ) -> Completion:
         """The whole answer, with its tokens and log-probs; arguments as of ``act``."""
-        template, extraction = asked_as(self.config, env)
-        seat = Seat(
-            player_id=view.player_id,
-            policy=self.ref,
-            trained=False,
-            prompt_template=template,
-            action_extraction=extraction,
-        )
+        form = asked_as(self.config, env)
+        seat = Seat(player_id=view.player_id, policy=self.ref, trained=False, form=form)
         seed = random.getrandbits(63) if seed is None else seed
         return await self._seats.at_seat(seat, EnvSpec(id=""), temperature).answer(view, seed)
 
@@ -145,10 +139,8 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     seats = list(line_up(env, refs, trained_uid=None))
     for place, player in enumerate(owners):
         if isinstance(player, Policy):  # asked as its run asks; others as the environment says
-            template, extraction = asked_as(player.config, env.id)
-            seats[place] = dataclasses.replace(
-                seats[place], prompt_template=template, action_extraction=extraction
-            )
+            form = asked_as(player.config, env.id)
+            seats[place] = dataclasses.replace(seats[place], form=form)
     given = {
         seat.player_id: _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)
@@ -190,8 +182,7 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
         ref = parse_opponent(player)
         if ref.kind == "checkpoint":
             raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
-        if ref.kind == "scripted":
-            check_player(player, env)
+        check_plays(ref, env)
         return ref
     if not callable(player):
         raise ConfigError(f"player {player!r} is no name, Policy or function from View to action")

@@ -27,6 +27,7 @@ from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
 from rlforge.system.checkpoint import policy_in
 from rlforge.tracking.formatting import count, duration, number, percent
 from rlforge.tracking.report.data import Row, RunData
+from rlforge.tracking.results import by_pairing
 from rlforge.types import EvalResult, PolicyRef, value
 
 Form = Literal["adapter", "merged", "full", "base"]
@@ -104,19 +105,19 @@ def example_prompt(
     """
     prompter = Prompter(tokenizer, config.prompts)
     asked = kind_of(config).asked(config, run.paths.root, policy)
-    for ids, template, extraction, observation in asked:
+    for ids, form, observation in asked:
         text = str(tokenizer.decode(ids, skip_special_tokens=False))
         view = View(player_id=0, observation=observation)
         try:
-            said = prompter.messages(template, view, extraction)
+            said = prompter.messages(form, view)
         except RlforgeError:  # the template wants more than the observation
             return text
-        for form, _ in message_forms(said) if tokenizer.chat_template else ():
+        for written, _ in message_forms(said) if tokenizer.chat_template else ():
             with contextlib.suppress(ConfigError):  # it refuses this form
-                if _gives(tokenizer, chat_text(form, tokenizer), ids):
-                    return [dict(message) for message in form]
+                if _gives(tokenizer, chat_text(written, tokenizer), ids):
+                    return [dict(message) for message in written]
         # Some tokenizers decode to another text than the one that they encoded.
-        whole = prompter.render(template, said).text
+        whole = prompter.render(form, said).text
         begin = str(tokenizer.bos_token or "")
         return next((o for o in (whole, f"{begin}{whole}") if _gives(tokenizer, o, ids)), text)
     return None
@@ -238,15 +239,15 @@ def _use(exported: Exported) -> Iterator[str]:
             "holds the sampling of the training."
         )
         yield f"```python\n{_snippet(exported)}\n```"
-    template, extraction = asked_as(exported.config, policy=exported.policy.name)
+    asked = asked_as(exported.config, policy=exported.policy.name)
     yield (
-        f"Prompts have the form of rlforge's template `{template}`, and the action is read from "
-        f"the answer by its extraction `{extraction}`. rlforge builds both:"
+        f"Prompts have the form of rlforge's template `{asked.template}`, and the action is read "
+        f"from the answer by its extraction `{asked.extraction}`. rlforge builds both:"
     )
-    yield f"```bash\n{_command(exported, template, extraction)}\n```"
+    yield f"```bash\n{_command(exported)}\n```"
 
 
-def _command(exported: Exported, template: str, extraction: str) -> str:
+def _command(exported: Exported) -> str:
     """The command that trains the version on, in prompts of its form, on any machine."""
     config, command, lora = exported.own, exported.run.command, exported.config.model.lora
     named = re.search(r"\+experiment=(\S+)", command)
@@ -258,7 +259,10 @@ def _command(exported: Exported, template: str, extraction: str) -> str:
         lines[1] += [f"model.lora.rank={lora.rank}", f"model.lora.alpha={lora.alpha}"]
     else:
         lines[0] += ["model.name=FOLDER"]
-    lines += [[f"model.prompt_template={template}", f"model.action_extraction={extraction}"]]
+    asked = asked_as(exported.config, policy=exported.policy.name)
+    lines += [
+        [f"model.prompt_template={asked.template}", f"model.action_extraction={asked.extraction}"]
+    ]
     if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
         envs = config.games.env.train
         games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]
@@ -342,19 +346,18 @@ def _limits(exported: Exported) -> Iterator[str]:
 
 def _measured(exported: Exported) -> list[tuple[EvalResult, EvalResult]]:
     """First and last evaluation up to the version, per environment and opponent."""
-    pairs: dict[tuple[str, str], list[EvalResult]] = {}
     name = exported.policy.name
-    for row in exported.run.evals:
-        own = not name or policy_in(row.policy_uid) == name
-        if own and row.step <= exported.step:
-            pairs.setdefault((row.env_id, row.opponent), []).append(row)
-    return [(rows[0], rows[-1]) for rows in pairs.values()]
+    own = [
+        one
+        for one in exported.run.evals
+        if one.step <= exported.step and (not name or policy_in(one.policy_uid) == name)
+    ]
+    return [(results[0], results[-1]) for results in by_pairing(own).values()]
 
 
 def _rates(row: EvalResult) -> str:
-    games = max(row.games, 1)
     low, high = row.ci95
-    shares = (row.win_rate, row.draws / games, row.losses / games)
+    shares = (row.win_rate, row.draw_rate, row.loss_rate)
     rates = " / ".join(f"{100 * share:.1f}" for share in shares)
     return f"{rates} % ({percent(low, 1)} to {percent(high, 1)})"
 

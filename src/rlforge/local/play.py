@@ -13,17 +13,15 @@ from rlforge.config.schema import GamesConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
 from rlforge.games.observations import new_part, readable
-from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.local.replay import boards
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.episode import play_game
-from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
 from rlforge.rollout.policies import Acting
 from rlforge.rollout.schedule import line_up
-from rlforge.tracking.formatting import ending
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
@@ -152,8 +150,8 @@ async def play(
     the person leaves, ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
-        if policy.kind == "scripted" and policy != PERSON:
-            check_player(policy.path_or_name or policy.uid, env)
+        if policy != PERSON:
+            check_plays(policy, env)
     spec = GameSpec(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
     )
@@ -191,4 +189,4 @@ def verdict(record: GameRecord) -> str:
     own = next((seat.player_id for seat in seats if seat.policy == PERSON), 0)
     outcome = record.spec.env.outcome(record.rewards, own)
     said = {"win": "you won", "draw": "a draw", "loss": "you lost"}[outcome]
-    return f"{said} ({ending(record)}): {rewards}"
+    return f"{said} ({record.ending}): {rewards}"

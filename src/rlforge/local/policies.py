@@ -16,12 +16,11 @@ from rlforge.engines.base import LocalEngine
 from rlforge.engines.openai import check_api
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError, ConfigError, check_type, raise_all
-from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.preflight.model import other_model_problems, other_weight_problems
-from rlforge.rollout.lineup import as_played_by, can_play, eval_envs
+from rlforge.rollout.lineup import as_played_by, can_play, check_plays, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -203,5 +202,5 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
     policy = parse_opponent(name)
     envs = eval_envs(config)
     if not any(can_play(policy, env) for env in envs):
-        check_player(policy.path_or_name or name, envs[0])
+        check_plays(policy, envs[0])
     return policy

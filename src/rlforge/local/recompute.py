@@ -23,12 +23,13 @@ from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
 from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
-from rlforge.local.recorded import Check, RecordedGames, Say
+from rlforge.local.recorded import RecordedGames
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
-from rlforge.models.fit import with_own_start
+from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
 from rlforge.tracking.files import read_jsonl
+from rlforge.tracking.recorded import Check, Say
 from rlforge.types import Completion, Purpose, TrainBatch, value
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
@@ -133,8 +134,8 @@ class Updates:
 
     def __init__(self, config: RunConfig, run_dir: Path, threads: int | None) -> None:
         """threads: of torch in the run; None leaves them."""
-        self._config, self._device = with_own_start(config, run_dir), config.hardware.device
-        self._threads = threads
+        self._config, self._device, self._threads = config, config.hardware.device, threads
+        self._start = start_of(config, run_dir)
         self._checkpoints = run_dir / "checkpoints"
 
     def after(
@@ -145,7 +146,8 @@ class Updates:
         batches: by number of the update and name of the policy.
         """
         with self._as_then():
-            learners = make_learners(self._config, resolve_device(self._device), Ranks())
+            device = resolve_device(self._device)
+            learners = make_learners(self._config, device, Ranks(), lambda _: str(self._start))
             if state is not None:
                 read_state(state, learners)
                 for learner in learners.each():
@@ -224,14 +226,9 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
                     f"the answer differ by {gap:.2g} from the recorded ones"
                 )
             largest = max(largest, gap)
+    result = f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}"
     return Check(
-        name="log-probs",
-        things="answers",
-        checked=checked,
-        total=sum(map(len, by_version.values())),
-        result=f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}",
-        problems=tuple(problems),
-        notes=tuple(notes),
+        "log-probs", "answers", checked, sum(map(len, by_version.values())), result, problems, notes
     )
 
 
@@ -276,15 +273,8 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
                 break
-    return Check(
-        name="updates",
-        things="updates",
-        checked=checked,
-        total=total,
-        result="made again, with the same weights and optimizer",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    result = "made again, with the same weights and optimizer"
+    return Check("updates", "updates", checked, total, result, problems, notes)
 
 
 def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:

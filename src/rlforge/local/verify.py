@@ -5,14 +5,12 @@
     batches      each file has the digest that was noted when it was drawn
     games        played again with the recorded answers, they have the same course and result; in a
                  strict run also the digest that was noted
-    rewards      the samples of a batch are turns of its games, with the rewards that the transforms
+    rewards      the steps of a batch are turns of its games, with the rewards that the transforms
                  give
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
 
-Of a continuous run:
-
-    windows      the decisions in the store, and their scores, are those that were noted
+That is of games; the kind of a run says what is checked beside chain and checkpoints.
 
 Only files of the run are read. By default part of it is checked, drawn by ``seed``.
 """
@@ -20,33 +18,30 @@ Only files of the run are read. By default part of it is checked, drawn by ``see
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from rlforge.buffer.batches import read_batch
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.roots import kind_of_run
-from rlforge.errors import CheckpointError, PromptTooLongError, RlforgeError
+from rlforge.config.roots import read_any
+from rlforge.errors import CheckpointError, ConfigError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
-from rlforge.local.recorded import Check, Recorded, RecordedGames, RecordedWindows, Say
+from rlforge.kinds import kind_of
+from rlforge.local.recorded import RecordedGames
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes, learned_players
 from rlforge.rollout.episode import Seats, play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
-from rlforge.tracking.digests import FILE, broken_at, digest_of, digest_of_batch, digest_of_games
-from rlforge.tracking.files import read_json
+from rlforge.tracking.digests import FILE, broken_at, digest_of_batch, digest_of_games
 from rlforge.tracking.game_files import index_games, read_games
-from rlforge.trajectories.columns import digest_of_decisions
-from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.store import store_folder
-from rlforge.types import Completion, GameRecord, Sample, Seat, TrainBatch, value
+from rlforge.tracking.recorded import Check, Recorded, Say
+from rlforge.types import Completion, GameRecord, Seat, Step, TrainBatch, value
 
-#: What is checked of a run by default: batches or windows, and further games.
+#: What is checked of a run by default: batches, and further games.
 _BATCHES, _GAMES = 8, 100
 
 
@@ -68,18 +63,28 @@ def verify(
 ) -> Verification:
     """Check the run in ``run_dir``. whole: everything. say: called with progress messages.
 
-    Raises ConfigError where it has no configuration, or is a supervised run.
+    Raises ConfigError where it has no configuration, or nothing of its kind is made again.
     """
-    if kind_of_run(run_dir) is ContinuousConfig:
-        windows = RecordedWindows(run_dir, whole, seed)
-        checks = [_chain(windows), _checkpoints(windows), _windows(windows)]
-        return Verification(checks=tuple(checks), differs=tuple(_differences(windows.computed)))
-    run = RecordedGames(run_dir, whole, seed)
-    checks = [_chain(run), _checkpoints(run), _batches(run), _games(run, say), _rewards(run)]
-    from rlforge.local.recompute import check_logprobs, check_updates  # they import torch
+    config = read_any(run_dir)
+    kind = kind_of(config)
+    if not kind.recorded:
+        raise ConfigError(f"{run_dir} is {config.about}, of which nothing can be made again")
+    run: Recorded = resolve_name(kind.recorded)(run_dir, whole, seed)
+    checks = (_chain(run, kind.unit), _checkpoints(run), *run.checks(say))
+    return Verification(checks=checks, differs=tuple(_differences(run.computed)))
 
-    checks += [check_logprobs(run, say), check_updates(run, say)]
-    return Verification(checks=tuple(checks), differs=tuple(_differences(run.computed)))
+
+class VerifiedGames(RecordedGames):
+    """A run of games, whose batches, games, rewards, log-probs and updates are made again."""
+
+    def checks(self, say: Say) -> Iterator[Check]:
+        yield _batches(self)
+        yield _games(self, say)
+        yield _rewards(self)
+        from rlforge.local.recompute import check_logprobs, check_updates  # they import torch
+
+        yield check_logprobs(self, say)
+        yield check_updates(self, say)
 
 
 def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
@@ -92,8 +97,8 @@ def _differences(computed: Mapping[str, Any]) -> Iterator[str]:
 # ---------------------------------------------------------------- files
 
 
-def _chain(run: Recorded) -> Check:
-    problems, notes, unit = list[str](), list[str](), run.unit
+def _chain(run: Recorded, unit: str) -> Check:
+    problems, notes = list[str](), list[str]()
     if not run.lines:
         notes.append(f"{FILE} is not there: nothing says what the run computed")
     elif (step := broken_at(run.lines)) is not None:
@@ -106,15 +111,9 @@ def _chain(run: Recorded) -> Check:
         first = 1
     if missing := [n for n in range(first, made + 1) if run.lines and n not in run.steps]:
         problems.append(f"{FILE}: there is no line of {unit} {missing[0]}")
-    return Check(
-        name="chain",
-        things="lines",
-        checked=len(run.lines),
-        total=len(run.lines),
-        result="each follows from the one before",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    count = len(run.lines)
+    result = "each follows from the one before"
+    return Check("chain", "lines", count, count, result, problems, notes)
 
 
 def _checkpoints(run: Recorded) -> Check:
@@ -124,27 +123,16 @@ def _checkpoints(run: Recorded) -> Check:
             read_manifest(path)
         except CheckpointError as error:
             problems.append(str(error).removesuffix("; use an older checkpoint"))
-    return Check(
-        name="checkpoints",
-        things="versions",
-        checked=len(run.folders),
-        total=len(run.folders),
-        result="their files are as written",
-        problems=tuple(problems),
-    )
+    count = len(run.folders)
+    result = "their files are as written"
+    return Check("checkpoints", "versions", count, count, result, problems)
 
 
 def _batches(run: RecordedGames) -> Check:
     problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
-        return Check(
-            name="batches",
-            things="batches",
-            checked=0,
-            total=len(drawn),
-            result="",
-            notes=("batches were not saved (buffer.save_batches=false)",),
-        )
+        notes = ("batches were not saved (buffer.save_batches=false)",)
+        return Check("batches", "batches", 0, len(drawn), "", notes=notes)
     chosen = run.some(drawn, _BATCHES)
     for number in chosen:
         file = run.batch_file(number)
@@ -159,48 +147,7 @@ def _batches(run: RecordedGames) -> Check:
         if digest_of_batch(batch) != run.steps[number]["batch"]:
             problems.append(f"{file.name} is not the batch that was drawn: its digest differs")
         run.batches[number] = batch
-    return Check(
-        name="batches",
-        things="batches",
-        checked=len(chosen),
-        total=len(drawn),
-        result="as drawn",
-        problems=tuple(problems),
-    )
-
-
-def _windows(run: RecordedWindows) -> Check:
-    problems, notes, checked = list[str](), list[str](), 0
-    with contextlib.closing(StoreReader(store_folder(run.config.store, run.dir))) as store:
-        here = set(store.window_ids())
-        gone = [row["window_id"] for row in run.steps.values() if row["window_id"] not in here]
-        if gone and run.config.store.keep_windows is None:
-            problems.append(f"window {gone[0]} is missing")
-        elif gone:
-            notes.append("windows that store.keep_windows has deleted are left out")
-        for row in run.some(
-            (row for row in run.steps.values() if row["window_id"] in here), _BATCHES
-        ):
-            checked += 1
-            window_id = row["window_id"]
-            decisions = store.decisions(window_id=window_id)
-            if digest_of_decisions(decisions) != row["decisions"]:
-                problems.append(f"window {window_id}: its decisions are not those that were noted")
-            known = read_json(run.paths.scores(window_id)).get("scores")
-            scores = (
-                None if known is None else [known.get(one.id, {}).get("score") for one in decisions]
-            )
-            if digest_of(scores) != row["scores"]:
-                problems.append(f"window {window_id}: its scores are not those that were noted")
-    return Check(
-        name="windows",
-        things="windows",
-        checked=checked,
-        total=len(run.steps),
-        result="decisions and scores as noted",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    return Check("batches", "batches", len(chosen), len(drawn), "as drawn", problems)
 
 
 # ---------------------------------------------------------------- games
@@ -209,13 +156,11 @@ def _windows(run: RecordedWindows) -> Check:
 def _games(run: RecordedGames, say: Say) -> Check:
     try:
         ids = [game.spec.game_id for game in index_games(run.dir)]
-        of_batches = {sample.origin for batch in run.batches.values() for sample in batch.samples}
+        of_batches = {step.game_id for batch in run.batches.values() for step in batch.steps}
         chosen = set(ids) if run.whole else {*run.some(ids, _GAMES), *of_batches}
         run.records = {record.spec.game_id: record for record in read_games(run.dir, chosen)}
     except RlforgeError as error:
-        return Check(
-            name="games", things="games", checked=0, total=0, result="", problems=(str(error),)
-        )
+        return Check("games", "games", 0, 0, "", problems=(str(error),))
     notes = () if ids else ("no games were saved (collector.save_games=false)",)
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
@@ -228,15 +173,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
             say(f"{played:,} of {len(run.records):,} games are played again")
         if (problem := asyncio.run(_replayed(record))) is not None:
             problems.append(f"game {record.spec.game_id}: {problem}")
-    return Check(
-        name="games",
-        things="games",
-        checked=played,
-        total=len(ids),
-        result="played again, with the same course and result",
-        problems=tuple(problems),
-        notes=notes,
-    )
+    result = "played again, with the same course and result"
+    return Check("games", "games", played, len(ids), result, problems, notes)
 
 
 def _noted_games(run: RecordedGames) -> Iterator[str]:
@@ -305,54 +243,47 @@ def _rewards(run: RecordedGames) -> Check:
     }
     for number, batch in run.batches.items():
         pipeline = pipelines[run.steps[number].get("name", "")]
-        games = dict.fromkeys(sample.origin for sample in batch.samples)
+        games = dict.fromkeys(step.game_id for step in batch.steps)
         shaped = {
-            (sample.origin, sample.player_id, sample.turn_index): sample
+            (step.game_id, step.player_id, step.turn_index): step
             for record in filter(None, map(run.records.get, games))
             for episode in learned_episodes(
                 pipeline.shape(record, learned_players(record, collecting)), record.spec, collecting
             )
-            for sample in episode
+            for step in episode.steps
         }
-        if any(sample.origin not in run.records for sample in batch.samples):
+        if any(step.game_id not in run.records for step in batch.steps):
             continue  # no games were saved, or some are missing, which is said elsewhere
         checked += 1
         if pipeline.moves:
             notes = ["rewards.final has a state, so only turns and raw rewards are compared"]
         if (problem := _batch_problem(batch, shaped, pipeline)) is not None:
             problems.append(f"batch {number}: {problem}")
-    return Check(
-        name="rewards",
-        things="batches",
-        checked=checked,
-        total=len(run.steps),
-        result="made again from their games",
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    result = "made again from their games"
+    return Check("rewards", "batches", checked, len(run.steps), result, problems, notes)
 
 
 def _batch_problem(
-    batch: TrainBatch, shaped: Mapping[tuple[str, int, int], Sample], pipeline: RewardPipeline
+    batch: TrainBatch, shaped: Mapping[tuple[str, int, int], Step], pipeline: RewardPipeline
 ) -> str | None:
-    shapes = []
-    for sample in batch.samples:
-        made = shaped.get((sample.origin, sample.player_id, sample.turn_index))
-        where = f"turn {sample.turn_index} of player {sample.player_id} in game {sample.origin}"
+    steps = []
+    for step in batch.steps:
+        made = shaped.get((step.game_id, step.player_id, step.turn_index))
+        where = f"turn {step.turn_index} of player {step.player_id} in game {step.game_id}"
         if made is None:
             return f"{where} is no turn to learn from"
         for what in ("observation", "action", "prompt_token_ids", "token_ids", "logprobs"):
-            if getattr(sample, what) != getattr(made, what):
+            if getattr(step, what) != getattr(made, what):
                 return f"{where}: {what} is not that of the game"
-        if sample.raw_reward != made.raw_reward:
-            return f"{where}: raw_reward is {sample.raw_reward:g}, in the game {made.raw_reward:g}"
-        shapes.append(made)
+        if step.raw_reward != made.raw_reward:
+            return f"{where}: raw_reward is {step.raw_reward:g}, in the game {made.raw_reward:g}"
+        steps.append(made)
     if pipeline.moves:
         return None
-    for sample, made in zip(batch.samples, pipeline.on_draw(shapes), strict=True):
-        if sample.reward != made.reward:
+    for step, made in zip(batch.steps, pipeline.on_draw(steps), strict=True):
+        if step.reward != made.reward:
             return (
-                f"turn {sample.turn_index} of player {sample.player_id} in game {sample.origin}: "
-                f"reward is {sample.reward:g}, and the transforms give {made.reward:g}"
+                f"turn {step.turn_index} of player {step.player_id} in game {step.game_id}: reward "
+                f"is {step.reward:g}, and the transforms give {made.reward:g}"
             )
     return None

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar
 from rlforge.config.schema import LoraConfig, ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
-from rlforge.system.checkpoint import step_name
+from rlforge.system.checkpoint import find_checkpoint, step_name
+from rlforge.tracking.files import RunPaths
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -383,10 +384,16 @@ def same_model(first: str, second: str) -> bool:
     return name == other
 
 
-def with_own_start(config: C, run_dir: Path) -> C:
-    """The configuration with ``step-0`` of the run as its initial adapter, if it has one."""
-    own = run_dir / "checkpoints" / step_name(0)
-    if config.learner.initial_adapter is None or not own.exists():
-        return config
-    learner = dataclasses.replace(config.learner, initial_adapter=str(own))
-    return dataclasses.replace(config, learner=learner)
+def start_of(config: PolicyConfig, run_dir: Path | None = None) -> Path | None:
+    """The folder of the adapter that the run starts from; None: it starts from the model.
+
+    A run folder in ``learner.initial_adapter`` is its newest version; a run that has begun keeps a
+    copy. Raises CheckpointError where a run folder has no version.
+    """
+    given = config.learner.initial_adapter
+    if given is None:
+        return None
+    if run_dir is not None and (own := RunPaths(root=run_dir).checkpoints / step_name(0)).exists():
+        return own
+    run = RunPaths(root=Path(given))
+    return find_checkpoint(run.checkpoints) if run.is_run() else run.root

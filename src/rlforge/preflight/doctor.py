@@ -18,22 +18,28 @@ from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
-from rlforge.preflight.engine import engine_tried, named_engine
 from rlforge.preflight.fit import Memory, capacity_of, in_gib, plan_memory
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.limits import limit_notes
-from rlforge.preflight.machine import gpu_notes, planned, started
 from rlforge.preflight.model import (
+    check_start,
     model_notes,
     model_problems,
     saved_problems,
     shape_problems,
     weight_problems,
+)
+from rlforge.preflight.plan import (
+    engine_tried,
+    for_machine,
+    gpu_notes,
+    named_engine,
+    with_engines_that_start,
     with_start,
 )
 from rlforge.preflight.policy import with_template
 from rlforge.rollout.lineup import as_played_by, other_models
-from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
+from rlforge.system.hardware import Machine, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
 
@@ -78,30 +84,29 @@ def examine(
     """Everything about a run that can be known here.
 
     gpus_there, gpu_memory_gb: plan for a machine of so many GPUs, of so many GiB each, as
-    ``planned`` does and raises. That machine has packages, keys and an engine of its own. check:
-    raises ConfigError for a configuration that cannot run; ``keys``: or that this machine lacks
-    something for.
+    ``for_machine`` does and raises. That machine has packages, keys and an engine of its own.
+    check: raises ConfigError for a configuration that cannot run; ``keys``: or that this machine
+    lacks something for.
     """
     composed, plain = with_template(composed)
-    whole, guess = planned(composed.config, gpus_there, gpu_memory_gb)
-    config = started(whole)
-    assumed = guess is not None or (gpus_there, gpu_memory_gb) != (None, None)
-    cards = () if assumed else gpus()
+    whole, machine, guess = for_machine(composed.config, gpus_there, gpu_memory_gb)
+    config = with_engines_that_start(whole, machine)
+    assumed, cards = not machine.here, machine.cards
     findings = [
         *_configuration(composed, check, assumed=assumed),
         *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
-        *_machine(config.hardware, cards, assumed=assumed),
+        *_machine(config.hardware, machine),
     ]
     unused = [] if guess is None else [guess]
-    hardware, finding = _hardware(config, assumed=assumed)
+    hardware, finding = _hardware(config, machine)
     if hardware is not None:
-        unused += gpu_notes(whole)
+        unused += gpu_notes(whole, config, hardware, machine)
     findings += [Finding(what="hardware", state="note", detail=note) for note in unused]
     findings += [finding, *_packages(config, hardware, assumed=assumed)]
     tried, infinite = config, [key for key, wrong in config.problems() if wrong == NOT_FINITE]
     if hardware is not None and not infinite:
-        tried, engine = engine_tried(config, cards, here=not assumed)
-        findings += [] if engine is None else [Finding(what="engine", state="ok", detail=engine)]
+        tried, engine = engine_tried(config, hardware, machine)
+        findings += [] if not engine else [Finding(what="engine", state="ok", detail=engine)]
     findings += _model(composed, assumed=assumed)
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
@@ -178,14 +183,14 @@ def _configuration(
     ]
 
 
-def _machine(hardware: HardwareConfig, found: tuple[Gpu, ...], *, assumed: bool) -> list[Finding]:
-    """assumed: the GPUs are those that ``hardware`` has of another machine."""
+def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
+    """hardware: has the GPUs of a machine that is not this one."""
     size = ram()
     shown = "unknown" if size is None else in_gib(size)
-    cores = f"{detect().cpus} cores, {shown} of RAM"
-    cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in found)
+    cores = f"{machine.cpus} cores, {shown} of RAM"
+    cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     cards = cards or "none that nvidia-smi shows"
-    if assumed:
+    if assumed := not machine.here:
         number, each = hardware.num_gpus, hardware.memory_gb
         many = "as many as the cluster has" if number is None else str(number or "none")
         cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
@@ -195,12 +200,12 @@ def _machine(hardware: HardwareConfig, found: tuple[Gpu, ...], *, assumed: bool)
     ]
 
 
-def _hardware(config: PolicyConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
-    """The resolved profile; assumed: not for this machine."""
+def _hardware(config: PolicyConfig, machine: Machine) -> tuple[HardwareConfig | None, Finding]:
+    """The profile, resolved for the machine."""
     engines, learners = config.engine.num_engines, config.learner.num_learners
     wanted = config.hardware
     try:
-        hardware = resolve_hardware(wanted, detect(), engines, learners)
+        hardware = resolve_hardware(wanted, machine, engines, learners)
     except ConfigError as error:
         return None, Finding(what="hardware", state="problem", detail=str(error))
     if hardware.device != "cuda":
@@ -210,7 +215,7 @@ def _hardware(config: PolicyConfig, *, assumed: bool) -> tuple[HardwareConfig | 
         f"{', ' + _gpus_of(engines, 'engine', hardware.engine_gpus) if engines else ''}"
         f"{', in turns' if hardware.alternate else ''}"
     )
-    state: State = "note" if assumed else "ok"
+    state: State = "ok" if machine.here else "note"
     return hardware, Finding(what="hardware", state=state, detail=detail)
 
 
@@ -260,8 +265,9 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
         check_source(config.model)
         problems = [*model_problems(config, fetch=not assumed)]
         if local_copy(config.model) is not None:
-            config = with_start(composed)
-            problems += [*saved_problems(config), *weight_problems(config)]
+            check_start(composed)
+            started = with_start(config)
+            problems += [*saved_problems(started), *weight_problems(started)]
     except ConfigError as error:
         if isinstance(error, ProxyError) and not assumed:
             raise

@@ -10,7 +10,7 @@ from rlforge.models.catalog import Located, locate
 from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.rollout.lineup import as_played_by, other_models
-from rlforge.system.hardware import Gpu, detect, gpus, ram, resolve_hardware
+from rlforge.system.hardware import Gpu, ram
 from rlforge.types import value
 
 
@@ -28,13 +28,13 @@ class Memory:
     mend: tuple[str, ...]
 
 
-def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
-    """Raise ConfigError where a run does not fit the memory of this machine, or that it names.
+def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, ...]) -> None:
+    """Raise ConfigError where a run does not fit the memory of its machine.
 
-    here: by the cards of this machine, too. Says nothing where the shape of the model or the memory
-    of the card cannot be known.
+    config, hardware: as planned. found: cards of that machine, where they are known. Says nothing
+    where the shape of the model or the memory of the card cannot be known.
     """
-    memory = memory_on(gpus() if here else (), config, locate(config.model))
+    memory = memory_on(found, config, locate(config.model), hardware)
     if memory is None or memory.plan.excess == 0:
         return
     plan = memory.plan
@@ -55,11 +55,10 @@ def check_fit(config: PolicyConfig, *, here: bool = True) -> None:
     )
 
 
-def memory_on(found: tuple[Gpu, ...], config: PolicyConfig, located: Located) -> Memory | None:
+def memory_on(
+    found: tuple[Gpu, ...], config: PolicyConfig, located: Located, hardware: HardwareConfig
+) -> Memory | None:
     """The plan for a machine with the cards ``found``; None where it cannot be made."""
-    hardware = resolve_hardware(
-        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
-    )
     capacity = capacity_of(hardware, found)
     if located.shape is None or capacity is None:
         return None

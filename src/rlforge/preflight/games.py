@@ -10,14 +10,13 @@ from typing import Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
-from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
+from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, SOURCES
 from rlforge.config.schema import ApiConfig, GamesConfig, PolicyConfig, RewardsConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
-from rlforge.games.players import check_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game, tried
 from rlforge.kinds import kind_of
@@ -43,8 +42,14 @@ from rlforge.preflight.policy import (
     value_problems,
 )
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
-from rlforge.rollout.tabular import measured_game
+from rlforge.rollout.lineup import (
+    check_plays,
+    env_spec,
+    eval_envs,
+    eval_opponents,
+    eval_pairings,
+    train_envs,
+)
 from rlforge.system.checkpoint import step_name
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
@@ -212,8 +217,8 @@ def opponent_problems(
             if keys and policy.kind == "api":
                 check_api(name, composed.config.pool.api)
             end = mend
-            for env in envs if policy.kind == "scripted" else ():
-                check_player(policy.path_or_name or name, env)
+            for env in envs:
+                check_plays(policy, env)
         except ConfigError as error:
             yield composed.error(key, f"{error}{end}")
 
@@ -243,8 +248,8 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
             key, found = f"env.{group}.{index}", []
             found += name_problems(composed, f"{key}.source", entry.source, SOURCES)
             spec = env_spec(entry, config)
-            found += prompt_problems(composed, f"{key}.prompt_template", spec.prompt_template)
-            extraction = spec.action_extraction
+            found += prompt_problems(composed, f"{key}.prompt_template", spec.form.template)
+            extraction = spec.form.extraction
             found += name_problems(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
             if not found:
                 found += composed.trial(f"{key}.id", partial(check_env, spec))
@@ -265,16 +270,16 @@ def _template_problems(
     Words where the model reads boards, too.
     """
     prompter = Prompter(None, composed.config.prompts)
-    words = not prompter.template(spec.prompt_template).shows_boards_only
+    words = not prompter.template(spec.form.template).shows_boards_only
     if words and _reads_boards(composed.config):
-        own = _set_by(composed, key, "prompt_template", spec.prompt_template)
+        own = _set_by(composed, key, "prompt_template", spec.form.template)
         yield composed.error(
             own,
             f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
             f"{own}=board, or a language model such as model=smollm2_135m",
         )
-    asked = (spec.prompt_template, spec.api_prompt_template, spec.hf_prompt_template)
-    for name in dict.fromkeys(asked):
+    asked = (spec.form, spec.api_form, spec.hf_form)
+    for name in dict.fromkeys(form.template for form in asked):
         template = prompter.template(name)
         if template.games and not spec.id.startswith(template.games):
             yield composed.error(
@@ -314,7 +319,7 @@ def _extraction_problems(
     composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
 ) -> Problems:
     """An extraction that finds a legal action of ``view`` in no answer of the model."""
-    name, legal = spec.action_extraction, view.legal_actions
+    name, legal = spec.form.extraction, view.legal_actions
     write = getattr(EXTRACTIONS.find(name), "write", str)
     # An extraction that does not say how its answers are written cannot be tried.
     for action in (legal or ()) if write is not str else ():
@@ -359,16 +364,18 @@ def _room_problems(config: GamesConfig) -> Problems:
     except ConfigError:  # which the checks of the model raise, too
         return
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
-    for env in [asked for game in games for asked in _as_asked(game)]:
+    for env, form in [
+        (game, form) for game in games for form in (game.form, *(own.form for own in game.forms))
+    ]:
         view, found = make_game(env, seed=0).view(), list[str]()
         try:
-            _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
+            _, prompt = prompter.encode(form, view)
         except ConfigError as error:
-            of_model = env.prompt_template == config.model.prompt_template
+            of_model = form.template == config.model.prompt_template
             key = "model.prompt_template" if of_model else "prompt_template"
-            yield f"{key}={env.prompt_template} (env {env.id!r}): {error}"
+            yield f"{key}={form.template} (env {env.id!r}): {error}"
             return
-        write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
+        write = getattr(EXTRACTIONS.find(form.extraction), "write", str)
         # Models made for boards have words of their own for actions, a token each.
         actions = () if _reads_boards(config) else view.legal_actions or ()
         answers = {
@@ -398,19 +405,6 @@ def _room_problems(config: GamesConfig) -> Problems:
         if found:
             yield from found
             return
-
-
-def _as_asked(env: EnvSpec) -> list[EnvSpec]:
-    """``env``, and as policies with forms of their own are asked in it."""
-    return [
-        env,
-        *(
-            dataclasses.replace(
-                env, prompt_template=form.prompt_template, action_extraction=form.action_extraction
-            )
-            for form in env.forms
-        ),
-    ]
 
 
 def _batch_problems(composed: Composed[RunConfig]) -> Problems:
@@ -455,7 +449,9 @@ def _evaluation_problems(composed: Composed[GamesConfig]) -> Problems:
             )
     yield from temperature_problems(composed, "eval.temperature", config.eval.temperature)
     for env in eval_envs(config) if config.eval.exploitability else ():
-        yield from composed.trial("eval.exploitability", partial(measured_game, env))
+        yield from composed.trial(
+            "eval.exploitability", partial(MEASURES.find("exploitability").check, env)
+        )
 
 
 def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems:

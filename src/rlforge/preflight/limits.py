@@ -11,7 +11,6 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
 from rlforge.models.load import load_model_config, local_copy, positions
-from rlforge.preflight.machine import started
 from rlforge.rollout.lineup import other_models
 
 
@@ -21,7 +20,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     Where all that is involved is the default, nothing is said.
     """
     config, said = composed.config, composed.said
-    if not started(config).engine.num_engines:  # no answer is drawn
+    if not kind_of(config).generates:
         return
 
     def chosen(*keys: str) -> bool:

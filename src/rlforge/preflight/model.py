@@ -21,7 +21,7 @@ from rlforge.errors import CheckpointError, ConfigError, collected, nearest, ref
 from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
-from rlforge.models.fit import NO_ADAPTER, check_initial_adapter
+from rlforge.models.fit import NO_ADAPTER, check_initial_adapter, start_of
 from rlforge.models.load import (
     check_source,
     lacking_weights,
@@ -37,30 +37,21 @@ from rlforge.models.shape import unknown_targets
 from rlforge.preflight.games import check_history, check_room
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.rollout.policies import with_own_form
-from rlforge.system.checkpoint import find_checkpoint, step_name
+from rlforge.system.checkpoint import step_name
 from rlforge.system.hardware import detect
-from rlforge.tracking.files import RunPaths
 from rlforge.types import PolicyRef
 
 C = TypeVar("C", bound=PolicyConfig)
 
 
-def with_start(composed: Composed[C]) -> C:
-    """The configuration, with a checkpoint where ``learner.initial_adapter`` names a run."""
-    config = composed.config
-    start = config.learner.initial_adapter
-    if start is None:
-        return config
-    if not RunPaths(root=Path(start)).is_run():
-        if not (Path(start) / ADAPTER_CONFIG).is_file():
-            raise composed.error("learner.initial_adapter", NO_ADAPTER)
-        return config
+def check_start(composed: Composed[PolicyConfig]) -> None:
+    """Raise ConfigError where ``learner.initial_adapter`` names neither a run nor an adapter."""
     try:
-        newest = find_checkpoint(RunPaths(root=Path(start)).checkpoints)
+        start = start_of(composed.config)
     except CheckpointError as error:
         raise composed.error("learner.initial_adapter", str(error)) from None
-    learner = dataclasses.replace(config.learner, initial_adapter=str(newest))
-    return dataclasses.replace(config, learner=learner)
+    if start is not None and not (start / ADAPTER_CONFIG).is_file():
+        raise composed.error("learner.initial_adapter", NO_ADAPTER)
 
 
 def shape_problems(config: PolicyConfig) -> Iterator[str]:

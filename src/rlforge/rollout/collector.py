@@ -58,11 +58,11 @@ class Collector:
     """Plays up to ``num_train_workers`` training and ``num_eval_workers`` evaluation games at once.
 
     Example: one evaluation game, with an ``Answer`` that always checks:
-        >>> from rlforge.types import Completion, EnvSpec, PolicyRef
+        >>> from rlforge.types import Completion, EnvSpec, Form, PolicyRef
         >>> from rlforge.rollout.evaluation import Pairing, plan_evaluation
         >>> async def check(seat, view, seed):
         ...     return Completion(text=view.legal_actions[0])
-        >>> env = EnvSpec(id="kuhn_poker", source="openspiel", action_extraction="raw")
+        >>> env = EnvSpec(id="kuhn_poker", source="openspiel", form=Form(extraction="raw"))
         >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
         >>> pairing = Pairing(env=env, opponents=(rival,))
         >>> specs = plan_evaluation([pairing], me, games=2, step=1, seed=0)
@@ -235,7 +235,7 @@ def learned_episodes(
     if config.learned_seats == "all" or not spec.trained:
         return list(episodes)
     seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
-    return [episode for episode in episodes if episode[0].player_id == seat]
+    return [episode for episode in episodes if episode.player_id == seat]
 
 
 def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
 from rlforge.games.observations import new_part
 from rlforge.games.prompts import Prompter
-from rlforge.types import Completion, EnvSpec, value
+from rlforge.types import Completion, EnvSpec, Form, value
 
 
 @value
@@ -42,7 +42,7 @@ class Conversation:
     holds all that is new since the first turn; where that does not fit either, it stays as it was.
 
     Example:
-        >>> chat = Conversation(Prompter(None), "chat", "raw")
+        >>> chat = Conversation(Prompter(None), Form(template="chat", extraction="raw"))
         >>> first = chat.say(View(player_id=0, observation="Heads or tails?"))
         >>> chat.add(first, Completion(text="heads"))
         >>> later = View(player_id=0, observation="Heads or tails?\\n\\nTails it was. Again!")
@@ -50,11 +50,8 @@ class Conversation:
         ['Heads or tails?', 'heads', 'Tails it was. Again!']
     """
 
-    def __init__(
-        self, prompter: Prompter, template: str, extraction: str, room: int | None = None
-    ) -> None:
-        self._prompter = prompter
-        self._template, self._extraction, self._room = template, extraction, room
+    def __init__(self, prompter: Prompter, form: Form, room: int | None = None) -> None:
+        self._prompter, self._form, self._room = prompter, form, room
         self._first: Question | None = None
         self._last: Question | None = None
         self._answer = Completion(text="")
@@ -63,7 +60,7 @@ class Conversation:
         """What the player is asked now, for models that take messages."""
         first, last = self._first, self._last
         if first is None or last is None:
-            messages = self._prompter.messages(self._template, view, self._extraction)
+            messages = self._prompter.messages(self._form, view)
             return Question(observation=view.observation, messages=tuple(messages))
         said = {"role": "assistant", "content": self._answer.text}
         news = new_part(view.observation, last.observation) if view.news is None else view.news
@@ -96,12 +93,12 @@ class Conversation:
 
     def _reply(self, view: View, news: str) -> Message:
         shown = dataclasses.replace(view, news=news)
-        return self._prompter.reply(self._template, shown, self._extraction)
+        return self._prompter.reply(self._form, shown)
 
     def _encoded(self, question: Question) -> Question:
         """``question`` with its tokens: those of the engine in answers, and what is between."""
         messages, last = question.messages, self._last
-        prompt = self._prompter.render(self._template, messages)
+        prompt = self._prompter.render(self._form, messages)
         text = prompt.text
         numbers = range(len(messages) - 2 * len(question.answers), len(messages), 2)
         answers = dict(zip(numbers, question.answers, strict=True))
@@ -131,7 +128,7 @@ class Conversation:
 
 
 def conversation_in(
-    env: EnvSpec, prompter: Prompter, template: str, extraction: str, room: int | None = None
+    env: EnvSpec, prompter: Prompter, form: Form, room: int | None = None
 ) -> Conversation | None:
     """A seat's conversation in a game of ``env``; None where each turn is asked alone.
 
@@ -139,9 +136,7 @@ def conversation_in(
     """
     if env.context == "turn":
         return None
-    return Conversation(
-        prompter, template, extraction, room if env.overflow == "drop_oldest" else None
-    )
+    return Conversation(prompter, form, room if env.overflow == "drop_oldest" else None)
 
 
 def _goes_on(before: Prompt, text: str) -> bool:

@@ -1,8 +1,8 @@
 """Samples of supervised fine-tuning: games of players, a run's own answers, and their files.
 
-They have the tokens that the model would be asked with in the game, and those of the answer as it
-would have to sample them, its end included. Log-probs are 0: no engine sampled them. Rows of files
-become samples in ``rlforge.rollout.datasets``.
+A sample is a ``Step`` with the tokens that the model would be asked with in the game, and those of
+the answer as it would have to sample them, its end included. Log-probs are 0: no engine sampled
+them. Rows of files become samples in ``rlforge.rollout.datasets``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.rollout.traders import trader_samples
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
@@ -45,8 +43,8 @@ from rlforge.types import (
     GameRecord,
     GameSpec,
     PolicyRef,
-    Sample,
     Seat,
+    Step,
     TrainBatch,
     Turn,
     value,
@@ -64,14 +62,14 @@ Say = Callable[[str], None]
 class Samples:
     """What is learned from, and what is held out: no game and no row of a file is in both."""
 
-    train: tuple[Sample, ...]
-    validation: tuple[Sample, ...]
+    train: tuple[Step, ...]
+    validation: tuple[Step, ...]
 
 
 def load_samples(run_dir: Path) -> Samples:
     """The samples that ``make_samples`` wrote."""
     train, validation = sample_files(run_dir)
-    return Samples(train=read_batch(train).samples, validation=read_batch(validation).samples)
+    return Samples(train=read_batch(train).steps, validation=read_batch(validation).steps)
 
 
 async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
@@ -83,23 +81,15 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     tokenizer = load_tokenizer(config.model)
     encoder = AnswerEncoder(config.model, tokenizer)
     left_out: Counter[str] = Counter()
-    found: list[Sample] = []
-    if data.players and config.market is not None:
-        say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
-        reported = time.monotonic()
-        for sample in trader_samples(config, config.market, encoder, left_out):
-            found.append(sample)
-            if time.monotonic() - reported >= SAY_EVERY_S:
-                reported = time.monotonic()
-                say(f"{len(found):,} decisions of {sample.origin} and the episodes before it")
-    elif data.players:
-        found += await _of_players(config, run_dir, encoder, left_out, say)
+    steps: list[Step] = []
+    if data.players:
+        steps += await config.teachers.answers(config, run_dir, encoder, left_out, say)
     if data.run is not None:
-        found += _of_run(Path(data.run), data, left_out)
+        steps += _of_run(Path(data.run), data, left_out)
     if data.file is not None:
-        found += samples_of_file(Path(data.file), tokenizer, encoder)
+        steps += samples_of_file(Path(data.file), tokenizer, encoder)
     rng = random.Random(derive_seed(config.seed, "samples"))
-    samples = _divided(_selected(found, config, left_out, rng), data.validation, rng)
+    samples = _divided(_selected(steps, config, left_out, rng), data.validation, rng)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
     if not samples.train:
         raise RunError(f"no sample is left to learn from ({reasons or 'the data are empty'})")
@@ -130,9 +120,11 @@ def drawn(samples: Sequence[T], size: int, seed: int, number: int) -> list[T]:
     return [samples[index] for index in order]
 
 
-def batch_of(samples: Iterable[Sample]) -> TrainBatch:
+def batch_of(samples: Iterable[Step]) -> TrainBatch:
     """Samples as the learner takes them."""
-    return TrainBatch(samples=tuple(samples), whole_episodes=False)
+    return TrainBatch(
+        steps=tuple(samples), whole_episodes=False, min_version=OTHER_RUN, max_version=OTHER_RUN
+    )
 
 
 # ---------------------------------------------------------------- games of players
@@ -168,9 +160,9 @@ def _lineups(players: Sequence[PolicyRef], seats: int) -> list[tuple[PolicyRef, 
     return list(itertools.product(players, repeat=seats))
 
 
-async def _of_players(
+async def answers_in_games(
     config: SftConfig, run_dir: Path, encoder: AnswerEncoder, left_out: Counter[str], say: Say
-) -> list[Sample]:
+) -> list[Step]:
     """The samples of games that ``data.players`` play; the games go to disk."""
     data, specs = config.data, demonstration_games(config)
     say(f"{', '.join(data.players)} play {len(specs):,} games")
@@ -192,11 +184,11 @@ async def _of_players(
         writer.close()
     prompter = Prompter(encoder.tokenizer, config.prompts)
     return [
-        sample
+        step
         for record in records
         if record.error is None
-        for sample in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
-        if _counts(record, sample.player_id, data, left_out) and _has_answer(sample, left_out)
+        for step in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
+        if _counts(record, step.player_id, data, left_out) and _has_answer(step, left_out)
     ]
 
 
@@ -258,19 +250,18 @@ def _answers(
     config: SftConfig,
     prompter: Prompter,
     encoder: AnswerEncoder,
-) -> Iterator[Sample]:
+) -> Iterator[Step]:
     """The legal answers of imitated players, in the form that the run's model is asked for.
 
     One whose tokens are not read as its action, as where a token ends it too early, is empty. A
     conversation cannot go on from it, nor from an answer that is not legal: it ends there.
     """
     env, data = record.spec.env, config.data
-    form = env.prompt_template, env.action_extraction
     room = prompt_room(config) if env.drops_turns else None
     for seat in record.spec.seats:
         if seat.policy.uid not in (data.imitate or data.players):
             continue
-        chat = conversation_in(env, prompter, *form, room)
+        chat = conversation_in(env, prompter, env.form, room)
         pairs = zip(record.turns, views, strict=True)
         own = [(turn, view) for turn, view in pairs if turn.player_id == seat.player_id]
         first = _first_learned(len(own), data)
@@ -281,15 +272,15 @@ def _answers(
                 break
             question = None if chat is None else chat.ask(view)
             prompt, ids = (
-                prompter.encode(form[0], view, form[1])
+                prompter.encode(env.form, view)
                 if question is None
                 else (question.prompt.text, question.token_ids)
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
-            read = extract(form[1], text, view.legal_actions).action == turn.action
+            read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
-                yield sample_of(record, turn, index, ids, tokens if read else ())
+                yield sample(record, turn, index, ids, tokens if read else ())
             if chat is None or question is None:
                 continue
             if not read:
@@ -301,22 +292,23 @@ def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
     """What the model should say for ``turn``: an API model's words where they are in its form."""
     own = turn.completion.text.strip()
     if turn.completion.finish_reason != "scripted":
-        read = extract(env.action_extraction, own, view.legal_actions)
+        read = extract(env.form.extraction, own, view.legal_actions)
         if read.well_formed and read.action == turn.action:
             return own
         template = ACTION
-    return written(template, env.action_extraction, turn.action)
+    return written(template, env.form.extraction, turn.action)
 
 
-def sample_of(
+def sample(
     record: GameRecord, turn: Turn, index: int, prompt: Sequence[int], answer: Sequence[int]
-) -> Sample:
+) -> Step:
     """A turn of a game as a sample; ``index``: of the turn among those of its player."""
     reward = record.rewards[turn.player_id]
-    return Sample(
-        origin=record.spec.game_id,
+    return Step(
+        game_id=record.spec.game_id,
         env_id=record.spec.env_id,
         player_id=turn.player_id,
+        group_id=None,
         turn_index=index,
         last_turn=False,
         observation=turn.observation,
@@ -334,7 +326,7 @@ def sample_of(
 # ---------------------------------------------------------------- a run's own games
 
 
-def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Sample]:
+def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Step]:
     """The answers of a run's model that ended by themselves, token by token."""
     for record in read_games(run):
         if record.error is not None:
@@ -351,7 +343,7 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Sam
             if index < _first_learned(numbers[turn.player_id], data):
                 continue
             if _counts(record, turn.player_id, data, left_out):
-                yield sample_of(record, turn, index, answer.prompt_token_ids, answer.token_ids)
+                yield sample(record, turn, index, answer.prompt_token_ids, answer.token_ids)
 
 
 # ---------------------------------------------------------------- selection
@@ -374,50 +366,50 @@ def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter
     return counts
 
 
-def _has_answer(sample: Sample, left_out: Counter[str]) -> bool:
-    left_out["not read as their action"] += not sample.token_ids
-    return bool(sample.token_ids)
+def _has_answer(step: Step, left_out: Counter[str]) -> bool:
+    left_out["not read as their action"] += not step.token_ids
+    return bool(step.token_ids)
 
 
 def _selected(
-    samples: Iterable[Sample], config: SftConfig, left_out: Counter[str], rng: random.Random
-) -> list[Sample]:
+    steps: Iterable[Step], config: SftConfig, left_out: Counter[str], rng: random.Random
+) -> list[Step]:
     """Samples that fit into the model's context, once if so asked, at most ``max_samples``."""
     data, longest = config.data, config.engine.max_model_len
     limit = min(longest, config.learner.max_train_len or longest)
-    kept: list[Sample] = []
+    kept: list[Step] = []
     known: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-    for sample in samples:
-        pair = sample.prompt_token_ids, sample.token_ids
+    for step in steps:
+        pair = step.prompt_token_ids, step.token_ids
         if len(pair[1]) > config.engine.max_tokens or len(pair[0]) + len(pair[1]) > limit:
             left_out["too long"] += 1
         elif data.unique and pair in known:
             left_out["repeated"] += 1
         else:
             known.update([pair] if data.unique else [])
-            kept.append(sample)
+            kept.append(step)
     if data.max_samples is not None and len(kept) > data.max_samples:
         left_out["beyond data.max_samples"] += len(kept) - data.max_samples
         kept = rng.sample(kept, data.max_samples)
     return kept
 
 
-def _divided(samples: Sequence[Sample], share: float, rng: random.Random) -> Samples:
+def _divided(steps: Sequence[Step], share: float, rng: random.Random) -> Samples:
     """Whole games, or rows, are held out until they make up ``share`` of the samples."""
-    sizes = Counter(sample.origin for sample in samples)
+    sizes = Counter(step.game_id for step in steps)
     held: set[str] = set()
     count, games = 0, sorted(sizes)
     rng.shuffle(games)
     for game in games[1:]:  # one is left to learn from
-        if count + sizes[game] / 2 > share * len(samples):
+        if count + sizes[game] / 2 > share * len(steps):
             break
         held.add(game)
         count += sizes[game]
     return Samples(
-        train=_with(samples, lambda sample: sample.origin not in held),
-        validation=_with(samples, lambda sample: sample.origin in held),
+        train=_with(steps, lambda step: step.game_id not in held),
+        validation=_with(steps, lambda step: step.game_id in held),
     )
 
 
-def _with(samples: Collection[Sample], condition: Callable[[Sample], bool]) -> tuple[Sample, ...]:
-    return tuple(sample for sample in samples if condition(sample))
+def _with(steps: Collection[Step], condition: Callable[[Step], bool]) -> tuple[Step, ...]:
+    return tuple(step for step in steps if condition(step))

@@ -202,8 +202,8 @@ async def _play_turn(
     except PromptTooLongError as error:
         raise _ContextLimitError(seat.player_id, f"{type(error).__name__}: {error}") from error
     # A scripted player answers in the game's notation: the seat's format does not apply.
-    form = "raw" if completion.finish_reason == "scripted" else seat.action_extraction
-    extraction = extract(form, completion.text, view.legal_actions)
+    reader = "raw" if completion.finish_reason == "scripted" else seat.form.extraction
+    extraction = extract(reader, completion.text, view.legal_actions)
     game.step(extraction.action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:

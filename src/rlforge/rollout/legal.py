@@ -40,7 +40,7 @@ class LegalTokens:
         if not view.legal_actions or not completion.token_ids:
             return ()
         legal, answer = tuple(view.legal_actions), completion.token_ids
-        return self._branches(seat.action_extraction, legal, answer, accepted)
+        return self._branches(seat.form.extraction, legal, answer, accepted)
 
     def _answers(self, extraction: str, action: str) -> tuple[Tokens, ...]:
         """The answers that stand for ``action``: with and without a space in front."""

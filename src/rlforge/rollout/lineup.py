@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from typing import TypeVar
 
 from rlforge.config.compose import compose
 from rlforge.config.per_policy import entries, without_entries
+from rlforge.config.policies import PolicyEntry
+from rlforge.config.pool import ApiConfig, HfConfig
 from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.kinds import kind_of
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
-from rlforge.types import EnvSpec, Form, PolicyRef
+from rlforge.types import EnvSpec, Form, PolicyForm, PolicyRef
 
 E = TypeVar("E", bound=EnvEntry)
 
@@ -51,11 +54,16 @@ def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
     return "env.opponents", [name for name in names if can_play(parse_opponent(name), env)]
 
 
+def check_plays(policy: PolicyRef, env: EnvSpec) -> None:
+    """Raise ConfigError where ``policy`` does not know the game; only scripted players may not."""
+    if policy.kind == "scripted":
+        check_player(policy.path_or_name or policy.uid, env)
+
+
 def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
-    """Whether ``policy`` knows the game; only scripted players may not."""
+    """Whether ``policy`` knows the game."""
     try:
-        if policy.kind == "scripted":
-            check_player(policy.path_or_name or policy.uid, env)
+        check_plays(policy, env)
     except ConfigError:
         return False
     return True
@@ -142,48 +150,36 @@ def env_named(name: str) -> EnvSpec:
 
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     """One environment; what its entry leaves open comes from the model."""
-    model, api, hf = config.model, config.pool.api, config.pool.hf
-    template = entry.prompt_template or model.prompt_template
-    extraction = entry.action_extraction or model.action_extraction
+    given = {**vars(config.env), **vars(entry)}
     return EnvSpec(
-        id=entry.id,
-        source=entry.source,  # checked before the run starts
-        num_players=entry.num_players,
-        max_turns=entry.max_turns,
-        timeout_s=entry.timeout_s,
-        error_allowance=entry.error_allowance,
-        weight=entry.weight,
-        win_score=entry.win_score,
-        winners=entry.winners,
-        actions=entry.actions,
-        prompt_template=template,
-        action_extraction=extraction,
-        api_prompt_template=api.prompt_template,
-        api_action_extraction=api.action_extraction,
-        hf_prompt_template=hf.prompt_template,
-        hf_action_extraction=hf.action_extraction,
-        context=config.env.context,
-        overflow=config.env.overflow,
+        **{each.name: given[each.name] for each in fields(EnvSpec) if each.name in given},
+        form=form_of(entry, config.model),
+        api_form=form_of(config.pool.api),
+        hf_form=form_of(config.pool.hf),
         forms=tuple(
-            Form(
-                name=name,
-                prompt_template=own.prompt_template or template,
-                action_extraction=own.action_extraction or extraction,
-            )
+            PolicyForm(name=name, form=form_of(own, entry, config.model))
             for name, own in entries(config).items()
             if own.prompt_template or own.action_extraction
         ),
     )
 
 
-def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> tuple[str, str]:
-    """The template and the extraction with which a run asks its policy in a game.
+def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig) -> Form:
+    """How seats are asked: the template and the extraction of the first group that has one."""
+    return Form(
+        template=next(filter(None, (each.prompt_template for each in groups)), ""),
+        extraction=next(filter(None, (each.action_extraction for each in groups)), ""),
+    )
+
+
+def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> Form:
+    """How a run asks its policy in a game.
 
     env_id: None, or a game that is not one of the run, is asked as its first training game.
     policy: of several policies the one that is asked, by name.
     """
     if (games := config.games) is None:
-        return config.model.prompt_template, config.model.action_extraction
+        return form_of(config.model)
     envs = (*train_envs(games), *eval_envs(games))
     env = next((env for env in envs if env.id == env_id), envs[0])
     return env.asked(PolicyRef(uid=policy, kind="checkpoint", name=policy))

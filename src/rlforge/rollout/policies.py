@@ -79,9 +79,8 @@ class _Model:
 
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> _ModelSeat:
         """The model at a seat of one game of ``env``. Raises ConfigError as ``prompt_room``."""
-        template, extraction = seat.prompt_template, seat.action_extraction
         room = self._room if env.drops_turns else None
-        chat = conversation_in(env, self.prompter, template, extraction, room)
+        chat = conversation_in(env, self.prompter, seat.form, room)
         number = None if chat is None else next(self._numbers)
         params = self._config.engine.sampling(
             self._stop, temperature=temperature, conversation=number
@@ -115,8 +114,7 @@ class _ModelSeat:
         params = dataclasses.replace(self._params, seed=seed)
         question = None if self._chat is None else self._chat.ask(view)
         if question is None:
-            template, extraction = self._seat.prompt_template, self._seat.action_extraction
-            _, ids = self._prompter.encode(template, view, extraction)
+            _, ids = self._prompter.encode(self._seat.form, view)
         else:
             ids = question.token_ids
         answer = await self._engine.generate(ids, params, policy)
@@ -152,18 +150,16 @@ class _ApiSeat:
 
     def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
         self._prompter, self._api, self._seat = prompter, api, seat
-        template, extraction = seat.prompt_template, seat.action_extraction
-        self._chat = conversation_in(env, prompter, template, extraction)
+        self._chat = conversation_in(env, prompter, seat.form)
 
     async def answer(self, view: View, seed: int) -> Completion:
         """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
-        seat = self._seat
-        template, extraction = seat.prompt_template, seat.action_extraction
+        policy = self._seat.policy
         if self._chat is None:
-            asked = self._prompter.messages(template, view, extraction)
-            return await self._api.chat(asked, seat.policy)
+            asked = self._prompter.messages(self._seat.form, view)
+            return await self._api.chat(asked, policy)
         question = self._chat.say(view)
-        answer = await self._api.chat(question.messages, seat.policy)
+        answer = await self._api.chat(question.messages, policy)
         self._chat.add(question, answer)
         return answer
 
@@ -235,7 +231,8 @@ class SeatPolicies:
             return _ApiSeat(self._model.prompter, self._api, seat, env)
         if policy.kind == "hf":
             model, own = self._others[policy.uid]
-            asked = dataclasses.replace(seat, prompt_template=own.model.prompt_template)
+            form = dataclasses.replace(seat.form, template=own.model.prompt_template)
+            asked = dataclasses.replace(seat, form=form)
             return model.at_seat(asked, env, own.pool.hf.temperature)
         temperature = self._config.eval_temperature if temperature is None else temperature
         return self._model.at_seat(seat, env, temperature)

@@ -39,18 +39,15 @@ def line_up(
 
     Each is asked as ``env`` says for it.
     """
-
-    def seat(player_id: int, policy: PolicyRef) -> Seat:
-        template, extraction = env.asked(policy)
-        return Seat(
+    return tuple(
+        Seat(
             player_id=player_id,
             policy=policy,
             trained=policy.uid == trained_uid,
-            prompt_template=template,
-            action_extraction=extraction,
+            form=env.asked(policy),
         )
-
-    return tuple(map(seat, range(len(policies)), policies))
+        for player_id, policy in enumerate(policies)
+    )
 
 
 class GameScheduler:

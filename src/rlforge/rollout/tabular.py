@@ -35,6 +35,21 @@ class Played:
     illegal_most: float
 
 
+def measured_game(env: EnvSpec) -> ExactGame:
+    """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
+    if env.source != "openspiel":
+        raise ConfigError(
+            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
+            "as env openspiel_tictactoe; rlforge exploit RUN --learn trains a best response"
+        )
+    if env.context == "conversation":
+        raise ConfigError(
+            f"env {env.id!r}: a policy that remembers its answers (env.context=conversation) is no "
+            "table of decisions; measure a run with env.context=turn"
+        )
+    return exact_game(env.id, env.actions)
+
+
 class Questions:
     """The prompts of all decisions of a game, and the answers to them that are legal.
 
@@ -42,6 +57,8 @@ class Questions:
     has the probability of the answers that ``LegalTokens`` has for it, divided by that of all legal
     ones.
     """
+
+    check = staticmethod(measured_game)
 
     def __init__(self, env: EnvSpec, config: PolicyConfig, tokenizer: Any) -> None:
         """Raises ConfigError for an environment that has no exact measure, and why."""
@@ -53,9 +70,9 @@ class Questions:
         #: Of each answer the key of its decision, and its action.
         self.owners: list[tuple[str, str]] = []
         for decision in self.game.decisions:
-            _, prompt = prompter.encode(env.prompt_template, decision.view, env.action_extraction)
+            _, prompt = prompter.encode(env.form, decision.view)
             for action in decision.view.legal_actions or ():
-                for tokens in legal.answers(env.action_extraction, action):
+                for tokens in legal.answers(env.form.extraction, action):
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
                     self.owners.append((decision.key, action))
 
@@ -99,26 +116,6 @@ class Questions:
         )
 
 
-def measured_game(env: EnvSpec) -> ExactGame:
-    """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
-    if env.source != "openspiel":
-        raise ConfigError(
-            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
-            "as env openspiel_tictactoe; rlforge exploit RUN --learn trains a best response"
-        )
-    if env.context == "conversation":
-        raise ConfigError(
-            f"env {env.id!r}: a policy that remembers its answers (env.context=conversation) is no "
-            "table of decisions; measure a run with env.context=turn"
-        )
-    return exact_game(env.id, env.actions)
-
-
 def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
     """``env`` asked and read as ``other`` is."""
-    return dataclasses.replace(
-        env,
-        prompt_template=other.prompt_template,
-        action_extraction=other.action_extraction,
-        actions=other.actions,
-    )
+    return dataclasses.replace(env, form=other.form, actions=other.actions)

@@ -6,22 +6,24 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
 from rlforge.config.per_policy import entry_of, of_policy, policy_names
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import engine_node, groups, learner_node, tracker_node
+from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 
 class Games(RunKind[RunConfig]):
     """Self-play, and play against a pool."""
 
     root = RunConfig
+    recorded = "rlforge.local.verify:VerifiedGames"
 
     def check(self, composed: Composed[RunConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.games import validate
@@ -61,18 +63,18 @@ class Games(RunKind[RunConfig]):
 
     def nodes(self, config: RunConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         return (
-            tracker_node(config),
+            tracker_node(),
             ActorSpec(
                 name="pool",
                 actor="rlforge.actors.state:PoolActor",
-                config=groups(config, "pool", "env"),
+                reads=("pool", "env"),
                 on_driver_node=True,
                 sends=(("collector", "GameSpec"), ("tracker", "ratings")),
             ),
             ActorSpec(
                 name="buffer",
                 actor="rlforge.actors.state:BufferActor",
-                config=groups(config, "buffer", "rewards"),
+                reads=("buffer", "rewards"),
                 on_driver_node=True,
                 sends=(("learner", "TrainBatch"),),
             ),
@@ -87,7 +89,7 @@ class Games(RunKind[RunConfig]):
             ActorSpec(
                 name="collector",
                 actor="rlforge.actors.collector:CollectorActor",
-                config=groups(config, "collector", "eval"),
+                reads=("collector", "eval"),
                 num_cpus=1.0,
                 replicas=config.collector.num_collectors,
                 least=config.collector.min_collectors if hardware.elastic else None,

@@ -6,17 +6,17 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import Composed
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import groups, learner_node, tracker_node
+from rlforge.specs import ActorSpec, learner_node, tracker_node
 from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 _FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
 """Keys and groups of a supervised run that mean the same to the run that trains on from it."""
@@ -35,46 +35,42 @@ class Supervised(RunKind[SftConfig]):
         check_sft(composed, keys=keys)
 
     def check_prompts(self, config: SftConfig) -> None:
-        from rlforge.preflight.continuous import check_answers
-        from rlforge.preflight.games import check_history, check_room
+        from rlforge.preflight.games import check_history
 
         check_history(config)
-        if config.market is not None:
-            check_answers(config, config.market)
-        elif config.data.players:
-            check_room(config)
+        config.teachers.check_prompts(config)
 
     def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
-        from rlforge.league.names import parse_opponent
-
-        if config.market is not None:
-            return {}
-        return {"data.players": [*map(parse_opponent, config.data.players)]}
+        met: Mapping[str, Sequence[PolicyRef]] = config.teachers.opponents(config)
+        return met
 
     def nodes(self, config: SftConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         samples = ActorSpec(
-            name="samples",
-            actor=None,
-            config=groups(config, "data", "env"),
-            sends=(("learner", "TrainBatch"),),
+            name="samples", actor=None, reads=("data", "env"), sends=(("learner", "TrainBatch"),)
         )
         learner = learner_node(config, hardware, ("tracker", "UpdateResult"))
-        return tracker_node(config), samples, learner
+        return tracker_node(), samples, learner
 
     def controller(self, config: SftConfig) -> Callable[[Any], Controller]:
         from rlforge.training.sft import SupervisedRun
 
         return SupervisedRun
 
-    def ready(self, config: SftConfig, run_dir: Path, say: Say) -> SftConfig:
-        """With the number of samples, from which that of the updates follows."""
-        from rlforge.rollout.datasets import count_samples, has_samples
+    def prepare(self, config: SftConfig, run_dir: Path, say: Say) -> None:
+        from rlforge.rollout.datasets import has_samples
         from rlforge.system.loops import wait_for
 
         if not has_samples(run_dir):
             from rlforge.rollout.demonstrations import make_samples
 
             wait_for(make_samples(config, run_dir, say))
+
+    def counted(self, config: SftConfig, run_dir: Path) -> SftConfig:
+        """With the number of samples, from which that of the updates follows."""
+        from rlforge.rollout.datasets import count_samples, has_samples
+
+        if not has_samples(run_dir):
+            return config
         data = dataclasses.replace(config.data, max_samples=count_samples(run_dir))
         return dataclasses.replace(config, data=data)
 
@@ -83,7 +79,7 @@ class Supervised(RunKind[SftConfig]):
         from rlforge.training.resume import check_resumable
 
         if has_samples(run_dir):
-            whole = self.ready(config, run_dir, lambda text: None)
+            whole = self.counted(config, run_dir)
             check_resumable(run_dir, whole.total_updates or 0)
 
     def longer(self, config: SftConfig, more: int) -> SftConfig:
@@ -128,5 +124,4 @@ def _training_from(config: SftConfig, run_dir: Path) -> str:
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
     start = "learner.initial_adapter=" + in_grammar(str(run_dir), quote='"')
-    command = RunConfig.command if config.market is None else ContinuousConfig.command
-    return shlex.join(["rlforge", command, *kept, start, *options])
+    return shlex.join(["rlforge", config.teachers.command, *kept, start, *options])

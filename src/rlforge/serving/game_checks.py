@@ -97,12 +97,12 @@ def game_probes(
     for index in range(PROBES):
         env = envs[index % len(envs)]
         view = _position(env, draw)
-        _, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
+        _, ids = prompter.encode(env.form, view)
         probes.append(
             Probe(
                 prompt_token_ids=ids,
                 params=params,
-                extraction=env.action_extraction,
+                extraction=env.form.extraction,
                 legal_actions=view.legal_actions,
             )
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.kinds import RunKind
-from rlforge.specs import ActorSpec
-from rlforge.training.graph import engine_node, groups
+from rlforge.specs import ActorSpec, engine_node
 from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
 
 #: How often dead engines of a service are restarted before it ends.
 RESTARTS = 100
@@ -39,7 +41,7 @@ class Serving(RunKind[ServingConfig]):
         service = ActorSpec(
             name="service",
             actor=None,
-            config=groups(config, "deployment", "serve"),
+            reads=("deployment", "serve"),
             sends=(
                 ("engine", "prompt ids, sampling parameters, policy"),
                 ("engine", "adapter version"),

@@ -22,11 +22,10 @@ from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import kind_of_run, read_run
 from rlforge.config.rules import changed
-from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
-from rlforge.preflight.machine import started
+from rlforge.preflight.plan import RunPlan, make_plan
 from rlforge.preflight.policy import checked
 from rlforge.preflight.serving import check_service
 from rlforge.serving import kind
@@ -38,12 +37,10 @@ from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment, Holdout, Probe
 from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import Tokens, make_tokens
-from rlforge.specs import RunGraph
 from rlforge.system.files import atomic_write
-from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.network import is_loopback
-from rlforge.training.graph import build_graph
 from rlforge.types import value
 
 if TYPE_CHECKING:
@@ -113,7 +110,7 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     )
     state_dir = Path(composed.config.serve.state_dir or state_dir)
     return ServiceSetup(
-        config=started(composed.config), source=source, state_dir=state_dir, continuous=continuous
+        config=composed.config, source=source, state_dir=state_dir, continuous=continuous
     )
 
 
@@ -139,9 +136,9 @@ def _of_run(
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
-    config.deployment, config.serve = service.deployment, service.serve
+    config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
     if any(_head(o) == "hardware" for o in overrides):
-        config.hardware = service.hardware
+        config = dataclasses.replace(config, hardware=service.hardware)
     try:
         config = changed(config, changes)
     except OmegaConfBaseException as error:
@@ -163,16 +160,14 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     """
     from rlforge.models.load import check_source, resolve_model
 
-    config = setup.config
-    hardware = resolve_hardware(
-        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
-    )
-    graph = build_graph(config, detect())
+    plan = make_plan(setup.config, detect())
+    config = plan.config
     check_source(config.model)
-    prepare_ray(hardware)
-    cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
+    prepare_ray(plan.hardware)
+    cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
-    with claim_gpus(hardware, cards) as hardware:
+    with claim_gpus(plan.hardware, cards) as claimed:
+        plan = make_plan(setup.config, detect(), claimed=claimed)
         state_dir.mkdir(parents=True, exist_ok=True)
         with RunLock(state_dir):  # released at once: the service itself acquires it
             tokens = make_tokens(state_dir)
@@ -182,17 +177,14 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
             from rlforge.actors.session import ray_started
 
             resolve_model(config.model, say)
-            with ray_started(hardware, graph.num_cpus) as ray_processes:
+            with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(
-                    _serve(setup, graph, hardware, ray_processes, tokens, listener, say, checks)
-                )
+                asyncio.run(_serve(setup, plan, ray_processes, tokens, listener, say, checks))
 
 
 async def _serve(
     setup: ServiceSetup,
-    graph: RunGraph,
-    hardware: HardwareConfig,
+    plan: RunPlan[ServingConfig],
     ray_processes: RayProcesses,
     tokens: Tokens,
     listener: socket.socket,
@@ -204,11 +196,11 @@ async def _serve(
     from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
     from rlforge.tracking.files import open_log
 
-    config, state_dir = setup.config, setup.state_dir
+    config, state_dir = plan.config, setup.state_dir
     open_log("service", str(state_dir))
     say("starting the engine")
     try:
-        starting = start_actors(graph, config, hardware, state_dir)
+        starting = start_actors(plan, state_dir)
         actors = await ray_processes.during(starting)
         for line in await actors.about_engines():
             say(line)

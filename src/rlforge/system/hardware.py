@@ -27,20 +27,26 @@ CLUSTER_PATIENCE_S = 5.0
 
 @value
 class Machine:
-    """CPU cores this process may use, and NVIDIA GPUs that the driver shows."""
+    """CPU cores this process may use, and NVIDIA GPUs that the driver shows.
+
+    cards: those that ``nvidia-smi`` describes. here: it is this machine, and not one that is
+    planned for.
+    """
 
     cpus: int
     gpus: int
+    cards: tuple[Gpu, ...] = ()
+    here: bool = True
 
 
 def detect() -> Machine:
     """The machine as this process may use it: by CPU affinity and CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible, cards = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
     if visible is not None:
         count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
     else:
-        count = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else len(gpus())
-    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=count)
+        count = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else len(cards)
+    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=count, cards=cards)
 
 
 @value

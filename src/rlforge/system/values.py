@@ -28,7 +28,8 @@ class Codec(Generic[T]):
     Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
     dataclasses, mappings from int, and mappings from str to anything; TypeError is raised for
     others. In a table a mapping from str is JSON text, a mapping from int is a list of pairs, and
-    lone surrogates, which files cannot hold, are replaced.
+    lone surrogates, which files cannot hold, are replaced. A dataclass of texts whose field has the
+    metadata ``{"columns": {PART: COLUMN}}`` is stored as these columns of the class around it.
     camel_case: ``agent_id`` is stored as ``agentId``.
 
     Example:
@@ -78,16 +79,19 @@ class Codec(Generic[T]):
         return pa.struct([(column, self._arrow(field)) for column, (_, field, _) in fields])
 
     def _fields(self, cls: Any) -> dict[str, tuple[str, Any, bool]]:
-        """Name, type, and whether there is a default, by stored name."""
+        """Attribute, type, and whether there is a default, by stored name."""
         hints, missing = get_type_hints(cls), dataclasses.MISSING
-        return {
-            _camel(field.name) if self._camel_case else field.name: (
-                field.name,
-                hints[field.name],
-                field.default is not missing or field.default_factory is not missing,
-            )
-            for field in dataclasses.fields(cls)
-        }
+        found: dict[str, tuple[str, Any, bool]] = {}
+        for field in dataclasses.fields(cls):
+            name, hint = field.name, hints[field.name]
+            optional = field.default is not missing or field.default_factory is not missing
+            if (columns := field.metadata.get("columns")) is None:
+                found[_camel(name) if self._camel_case else name] = name, hint, optional
+                continue
+            parts = get_type_hints(hint)
+            for part, column in columns.items():
+                found[column] = f"{name}.{part}", parts[part], optional
+        return found
 
     def _functions(self, hint: Any) -> tuple[_Convert | None, _Convert | None]:
         """How contents of type ``hint`` are encoded and decoded; None: they stay as they are."""
@@ -140,6 +144,13 @@ class Codec(Generic[T]):
         plan = [
             (column, name, self._functions(hint)[1], optional)
             for column, (name, hint, optional) in self._fields(cls).items()
+            if "." not in name
+        ]
+        hints = get_type_hints(cls)
+        in_parts = [
+            (field.name, hints[field.name], field.metadata["columns"])
+            for field in dataclasses.fields(cls)
+            if "columns" in field.metadata
         ]
 
         def decode(data: Mapping[str, Any]) -> Any:
@@ -150,6 +161,10 @@ class Codec(Generic[T]):
                     contents[name] = item if convert is None else convert(item)
                 elif not optional:
                     contents[name] = None
+            for name, made, columns in in_parts:
+                parts = {part: data.get(column) for part, column in columns.items()}
+                if None not in parts.values():
+                    contents[name] = made(**parts)
             return cls(**contents)
 
         return decode

@@ -52,8 +52,8 @@ class RunPaths:
     config = RunFile("config.yaml")
     #: The command lines that started and resumed the run.
     command = RunFile("command.txt")
-    #: The run graph, JSON.
-    graph = RunFile("graph.json")
+    #: What the run started with, JSON; of each resume there is ``plan-N.json``, N from 2.
+    plan = RunFile("plan.json")
     #: One object per learner update.
     metrics = RunFile("metrics.jsonl")
     #: One object per window of a continuous run.

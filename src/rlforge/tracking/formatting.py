@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rlforge.types import ApiUsage, GameRecord
+from rlforge.types import ApiUsage
 
 #: Labels of learner metrics, in the order in which they are shown.
 LEARNER_LABELS = {
@@ -89,14 +89,6 @@ def number(amount: float | None, digits: int = 4) -> str:
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         return f"{mantissa}e{int(exponent)}"
     return f"{amount:.{digits}g}"
-
-
-def ending(record: GameRecord) -> str:
-    """The end: ``finished``, ``invalid move by player 1``, ``context limit of player 0``."""
-    reason = record.end_reason.replace("_", " ")
-    if record.cut_by is not None:
-        return f"{reason} of player {record.cut_by}"
-    return reason if record.invalid_by is None else f"{reason} by player {record.invalid_by}"
 
 
 def sparkline(shares: tuple[float, ...]) -> str:

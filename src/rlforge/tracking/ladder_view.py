@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -45,18 +46,15 @@ def meetings(card: LadderCard) -> dict[tuple[str, str], LadderPairing]:
     """The pairings by both orders of their members; the one of (b, a) is seen from b."""
     found = {(one.first, one.second): one for one in card.pairings}
     for one in card.pairings:
-        found[one.second, one.first] = LadderPairing(
+        found[one.second, one.first] = dataclasses.replace(
+            one,
             first=one.second,
             second=one.first,
-            pairs=one.pairs,
             wins=one.losses,
-            draws=one.draws,
             losses=one.wins,
             score=None if one.score is None else 1 - one.score,
             low=1 - one.high,
             high=1 - one.low,
-            ended=one.ended,
-            failed=one.failed,
             cyclic=-one.cyclic,
         )
     return found

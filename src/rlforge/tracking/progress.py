@@ -55,7 +55,6 @@ class WinRateRow:
     @classmethod
     def after(cls, result: EvalResult, before: WinRateRow | None) -> WinRateRow:
         """The row after ``result``; ``before``: the row before it, None for the first."""
-        played = max(result.games, 1)
         history = before.history if before else ()
         return cls(
             env_id=result.env_id,
@@ -63,8 +62,8 @@ class WinRateRow:
             step=result.step,
             games=result.games,
             win_rate=result.win_rate,
-            draw_rate=result.draws / played,
-            loss_rate=result.losses / played,
+            draw_rate=result.draw_rate,
+            loss_rate=result.loss_rate,
             ci95=result.ci95,
             start_step=before.start_step if before else result.step,
             start_win_rate=before.start_win_rate if before else result.win_rate,

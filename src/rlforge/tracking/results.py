@@ -7,7 +7,7 @@ runs reads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from rlforge.system.values import Codec
@@ -21,6 +21,14 @@ EVALS, EXACT = Codec(EvalResult, form="json"), Codec(ExactResult, form="json")
 def read_evals(run: RunPaths) -> list[EvalResult]:
     """The evaluations of a run, oldest first."""
     return list(map(EVALS.decode, read_jsonl(run.evals)))
+
+
+def by_pairing(evals: Iterable[EvalResult]) -> dict[tuple[str, str], list[EvalResult]]:
+    """The evaluations of each opponent in each environment, by both; orders are kept."""
+    found: dict[tuple[str, str], list[EvalResult]] = {}
+    for one in evals:
+        found.setdefault((one.env_id, one.opponent), []).append(one)
+    return found
 
 
 #: learner: a version of this run. fixed: may always be drawn. guest: met in evaluations only.
@@ -95,7 +103,8 @@ class PoolSnapshot:
     @property
     def coverage(self) -> dict[str, float]:
         """Per environment the share of n-grams that are distinct, 0..1."""
-        return {env: counts["coverage"] for env, counts in self.exploration["envs"].items()}
+        envs = self.exploration.get("envs", {})
+        return {env: counts["coverage"] for env, counts in envs.items()}
 
     def pairs(self) -> tuple[MatchRow, ...]:
         """Every pair that met, once, most games first."""

@@ -29,17 +29,8 @@ from rlforge.tracking.progress import (
     RunStatus,
     WinRateRow,
 )
-from rlforge.tracking.results import (
-    EVALS,
-    EXACT,
-    POOLS,
-    RATINGS,
-    LadderRow,
-    MatchRow,
-    PoolEntry,
-    PoolSnapshot,
-    Ratings,
-)
+from rlforge.tracking.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
+from rlforge.tracking.samples import sample_turns
 from rlforge.tracking.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
 from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
 
@@ -103,10 +94,8 @@ class Tracker:
         self._learner: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._engines: dict[str, EngineRow] = {}
-        self._ladder: tuple[LadderRow, ...] = ()
-        self._ratings: tuple[PoolEntry, ...] = ()
-        self._matches: tuple[MatchRow, ...] = ()
-        self._coverage: dict[str, float] = {}
+        self._pool = PoolSnapshot(mode="", current=None, entries=(), matches={})
+        self._matches = self._pool.pairs()
         self._gpus: tuple[GpuLoad, ...] = ()
         self._api: tuple[ApiUsage, ...] = ()
         self._activity = ""
@@ -205,11 +194,10 @@ class Tracker:
         ``recent_…`` are over the last ``cfg.window`` games, of earlier versions too.
         """
         prefix = f"evaluation-{result.env_id}/{result.opponent}"
-        played = max(result.games, 1)
         scalars = {
             "win_rate": result.win_rate,
-            "draw_rate": result.draws / played,
-            "loss_rate": result.losses / played,
+            "draw_rate": result.draw_rate,
+            "loss_rate": result.loss_rate,
             "reward": result.mean_reward,
             "invalid_rate": result.invalid_rate,
             "games": result.games,
@@ -348,19 +336,19 @@ class Tracker:
         and ``matches``, in which every version is.
         """
         rated = sorted(snapshot.entries, key=lambda one: (one.rated_games == 0, -one.mu))
-        self._ratings, self._matches = tuple(rated[:MOST_ROWS]), snapshot.pairs()[:MOST_ROWS]
-        self._ladder, self._coverage = snapshot.ladder, snapshot.coverage
+        self._pool = dataclasses.replace(snapshot, entries=tuple(rated))
+        self._matches = snapshot.pairs()[:MOST_ROWS]
         write_json(self.paths.pool, POOLS.encode(snapshot))
         line = Ratings(
             step=self._update,
             time_s=self._elapsed(),
             current=snapshot.current,
-            coverage=self._coverage,
+            coverage=snapshot.coverage,
             ratings={one.uid: [one.mu, one.sigma] for one in rated if one.active},
         )
         self._rating_file.append(RATINGS.encode(line))
         self._ratings_changed = True
-        scalars = {f"pool/coverage/{env}": share for env, share in self._coverage.items()}
+        scalars = {f"pool/coverage/{env}": share for env, share in snapshot.coverage.items()}
         # A curve of each version would end with the next one: they are one curve, and a table.
         for one in rated:
             if one.role != "learner" or one.uid == snapshot.current:
@@ -394,13 +382,13 @@ class Tracker:
             tokens_per_s=rates["tokens"],
             learner=dict(self._learner),
             shares=dict(self._shares),
-            coverage=dict(self._coverage),
+            coverage=self._pool.coverage,
             win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
             exact=tuple(self._exact[key] for key in sorted(self._exact)),
             alarms=tuple(self._alarms),
             collection=collection_rows(self._metrics, self._games),
-            ladder=self._ladder,
-            ratings=self._ratings,
+            ladder=self._pool.ladder,
+            ratings=self._pool.entries[:MOST_ROWS],
             matches=self._matches,
             engines=tuple(self._engines[name] for name in sorted(self._engines)),
             gpus=self._gpus,
@@ -419,8 +407,9 @@ class Tracker:
         self._next_flush = self._clock() + self._cfg.flush_every_s
         self._write(self._update, self._metrics.drain())
         if self._ratings_changed:
-            rated = [{name: getattr(one, name) for name in _RATED} for one in self._ratings]
-            self._write_table("ratings", rated)
+            rated = self._pool.entries[:MOST_ROWS]
+            columns = [{name: getattr(one, name) for name in _RATED} for one in rated]
+            self._write_table("ratings", columns)
             self._write_table("matches", list(map(dataclasses.asdict, self._matches)))
             self._ratings_changed = False
 
@@ -445,9 +434,6 @@ class Tracker:
         self.flush()
         self._write(self._update, self._since_update.drain())
         if any(isinstance(sink, TakesTables) for sink in self._sinks):
-            # Imported late: a tracker without such sinks needs no page builder.
-            from rlforge.tracking.report.games import sample_turns
-
             try:
                 self._write_table("games", sample_turns(self.paths))
             except RlforgeError as error:  # a damaged file must not keep the run from its end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -70,7 +72,7 @@ class ProgressView:
         if p.unit != "update":
             kinds = map(RUN_KINDS.find, RUN_KINDS.own)
             kind = next(kind for kind in kinds if kind.unit == p.unit)
-            first, *sections = kind.progress(p, width)
+            first, *sections = resolve_name(kind.progress)(p, width)
         else:
             first = section("Win rate", _win_rates(p, width))
             if p.alarms:

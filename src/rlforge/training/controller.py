@@ -37,12 +37,11 @@ from rlforge.actors.colocation import update_in_turn
 from rlforge.config.schema import RunConfig
 from rlforge.rollout.expected import forecast
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint
-from rlforge.tracking.bottleneck import BottleneckWatch
 from rlforge.tracking.digests import DigestChain, facts, moved
 from rlforge.training.collection import Collection, Flow, Rounds
-from rlforge.training.guard import Guard
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.measuring import Measuring
+from rlforge.training.observers import Updated, observers_of
 from rlforge.training.policies import Policies, Trained
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
 from rlforge.training.watch import Watch
@@ -65,18 +64,12 @@ class GameController:
             if config.strict
             else Flow(config, context.actors, self._calls)
         )
-        self._policies, self._guard = Policies(config), Guard(context)
+        self._policies, self._observers = Policies(config), observers_of(context)
         self._measuring = Measuring(
-            config,
-            context.actors,
-            self._collection,
-            self._policies,
-            self._guard,
-            context.note,
-            context.part,
+            config, context.actors, self._collection, self._policies, self._observers, context.part
         )
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
-        self._chain, self._bottleneck = DigestChain(self._run_dir), BottleneckWatch()
+        self._chain = DigestChain(self._run_dir)
         # Updates so far, of all policies.
         self._version, self._state_saved = 0, 0
         self._interrupted = False
@@ -180,15 +173,10 @@ class GameController:
             write_batch(result.version, result.advantages),
         )
         self._actors.tracker.log_scalars.remote(custom)
-        figures = {**self._watch.figures(), **figures}
-        watched = policy is self._policies.every[0]
-        self._actors.tracker.log_learner.remote(
-            result, {**figures, "restarts": self._calls.restarts}, policy="" if watched else name
-        )
-        if watched:
-            if (found := self._bottleneck.updated(figures)) is not None:
-                self._note(f"update {result.version}, bottleneck: {found}")
-            policy.parent = await self._guard.look_out(result) or policy.parent
+        figures = {**self._watch.figures(), **figures, "restarts": self._calls.restarts}
+        first = policy is self._policies.every[0]
+        update_made = Updated(policy=policy, result=result, figures=figures, first=first)
+        await self._observers.updated(update_made)
         return {**result.digests, "samples": result.samples}
 
     async def _save(self, policy: Trained) -> None:
@@ -200,6 +188,7 @@ class GameController:
         )
         policy.parent = None
         log.info("%s is saved", policy.newest.uid)
+        await self._observers.saved(policy.newest)
         await self._published()
         self._publication = self._group.create_task(self._publish(policy.newest))
         if self._collection.in_order:
@@ -212,10 +201,10 @@ class GameController:
         await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
         self._measuring.published(checkpoint.version)
-        needed = (
-            self._measuring.evaluations.needed | await self._actors.pool.needed_versions.remote()
-        )
-        self._retention.prune(needed | self._guard.needed(), checkpoint.version)
+        await self._observers.published(checkpoint)
+        needed = self._measuring.evaluations.needed | self._observers.needed()
+        needed |= await self._actors.pool.needed_versions.remote()
+        self._retention.prune(needed, checkpoint.version)
 
     async def _published(self) -> None:
         if self._publication is not None:
@@ -260,7 +249,7 @@ class GameController:
             "pool": pool,
             "buffer": buffer,
             "policies": self._policies.state_dict(),
-            "guard": self._guard.state_dict(),
+            **self._observers.state_dict(),
             **await self._collection.state(),
         }
         await self._actors.learner.save_state(newest.newest.uid, state)
@@ -271,7 +260,7 @@ class GameController:
         state |= {name: moved(state[name], state["run_dir"], here) for name in ("pool", "policies")}
         self._version = self._state_saved = version
         self._policies.load_state_dict(state["policies"])
-        self._guard.load_state_dict(state["guard"])
+        self._observers.load_state_dict(state)
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
@@ -288,6 +277,6 @@ class GameController:
         await self._measuring.end(self._published, interrupted=self._interrupted)
         if (rest := self._collection.unrecorded()) is not None:
             self._chain.append(self._version, {"final": True, **rest})
-        self._guard.report()
+        self._observers.ended()
         await self._watch.look()
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())

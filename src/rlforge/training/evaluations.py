@@ -42,12 +42,12 @@ class Evaluations:
         play: Play,
         played: Callable[[Sequence[GameRecord]], Awaitable[object]],
         record: Callable[[EvalResult], object],
-        measure: Callable[[Checkpoint], Coroutine[Any, Any, None]],
+        measure: Callable[[Checkpoint], Coroutine[Any, Any, object]],
         part: int = 0,
     ) -> None:
         """collectors: their names. played: called with finished games, in the order of their specs.
-        record: called with each result. measure: makes and records the exact measure of the version
-        that the learner holds. part: of the games (``GameSpec``).
+        record: called with each result. measure: called with a version that the learner holds; its
+        evaluation waits for that. part: of the games (``GameSpec``).
         """
         self._part = part
         self._config, self._collectors, self._play, self._tell = config, collectors, play, record
@@ -138,14 +138,11 @@ class Evaluations:
             part=self._part,
         )
 
-        measured: asyncio.Task[None] | None = None
-        if settings.exploitability:
-            # The learner makes its calls in order: this one before its next update.
-            measured = self._group.create_task(self._measure(checkpoint))
+        # The learner makes its calls in order: one of an observer comes before its next update.
+        measured = self._group.create_task(self._measure(checkpoint))
 
         async def evaluate() -> None:
-            if measured is not None:
-                await measured
+            await measured
             if before is not None:
                 await before
             await published()

@@ -11,20 +11,21 @@ from rlforge.config.schema import RunConfig
 from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, policy_in, step_name
 from rlforge.tracking.progress import ALARMS
 from rlforge.training.lifecycle import RunContext
+from rlforge.training.observers import Observer, Updated
 from rlforge.training.sentinel import Sentinel
-from rlforge.types import Alarm, EvalResult, ExactResult, UpdateResult
+from rlforge.types import Alarm, EvalResult, ExactResult
 
 PAST = "fictitious"
 """The mode of the pool with the action ``opponents``."""
 
 
-class Guard:
+class Guard(Observer):
     """Gives a run's updates to its sentinel, reports the alarms and acts on them.
 
     Of several policies it watches the first.
-
-    sentinel: its state belongs to that of the run.
     """
+
+    name = "guard"
 
     def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._settings = context.config, context.config.sentinel
@@ -34,29 +35,29 @@ class Guard:
         self.sentinel = Sentinel(self._settings)
         self._alarms: list[Alarm] = []
 
-    def evaluated(self, result: EvalResult) -> None:
-        """Let the sentinel judge an evaluation."""
-        self._alarms += self.sentinel.evaluated(result)
-
-    def measured(self, result: ExactResult) -> None:
-        """Let the sentinel judge an exact measure."""
-        self._alarms += self.sentinel.measured(result)
+    def evaluated(self, result: EvalResult | ExactResult) -> None:
+        if isinstance(result, ExactResult):
+            self._alarms += self.sentinel.measured(result)
+        else:
+            self._alarms += self.sentinel.evaluated(result)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sentinel's state, and the alarms that the next update acts on, as plain data."""
+        """The sentinel's state, and the alarms that the next update acts on."""
         alarms = [ALARMS.encode(alarm) for alarm in self._alarms]
         return {"sentinel": self.sentinel.state_dict(), "alarms": alarms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``."""
         self.sentinel.load_state_dict(state["sentinel"])
         self._alarms = [ALARMS.decode(alarm) for alarm in state["alarms"]]
 
-    async def look_out(self, result: UpdateResult) -> str | None:
+    async def updated(self, update: Updated) -> None:
         """Judge an update, and do what ``sentinel.actions`` says about all alarms since the last.
 
-        Returns the uid of the version that the learner went back to, if it did.
+        A version that the learner goes back to is the parent of the next one.
         """
+        if not update.first:
+            return
+        result = update.result
         self._alarms += self.sentinel.learned(result.version, result.metrics)
         if "past" in self._settings.watch:
             games, points = await self._actors.pool.games_with_past.remote()
@@ -64,10 +65,13 @@ class Guard:
         back_to, done = None, list[str]()
         if self._alarms and result.version < self._config.learner.total_updates:
             back_to, done = await self._act(min(alarm.good for alarm in self._alarms))
-        self.report(done)
-        return back_to
+        self._report(done)
+        update.policy.parent = back_to or update.policy.parent
 
-    def report(self, done: list[str] | None = None) -> None:
+    def ended(self) -> None:
+        self._report()
+
+    def _report(self, done: list[str] | None = None) -> None:
         """Record the alarms and print them. done: about them, in words."""
         for alarm in self._alarms:
             alarm = dataclasses.replace(alarm, actions=tuple(done or ()))
@@ -76,7 +80,7 @@ class Guard:
         self._alarms = []
 
     def needed(self) -> set[str]:
-        """Uids of the saved versions that a rollback may go to."""
+        """Versions that a rollback may go to."""
         if "rollback" not in self._settings.actions:
             return set()
         return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}

@@ -34,10 +34,9 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import RunError, raise_all
 from rlforge.kinds import Controller, kind_of
-from rlforge.models.fit import with_own_start
 from rlforge.preflight.model import saved_problems, weight_problems
+from rlforge.preflight.plan import RunPlan
 from rlforge.rollout.lineup import as_played_by, other_models
-from rlforge.specs import RunGraph
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
@@ -47,7 +46,6 @@ from rlforge.tracking.report import write_report
 from rlforge.tracking.scalars import taken
 from rlforge.tracking.status import write_end, write_start
 from rlforge.tracking.sweeps import job_label
-from rlforge.training.graph import to_json
 from rlforge.training.resume import keep_start
 from rlforge.types import value
 
@@ -97,23 +95,22 @@ class Outcome:
 
 
 def execute(
-    controller: Callable[[RunContext[Any]], Controller],
-    config: PolicyConfig,
-    graph: RunGraph,
-    hardware: HardwareConfig,
+    plan: RunPlan[Any],
     run_dir: Path,
     notes: Sequence[str] = (),
+    controller: Callable[[RunContext[Any]], Controller] | None = None,
     *,
     resume: bool,
 ) -> Outcome:
     """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
 
-    notes: what was printed on the run before it started, for its log. Raises RunError with the
+    notes: what was printed on the run before it started, for its log. controller: makes the one of
+    the run, by default as its kind does. Raises RunError with the
     cause when the run cannot go on, and KeyboardInterrupt at the second signal or at one while the
     actors start.
     """
-
-    interrupts = _Interrupts()
+    config, interrupts = plan.config, _Interrupts()
+    make = controller or kind_of(config).controller(config)
 
     async def main() -> Outcome:
         interrupts.listen()
@@ -137,7 +134,7 @@ def execute(
             commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
             part = 0 if config.strict else len(commands) - 1
             try:
-                starting = start_actors(graph, config, hardware, run_dir, part)
+                starting = start_actors(plan, run_dir, part)
                 actors = await ray_processes.during(starting)
                 for line in await actors.about_engines():
                     display.note(line)
@@ -145,17 +142,16 @@ def execute(
                 raise failures.explained(error, None) from None
             context = RunContext(
                 config=config,
-                hardware=hardware,
+                hardware=plan.hardware,
                 run_dir=run_dir,
                 actors=actors,
                 note=display.note,
                 started=started,
                 part=part,
             )
-            trained = controller(context)
-            return await _live(trained, context, display, interrupts, failures, resume=resume)
+            return await _live(make(context), context, display, interrupts, failures, resume=resume)
 
-    with ray_started(hardware, graph.num_cpus) as ray_processes:
+    with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
         failures = _Failures(ray_processes, run_dir, config.command)
         return wait_for(main(), interrupts.from_other_thread)
 
@@ -303,18 +299,13 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def prepared(
-    config: PolicyConfig,
-    graph: RunGraph,
-    hardware: HardwareConfig,
-    run_dir: Path,
-    command: Sequence[str],
-    *,
-    resume: bool,
-) -> Iterator[Path]:
+    config: PolicyConfig, plan: RunPlan[Any], run_dir: Path, command: Sequence[str], *, resume: bool
+) -> Iterator[None]:
     """Check the model and saved policies, lock and fill the run directory, write how it ended.
 
-    command: arguments of ``rlforge`` that start such a run, for command.txt. Yields the absolute
-    run directory. It then holds a copy of ``learner.initial_adapter`` (``with_own_start``); damaged
+    config: as the user gave it, for config.yaml. plan: made of it before the run directory was.
+    run_dir: absolute. command: arguments of ``rlforge`` that start such a run, for command.txt. The
+    run directory then holds a copy of the adapter that the run starts from; damaged
     files of a run that is resumed are mended, and named in a line each. Raises ConfigError when a
     policy that the configuration names does not fit the model, no room is left for prompts, or
     agents cannot be asked about the market, and RunError when another process holds the directory.
@@ -323,8 +314,8 @@ def prepared(
     # Torch is imported late: importing this module does not cost seconds.
     from rlforge.models.load import lacking_weights, resolve_model, unfetched
 
-    if config.engine.name == "vllm":
-        check_installed(hardware.device)
+    if plan.config.engine.name == "vllm":
+        check_installed(plan.hardware.device)
     say = partial(print, file=sys.stderr, flush=True)
     resolve_model(config.model, say)
     others = as_played_by(config, other_models(config)).values()
@@ -332,22 +323,19 @@ def prepared(
         if unfetched(model):
             say(f"fetching the weights of {model.label}")
             lacking_weights(model)
-    run_dir = run_dir.absolute()
-    here = with_own_start(config, run_dir)
-    raise_all(saved_problems(here))
-    raise_all(weight_problems(here))
+    raise_all(saved_problems(plan.config))
+    raise_all(weight_problems(plan.config))
     kind_of(config).check_prompts(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
         if not resume:
             (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-            (run_dir / "graph.json").write_text(to_json(graph), encoding="utf-8")
         for damage in mend_run(RunPaths(root=run_dir)):
             say(damage)
         with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
             commands.write(f"{shlex.join(['rlforge', *command])}\n")
-        keep_start(config, run_dir)
-        yield run_dir
+        keep_start(plan.config, run_dir)
+        yield
 
 
 @contextlib.contextmanager

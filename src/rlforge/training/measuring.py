@@ -1,4 +1,4 @@
-"""Evaluates the versions of a run while it trains, and passes on what comes of it."""
+"""Evaluates the versions of a run while it trains."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from rlforge.actors.cluster import RunActors
 from rlforge.config.schema import RunConfig
-from rlforge.errors import RunError
-from rlforge.rollout.lineup import eval_envs
 from rlforge.training.collection import Collection
 from rlforge.training.evaluations import Evaluations
-from rlforge.training.guard import Guard
+from rlforge.training.observers import Observers
 from rlforge.training.policies import Policies
-from rlforge.types import Checkpoint, EvalResult
 
 
 class Measuring:
@@ -24,12 +21,10 @@ class Measuring:
         actors: RunActors,
         collection: Collection,
         policies: Policies,
-        guard: Guard,
-        note: Callable[[str], None],
+        observers: Observers,
         part: int,
     ) -> None:
-        self._config, self._actors, self._policies = config, actors, policies
-        self._collection, self._guard, self._note = collection, guard, note
+        self._config, self._policies, self._collection = config, policies, collection
         collectors = list(actors.replicas("collector"))
         #: What is played and recorded; the controller begins and closes it.
         self.evaluations = Evaluations(
@@ -37,27 +32,10 @@ class Measuring:
             collectors,
             collection.evaluate,
             collection.evaluated,
-            self._rate,
-            self._measure,
+            observers.evaluated,
+            observers.evaluating,
             part=part,
         )
-
-    def _rate(self, result: EvalResult) -> None:
-        """Record an evaluation, and let the sentinel judge it."""
-        self._actors.tracker.add_eval.remote(result)
-        self._guard.evaluated(result)
-
-    async def _measure(self, checkpoint: Checkpoint) -> None:
-        """The exact measure of the version that the learner holds; training goes on without it."""
-        try:
-            envs = eval_envs(self._config)
-            results = await self._actors.learner.measure_exactly(checkpoint.policy(), envs)
-        except RunError as error:
-            self._note(f"{checkpoint.uid}: {error}")
-            return
-        for result in results:
-            self._actors.tracker.add_exact.remote(result)
-            self._guard.measured(result)
 
     async def started(self, version: int, published: Callable[[], Awaitable[None]]) -> None:
         """Evaluate what the run begins with. version: 0, or that of the state it goes on from."""

@@ -55,7 +55,7 @@ class Retention:
 
 
 def keep_start(config: PolicyConfig, run_dir: Path) -> None:
-    """Copy ``learner.initial_adapter``, if there is one, into the run: it is ``step-0``."""
+    """Copy the adapter that the run starts from, if there is one, into it: it is ``step-0``."""
     start, root = config.learner.initial_adapter, run_dir / "checkpoints"
     if start is None or (root / step_name(0)).exists():
         return

@@ -10,8 +10,8 @@ from rlforge.errors import raise_all
 from rlforge.kinds import RunKind
 from rlforge.preflight.games import opponent_problems
 from rlforge.rollout.lineup import train_envs
+from rlforge.specs import tracker_node
 from rlforge.statistics import wilson_interval
-from rlforge.training.graph import tracker_node
 from rlforge.types import EvalResult
 
 
@@ -51,7 +51,7 @@ class Tournament(RunKind[TournamentConfig]):
         )
 
     def nodes(self, config, hardware):
-        return (tracker_node(config),)
+        return (tracker_node(),)
 
     def controller(self, config):
         return TournamentRun

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlforge.models.tiny.random_play import State, random_games
+from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, value
 
 
@@ -59,7 +60,9 @@ class WarmupGame(Warmup):
         return random_games(self.env, self.games, discount, seed)
 
 
-#: Fields of ``EnvSpec`` that enter a digest. Those added later change no model, and its name stays.
+_ENVS = Codec(EnvSpec, form="json")
+#: Fields of a stored ``EnvSpec`` that enter a digest. Those added later change no model, and its
+#: name stays.
 _OF_GAMES = (
     *("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "weight"),
     *("prompt_template", "action_extraction"),
@@ -107,9 +110,10 @@ class TinyRecipe:
     def digest(self) -> str:
         """Ten hex digits that identify this recipe."""
         described = dataclasses.asdict(self)
-        for game in described["games"]:
-            if "env" in game:
-                game["env"] = {name: game["env"][name] for name in _OF_GAMES}
+        for game, own in zip(self.games, described["games"], strict=True):
+            if isinstance(game, WarmupGame):
+                env = _ENVS.encode(game.env)
+                own["env"] = {name: env[name] for name in _OF_GAMES}
         text = json.dumps(described, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

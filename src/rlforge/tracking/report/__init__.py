@@ -7,6 +7,7 @@ those of games. ``charts`` draws, ``html`` makes markup, and ``style.css`` is th
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.tracking.report import curves, tables
@@ -30,7 +31,7 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     target = None if output is None else Path(output)
     check_page(target)
     run = load_run(run_dir)
-    top, *sections = RUN_KINDS.find(run.kind).report(run)
+    top, *sections = resolve_name(RUN_KINDS.find(run.kind).report)(run)
     # What a reader must know before any figure: why the run ended, and what its files lack.
     ending = why_it_ended(run.summary)
     found = [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in run.damage)]

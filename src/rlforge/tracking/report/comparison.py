@@ -24,7 +24,7 @@ from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import Row
 from rlforge.tracking.report.html import Html, check_page, el, join, table, write_page
-from rlforge.tracking.results import read_evals
+from rlforge.tracking.results import by_pairing, read_evals
 
 #: Curves over updates, and over windows: key and title.
 _OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
@@ -99,25 +99,21 @@ def _table(lines: Sequence[Line], names: Sequence[Html], title: str) -> Html:
 
 def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | None]:
     """The sections of charts, one line per configuration."""
-    evals = {path: read_evals(RunPaths(root=Path(path))) for path in _paths(drawn)}
-    pairs = dict.fromkeys((one.env_id, one.opponent) for own in evals.values() for one in own)
+    evals = {p: by_pairing(read_evals(RunPaths(root=Path(p)))) for p in _paths(drawn)}
+    pairs = dict.fromkeys(pair for own in evals.values() for pair in own)
     won = [
         Chart(
-            title=f"{env} vs {opponent}",
+            title=f"{pair[0]} vs {pair[1]}",
             series=_lines(
                 drawn,
                 {
-                    path: {
-                        one.step: one.win_rate
-                        for one in own
-                        if (one.env_id, one.opponent) == (env, opponent)
-                    }
+                    path: {one.step: one.win_rate for one in own.get(pair, ())}
                     for path, own in evals.items()
                 },
             ),
             shares=True,
         )
-        for env, opponent in pairs
+        for pair in pairs
     ]
     windows, updates = _rows(drawn, "windows"), _rows(drawn, "metrics")
     gained = [

@@ -9,7 +9,7 @@ from rlforge.tracking.formatting import LEARNER_LABELS, number
 from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold, join
-from rlforge.tracking.results import Ratings
+from rlforge.tracking.results import Ratings, by_pairing
 
 #: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
@@ -87,12 +87,9 @@ def changing(drawn: Sequence[Chart]) -> Html | None:
 
 def outcomes(run: RunData) -> list[Chart]:
     """Wins, draws and losses over the updates, for each environment and opponent."""
-    pairs = dict.fromkeys((row.env_id, row.opponent) for row in run.evals)
     drawn = []
-    for env, opponent in pairs:
-        rows = [row for row in run.evals if (row.env_id, row.opponent) == (env, opponent)]
+    for (env, opponent), rows in by_pairing(run.evals).items():
         steps = [row.step for row in rows]
-        played = [max(row.games, 1) for row in rows]
         win = Series(
             name="win",
             xs=steps,
@@ -101,8 +98,7 @@ def outcomes(run: RunData) -> list[Chart]:
             high=[row.ci95[1] for row in rows],
             colour="win",
         )
-        draws = [row.draws / games for row, games in zip(rows, played, strict=True)]
-        losses = [row.losses / games for row, games in zip(rows, played, strict=True)]
+        draws, losses = [row.draw_rate for row in rows], [row.loss_rate for row in rows]
         others = [
             Series(name="draw", xs=steps, ys=draws, colour="draw"),
             Series(name="loss", xs=steps, ys=losses, colour="loss"),

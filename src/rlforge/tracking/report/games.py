@@ -6,25 +6,21 @@ Every turn is in the page; ``player.js`` shows one at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlforge.games.observations import news
 from rlforge.tracking.analyses import Analysis
-from rlforge.tracking.files import RunPaths
-from rlforge.tracking.formatting import ending, number, percent
-from rlforge.tracking.game_files import GameIndex, index_games, read_games
+from rlforge.tracking.formatting import number, percent
+from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report.charts import Series, line_chart
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join
-from rlforge.types import GameRecord, Outcome, Seat, Turn
+from rlforge.tracking.samples import choose, end_of
+from rlforge.types import GameRecord, Turn
 
 #: Most turns of a game; of a longer one, equally many from its start and its end.
 MOST_TURNS = 40
-#: Most characters of an observation or answer: the last ones.
-MOST_TEXT = 4000
 
 _SCRIPT = Path(__file__).with_name("player.js")
 
@@ -84,65 +80,6 @@ def _value_over_turns(done: Analysis) -> Html:
     return el("div", chart, el("ul", *turning) if turning else None)
 
 
-def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
-    """Title and game: the first, middle and last training game, and a loss and a win of the newest
-    evaluated policy. Failed games are left out."""
-    fine = [game for game in games if game.error is None and game.num_turns > 0]
-    training = [game for game in fine if game.spec.purpose == "train"]
-    chosen: dict[str, GameIndex] = {}
-    if training:
-        chosen["First training game"] = training[0]
-        chosen["A training game half-way"] = training[len(training) // 2]
-        chosen["Last training game"] = training[-1]
-    evaluated = [game for game in fine if game.spec.focus is not None]
-    newest = max((_focus(game).policy.version for game in evaluated), default=0)
-    results: tuple[Outcome, ...] = ("loss", "win")
-    for result in results:
-        for game in evaluated:
-            focus = _focus(game)
-            if focus.policy.version != newest:
-                continue
-            if game.spec.env.outcome(game.rewards, focus.player_id) == result:
-                chosen[f"Evaluation: a {result} of {focus.policy.uid}"] = game
-                break
-    # In short runs, several titles stand for the same game: the first is kept.
-    first = {game.spec.game_id: title for title, game in reversed(chosen.items())}
-    return {title: game for title, game in chosen.items() if first[game.spec.game_id] == title}
-
-
-def sample_turns(run: RunPaths) -> list[dict[str, Any]]:
-    """The turns of the games that report.html shows, one row each; empty without games.
-
-    Raises:
-        RlforgeError: a file of games is damaged.
-    """
-    titles = {game.spec.game_id: title for title, game in choose(index_games(run.root)).items()}
-    records = {record.spec.game_id: record for record in read_games(run.root, list(titles))}
-    return [
-        {
-            "game": title,
-            "game_id": game_id,
-            "env": records[game_id].spec.env_id,
-            "end": ending(records[game_id]),
-            "turn": place,
-            "player": turn.player_id,
-            "policy": records[game_id].spec.seats[turn.player_id].policy.uid,
-            "observation": end_of(turn.observation),
-            "answer": end_of(turn.completion.text),
-            "action": turn.action,
-            "well_formed": turn.well_formed,
-            "legal": turn.legal,
-            "reward": records[game_id].rewards.get(turn.player_id),
-        }
-        for game_id, title in titles.items()
-        for place, turn in enumerate(records[game_id].turns, start=1)
-    ]
-
-
-def _focus(game: GameIndex) -> Seat:
-    return next(seat for seat in game.spec.seats if seat.player_id == game.spec.focus)
-
-
 def _card(title: str, record: GameRecord) -> Html:
     spec, turns = record.spec, record.turns
     hidden = max(len(turns) - MOST_TURNS, 0)
@@ -166,7 +103,7 @@ def _card(title: str, record: GameRecord) -> Html:
         el("h3", title),
         el(
             "p",
-            f"{spec.env_id}, {len(turns)} turns, end: {ending(record)}, game ",
+            f"{spec.env_id}, {len(turns)} turns, end: {record.ending}, game ",
             el("code", spec.game_id),
             f", seed {spec.seed}",
             cls="note",
@@ -198,7 +135,7 @@ def _turn(place: int, turn: Turn, new: str, record: GameRecord) -> Html:
     ended = None
     if turn is record.turns[-1]:
         rewards = ", ".join(f"player {one} {reward:+g}" for one, reward in record.rewards.items())
-        ended = el("p", el("b", f"{ending(record)}: {record.error or rewards}"))
+        ended = el("p", el("b", f"{record.ending}: {record.error or rewards}"))
     return el(
         "li",
         el(
@@ -223,10 +160,3 @@ def _likelihood(turn: Turn) -> str | None:
     chance = percent(math.exp(total), 1) if total > math.log(1e-3) else "below 0.1%"
     mean = "" if len(logprobs) == 1 else f", mean {total / len(logprobs):.2f}"
     return f", log-prob {total:.2f} in {tokens}{mean}, probability {chance}"
-
-
-def end_of(text: str) -> str:
-    """``text``, of a long one the end."""
-    if len(text) <= MOST_TEXT:
-        return text
-    return f"[{len(text) - MOST_TEXT} characters left out] … {text[-MOST_TEXT:]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from rlforge.config.plugins import RUN_KINDS
@@ -71,7 +72,7 @@ def draw_curves(run: RunData) -> str | None:
 
     Raises ConfigError where matplotlib is not installed.
     """
-    charts = RUN_KINDS.find(run.kind).results(run)
+    charts = resolve_name(RUN_KINDS.find(run.kind).results)(run)
     charts += [curves.metric(run, key, LEARNER_LABELS[key]) for key in _LEARNING]
     drawn = [(chart, shown) for chart in charts if (shown := chart.shown)]
     if not drawn:

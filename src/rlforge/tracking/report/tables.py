@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from rlforge.statistics import significant, wilson_interval
@@ -21,7 +21,7 @@ from rlforge.tracking.report.charts import plot_of_strengths
 from rlforge.tracking.report.curves import section, subject
 from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join, table
-from rlforge.tracking.results import PoolSnapshot
+from rlforge.tracking.results import PoolSnapshot, by_pairing
 from rlforge.types import ApiUsage, EvalResult
 
 _USAGE = Codec(ApiUsage, form="json")
@@ -78,11 +78,8 @@ def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
 
 def reached(run: RunData) -> Html | None:
     """First and last evaluation against each opponent in each environment."""
-    pairs: dict[tuple[str, str], list[EvalResult]] = defaultdict(list)
-    for result in run.evals:
-        pairs[result.env_id, result.opponent].append(result)
     rows = []
-    for (env, opponent), results in pairs.items():
+    for (env, opponent), results in by_pairing(run.evals).items():
         first, last = results[0], results[-1]
         change = last.win_rate - first.win_rate
         sure = significant(first.ci95, last.ci95)
@@ -106,7 +103,6 @@ def reached(run: RunData) -> Html | None:
 
 
 def _result(row: EvalResult) -> Html:
-    games = max(row.games, 1)
     shares = {"win": row.wins, "draw": row.draws, "loss": row.losses}
     lines = [
         el("b", f"{percent(row.win_rate, 1)} wins"),
@@ -116,10 +112,7 @@ def _result(row: EvalResult) -> Html:
             *(el("i", cls=name, style=f"flex:{won}") for name, won in shares.items() if won),
             cls="stack",
         ),
-        el(
-            "span",
-            f"{percent(row.draws / games, 1)} draws, {percent(row.losses / games, 1)} losses",
-        ),
+        el("span", f"{percent(row.draw_rate, 1)} draws, {percent(row.loss_rate, 1)} losses"),
         _interval(*wilson_interval(row.losses, row.games)),
         el("div", f"{row.games} games after {row.step} updates", cls="soft"),
     ]

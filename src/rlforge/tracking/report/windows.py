@@ -10,9 +10,9 @@ from rlforge.tracking.formatting import count, duration, number, percent, points
 from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
 from rlforge.tracking.report.curves import changing, charts, learner, section
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.tracking.report.games import end_of
 from rlforge.tracking.report.html import Html, changed, el, table
 from rlforge.tracking.report.tables import made_by, titled
+from rlforge.tracking.samples import end_of
 
 #: Figures of a comparison: label and format.
 _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {

@@ -1,4 +1,4 @@
-"""Samples of supervised fine-tuning from a market: decisions of scripted traders.
+"""Scripted traders, from whose decisions in a market a supervised run learns.
 
 They trade as the agents of a continuous run would, and a sample has the prompt that such an agent
 gets. So a model that has learned them is ready for ``rlforge continuous``.
@@ -9,22 +9,36 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from rlforge.config.continuous import DecisionRewardConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from rlforge.config.compose import Composed
+from rlforge.config.continuous import ContinuousConfig, DecisionRewardConfig
 from rlforge.config.market import MarketConfig
+from rlforge.config.rules import read
 from rlforge.config.sft import SftConfig
-from rlforge.games.trading import AgentPrompter
+from rlforge.errors import ConfigError, collected
+from rlforge.games.trading import AgentPrompter, asked_form
+from rlforge.kinds import Say
+from rlforge.market import text
+from rlforge.market.actions import NO_OP
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
+from rlforge.preflight.continuous import agent_problems, check_answers
+from rlforge.preflight.policy import Problems
 from rlforge.rollout.datasets import AnswerEncoder, written
+from rlforge.rollout.demonstrations import SAY_EVERY_S
 from rlforge.rollout.schedule import derive_seed
+from rlforge.run.teachers import Players
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import OTHER_RUN, Sample
+from rlforge.types import OTHER_RUN, PolicyRef, Step
 
-TRADERS = 8
+AGENTS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""
 
 KINDS = {f"{kind}_trader": kind for kind in ("noise", "momentum", "value")}
@@ -34,9 +48,64 @@ Insiders cannot: they know what an agent does not see.
 """
 
 
+class Traders(Players):
+    """``AGENTS`` traders in each of ``data.games`` episodes of a market."""
+
+    command = ContinuousConfig.command
+
+    def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
+        """Whether they trade, and their actions can be written and read."""
+        data = composed.config.data
+        if unread := collected(composed.trial("market", lambda: market_of(composed.config))):
+            yield from unread
+            return
+        market = market_of(composed.config)
+        impossible = [composed.error(f"market.{key}", reason) for key, reason in market.problems()]
+        yield from impossible or agent_problems(composed, market, AGENTS)
+        for name in data.players:
+            if name not in KINDS:
+                reason = f"{name} does not trade in markets; there are {', '.join(KINDS)}"
+                yield composed.error("data.players", reason)
+        if data.last_turns is not None:
+            yield composed.error("data.last_turns", "is for games; a market has no last turns")
+        said = written(data.answer, asked_form(composed.config.model), json.dumps(NO_OP))
+        if text.read(said).action != NO_OP:
+            reason = f"the action in {said!r} is not the one that is read"
+            yield composed.error("data.answer", reason)
+
+    def check_prompts(self, config: SftConfig) -> None:
+        check_answers(config, market_of(config))
+
+    def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        return {}
+
+    async def answers(
+        self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
+    ) -> list[Step]:
+        steps, data, reported = list[Step](), config.data, time.monotonic()
+        say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
+        for step in trader_samples(config, market_of(config), encoder, out):
+            steps.append(step)
+            if time.monotonic() - reported >= SAY_EVERY_S:
+                reported = time.monotonic()
+                say(f"{len(steps):,} decisions of {step.game_id} and the episodes before it")
+        return steps
+
+
+TRADERS = Traders()
+
+
+def market_of(config: SftConfig) -> MarketConfig:
+    """The market in which a supervised run's traders act; ConfigError for impossible keys."""
+    try:
+        return read(MarketConfig, config.market)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+
+
 def trader_samples(
     config: SftConfig, market: MarketConfig, encoder: AnswerEncoder, left_out: Counter[str]
-) -> Iterator[Sample]:
+) -> Iterator[Step]:
     """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes.
 
     left_out: counts decisions that are no samples, by reason.
@@ -53,21 +122,21 @@ def _episode(
     prompter: AgentPrompter,
     number: int,
     left_out: Counter[str],
-) -> Iterator[Sample]:
+) -> Iterator[Step]:
     data, seed = config.data, derive_seed(config.seed, "data-game", number)
     world = World(market, seed)
-    names = list(itertools.islice(itertools.cycle(data.players), TRADERS))
-    for place in range(TRADERS):
+    names = list(itertools.islice(itertools.cycle(data.players), AGENTS))
+    for place in range(AGENTS):
         world.join(f"agent-{place}")
     crowd = Crowd(world, seed)
     traders = [
         make_trader(KINDS[name], market, random.Random(f"{seed}/{place}"))
         for place, name in enumerate(names)
     ]
-    open_samples: dict[int, Sample] = {}
+    open_samples: dict[int, Step] = {}
     for turn in range(market.episode_ticks):
         # As in a continuous run, all of them see the market as it was before the tick.
-        states = [world.state(f"agent-{place}") for place in range(TRADERS)]
+        states = [world.state(f"agent-{place}") for place in range(AGENTS)]
         for place, (state, name, trader) in enumerate(zip(states, names, traders, strict=True)):
             action = trader.decide(state)
             receipt = world.decide(f"agent-{place}", action)
@@ -80,10 +149,11 @@ def _episode(
                 if prompter.read(question, encoder.text(tokens)).action != action:
                     left_out["not read as their action"] += 1
                     continue
-                open_samples[receipt.ticket] = Sample(
-                    origin=f"data-{number:07d}",
+                open_samples[receipt.ticket] = Step(
+                    game_id=f"data-{number:07d}",
                     env_id="market",
                     player_id=place,
+                    group_id=None,
                     turn_index=turn,
                     last_turn=False,
                     observation=question.text,
@@ -91,6 +161,8 @@ def _episode(
                     prompt_token_ids=question.token_ids,
                     token_ids=tokens,
                     logprobs=(0.0,) * len(tokens),
+                    raw_reward=0.0,
+                    reward=0.0,
                     policy_uid=name,
                     policy_version=OTHER_RUN,
                 )

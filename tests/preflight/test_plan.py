@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 from tests.harness.composed import composed
+from tests.harness.in_process import start_in_process
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
+from rlforge.preflight.plan import make_plan, to_json, to_mermaid, write_plan
+from rlforge.specs import ActorSpec
 from rlforge.system.hardware import Machine, resolve_hardware
-from rlforge.training.graph import build_graph, to_json, to_mermaid
 
 LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)
@@ -26,7 +31,7 @@ def config(*overrides: str) -> RunConfig:
 
 def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
     counts = ["engine.num_engines=2", "collector.num_collectors=3", "learner.num_learners=2"]
-    graph = build_graph(config(*counts), LAPTOP)
+    graph = make_plan(config(*counts), LAPTOP)
     once = {"tracker": 1, "pool": 1, "buffer": 1}
     replicas = {node.name: node.replicas for node in graph.nodes}
     assert replicas == once | {"engine": 2, "collector": 3, "learner": 2}
@@ -35,7 +40,7 @@ def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
 
 def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> None:
     counts = ["engine.num_engines=2", "learner.num_learners=2"]
-    graph = build_graph(config(*counts), LAPTOP)
+    graph = make_plan(config(*counts), LAPTOP)
     assert graph.node("engine").actor_names == ("engine-0", "engine-1")
     assert graph.node("collector").actor_names == ("collector-0",)
     assert graph.node("learner").actor_names == ("learner", "learner-1")
@@ -50,21 +55,21 @@ GRAPHS = {
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_edges_join_parts_of_the_run_and_leave_none_out(kind: str) -> None:
-    graph = build_graph(GRAPHS[kind](), LAPTOP)
+    graph = make_plan(GRAPHS[kind](), LAPTOP)
     names = {node.name for node in graph.nodes}
     assert {edge.source for edge in graph.edges} | {edge.target for edge in graph.edges} == names
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_actors_of_the_graph_are_classes_that_can_be_imported(kind: str) -> None:
-    for node in build_graph(GRAPHS[kind](), LAPTOP).nodes:
+    for node in make_plan(GRAPHS[kind](), LAPTOP).nodes:
         if node.actor is not None:
             module, _, name = node.actor.partition(":")
             assert inspect.isclass(getattr(importlib.import_module(module), name))
 
 
 def test_a_service_starts_its_engines_with_its_own_limit_of_restarts() -> None:
-    graph = build_graph(ServingConfig(), LAPTOP)
+    graph = make_plan(ServingConfig(), LAPTOP)
     assert graph.actor_names == ("engine-0",)
     assert graph.node("engine").restarts == 100
     assert graph.node("service").actor is None
@@ -77,18 +82,18 @@ def test_a_service_starts_its_engines_with_its_own_limit_of_restarts() -> None:
 def test_actors_that_share_a_card_load_one_after_the_other(
     overrides: list[str], gpus: int, alone: bool
 ) -> None:
-    graph = build_graph(config(*overrides), Machine(cpus=8, gpus=gpus))
+    graph = make_plan(config(*overrides), Machine(cpus=8, gpus=gpus))
     assert graph.node("learner").loads_alone == graph.node("engine").loads_alone == alone
 
 
 def test_one_gpu_is_shared_by_learner_and_engine() -> None:
-    graph = build_graph(config(), Machine(cpus=8, gpus=1))
+    graph = make_plan(config(), Machine(cpus=8, gpus=1))
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 0.5
     assert graph.node("learner").placement == "cuda"
 
 
 def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
-    graph = build_graph(config("engine.num_engines=3"), SERVER)
+    graph = make_plan(config("engine.num_engines=3"), SERVER)
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
     assert graph.num_gpus == 4
 
@@ -101,7 +106,7 @@ def test_every_actor_finds_a_card_with_room_for_it(
     learners: int, engines: int, gpus: int, engine_gpus: float
 ) -> None:
     numbers = [f"learner.num_learners={learners}", f"engine.num_engines={engines}"]
-    graph = build_graph(config(*numbers), Machine(cpus=16, gpus=gpus))
+    graph = make_plan(config(*numbers), Machine(cpus=16, gpus=gpus))
     assert graph.node("engine").num_gpus == engine_gpus
     assert graph.node("learner").num_gpus == (1.0 if learners > 1 else engine_gpus)
 
@@ -130,7 +135,7 @@ def test_every_actor_finds_a_card_with_room_for_it(
 )
 def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(config(*overrides), SERVER)
+        make_plan(config(*overrides), SERVER)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +149,12 @@ def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) ->
 )
 def test_missing_gpus_are_reported_before_the_start(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(config(*overrides), LAPTOP)
+        make_plan(config(*overrides), LAPTOP)
 
 
 def test_too_few_gpus_are_reported_with_the_sum() -> None:
     with pytest.raises(ConfigError, match=r"wants 6 GPUs .*and 4 are there"):
-        build_graph(config("hardware=multi_gpu", "engine.num_engines=5"), SERVER)
+        make_plan(config("hardware=multi_gpu", "engine.num_engines=5"), SERVER)
 
 
 def test_cluster_settings_are_not_overridden_by_this_machine() -> None:
@@ -192,11 +197,11 @@ def test_alternating_engines_and_learner_use_one_gpu(gpus: int, engines: int) ->
 )
 def test_alternation_on_more_than_one_card_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_graph(config(*overrides, "hardware.alternate=true"), SERVER)
+        make_plan(config(*overrides, "hardware.alternate=true"), SERVER)
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:
-    graph = build_graph(config(), LAPTOP)
+    graph = make_plan(config(), LAPTOP)
     loaded = json.loads(to_json(graph))
     assert [node["name"] for node in loaded["nodes"]] == [node.name for node in graph.nodes]
     mermaid = to_mermaid(graph)
@@ -205,9 +210,57 @@ def test_json_and_mermaid_hold_the_same_nodes() -> None:
 
 def test_an_elastic_run_starts_with_the_least_that_its_keys_name() -> None:
     several = ("hardware=cluster", "engine.num_engines=4", "hardware.elastic=true")
-    graph = build_graph(config(*several, "engine.min_engines=2"), LAPTOP)
+    graph = make_plan(config(*several, "engine.min_engines=2"), LAPTOP)
     least = {node.name: (node.number, node.least) for node in graph.nodes if node.least}
     assert least == {"engine": ("2 to 4", 2), "collector": ("1", 1)}
     assert "engine ×2 to 4" in to_mermaid(graph)
-    fixed = build_graph(config(*several[:2], "hardware.elastic=false"), LAPTOP)
+    fixed = make_plan(config(*several[:2], "hardware.elastic=false"), LAPTOP)
     assert not any(node.least for node in fixed.nodes)
+
+
+@dataclasses.dataclass
+class Given:
+    """An actor that keeps what it is given."""
+
+    config: RunConfig
+    hardware: HardwareConfig
+
+
+async def test_an_actor_holds_what_the_graph_said(tmp_path: Path) -> None:
+    plan = make_plan(config("learner.initial_adapter=null", "engine=auto"), LAPTOP)
+    own = ActorSpec(name="given", actor=f"{__name__}:Given", reads=("engine", "learner", "model"))
+    plan = dataclasses.replace(plan, nodes=(own,))
+    (node,) = json.loads(to_json(plan))["nodes"]
+    actors = await start_in_process(plan, tmp_path)
+    given = await actors.named["given"].__ray_call__.remote(lambda actor: actor)
+    held = {group: dataclasses.asdict(getattr(given.config, group)) for group in own.reads}
+    assert held == node["config"]
+    assert node["config"]["engine"]["name"] == "transformers"
+    assert dataclasses.asdict(given.hardware) == json.loads(to_json(plan))["hardware"]
+
+
+def test_a_plan_does_not_change() -> None:
+    plan = make_plan(config("tracker.sinks=[{name: a}]"), LAPTOP)
+    for change in (
+        lambda: setattr(plan, "nodes", ()),
+        lambda: setattr(plan.config.engine, "name", "vllm"),
+        lambda: setattr(plan.hardware, "threads", 1),
+        lambda: plan.config.tracker.sinks.append({}),
+        lambda: plan.config.tracker.sinks[0].update(name="b"),
+        lambda: plan.config.env.train.clear(),
+    ):
+        with pytest.raises((TypeError, AttributeError)):
+            change()
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_the_plan_of_a_resume_is_beside_the_first_and_names_what_differs(tmp_path: Path) -> None:
+    asked = config("hardware=auto", "engine.num_engines=2", "engine.min_engines=1")
+    assert write_plan(make_plan(asked, SERVER), tmp_path) == []
+    first = (tmp_path / "plan.json").read_text()
+    assert write_plan(make_plan(asked, SERVER), tmp_path) == []
+    lines = write_plan(make_plan(asked, Machine(cpus=2, gpus=0)), tmp_path)
+    assert "hardware.device: cuda before, cpu now" in lines
+    assert "engine.replicas: 2 before, 1 now" in lines
+    assert (tmp_path / "plan.json").read_text() == first
+    assert json.loads((tmp_path / "plan-3.json").read_text())["hardware"]["device"] == "cpu"

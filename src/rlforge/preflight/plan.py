@@ -1,0 +1,381 @@
+"""The plan of a run: all that starts, decided once from a configuration and a machine.
+
+    configuration, machine ─▶ make_plan ─▶ RunPlan ─▶ rlforge graph, plan.json, actors
+
+No other place changes a configuration on its way to the actors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.engines.registry import check_playable
+from rlforge.engines.vllm_settings import VLLM_VERSION, lacking, obstacle
+from rlforge.errors import ConfigError, refusals
+from rlforge.kinds import kind_of
+from rlforge.models.catalog import locate
+from rlforge.models.fit import start_of
+from rlforge.preflight.fit import in_gib, memory_on
+from rlforge.preflight.memory.cards import place
+from rlforge.preflight.model import saved_policies
+from rlforge.specs import ActorSpec
+from rlforge.system.hardware import Machine, detect, resolve_device, resolve_hardware
+from rlforge.tracking.files import RunPaths
+from rlforge.types import value
+
+C = TypeVar("C", bound=PolicyConfig)
+
+
+@value
+class Edge:
+    """``source`` hands ``carries`` to ``target``."""
+
+    source: str
+    target: str
+    carries: str
+
+
+@value
+class RunPlan(Generic[C]):
+    """What a run starts with; frozen, as are its configurations.
+
+    config: as the actors get it: with the engine that ``auto`` starts and its share of the card,
+    the number of engines that have room, and the adapter that the run starts from. hardware: its
+    profile for the machine. nodes: the parts of the run, in the order in which they start. engine:
+    which one ``auto`` tries, and why; empty where another name is configured. notes: on engines
+    that do not start, and on GPUs that nothing uses.
+
+    Example:
+        >>> from rlforge.config.schema import RunConfig
+        >>> plan = make_plan(RunConfig(), Machine(cpus=2, gpus=0))
+        >>> plan.actor_names
+        ('tracker', 'pool', 'buffer', 'learner', 'engine-0', 'collector-0')
+        >>> plan.hardware.device, plan.num_cpus
+        ('cpu', 3.0)
+        >>> [edge.target for edge in plan.edges if edge.carries == "TrainBatch"]
+        ['learner']
+    """
+
+    config: C
+    hardware: HardwareConfig
+    nodes: tuple[ActorSpec, ...]
+    engine: str = ""
+    notes: tuple[str, ...] = ()
+
+    def node(self, name: str) -> ActorSpec:
+        """The part of this name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What the parts hand to each other."""
+        return tuple(
+            Edge(source=node.name, target=target, carries=carries)
+            for node in self.nodes
+            for target, carries in node.sends
+        )
+
+    @property
+    def actor_names(self) -> tuple[str, ...]:
+        """The names of all actors."""
+        return tuple(name for node in self.nodes for name in node.actor_names)
+
+    @property
+    def num_cpus(self) -> float:
+        """CPU cores that all replicas ask for."""
+        return sum(node.num_cpus * node.replicas for node in self.nodes)
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs that all replicas ask for."""
+        return sum(node.num_gpus * node.replicas for node in self.nodes)
+
+    @property
+    def cards(self) -> int:
+        """GPUs on which something computes."""
+        engines, learners = self.config.engine.num_engines, self.config.learner.num_learners
+        return sum(card.count for card in place(self.hardware, learners, engines, capacity=0))
+
+
+def make_plan(
+    config: C, machine: Machine, run_dir: Path | None = None, claimed: HardwareConfig | None = None
+) -> RunPlan[C]:
+    """The plan of ``config`` on ``machine``; ConfigError where its GPUs do not fit.
+
+    run_dir: of the run, with what it has already: its copy of the start, supervised samples. None:
+    the run is yet to begin. claimed: the profile with the GPUs that the run has claimed.
+    """
+    kind = kind_of(config)
+    settled = with_engines_that_start(config, machine)
+    engines, learners = settled.engine.num_engines, settled.learner.num_learners
+    hardware = claimed or resolve_hardware(settled.hardware, machine, engines, learners)
+    notes = tuple(gpu_notes(config, settled, hardware, machine))
+    settled, engine = _with_engine(settled, hardware, machine)
+    settled = with_start(settled, run_dir)
+    if run_dir is not None:
+        settled = kind.counted(settled, run_dir)
+    nodes = kind.nodes(settled, hardware)
+    return RunPlan(config=settled, hardware=hardware, nodes=nodes, engine=engine, notes=notes)
+
+
+# ---------------------------------------------------------------- what of the profile starts
+
+
+def for_machine(
+    config: C, gpus: int | None = None, memory_gb: float | None = None
+) -> tuple[C, Machine, str | None]:
+    """``config`` and the machine that it is planned for, and a note where that is a guess.
+
+    gpus, memory_gb: GPUs of that machine and GiB of each, as ``hardware`` then says; without both
+    it is this machine, or, where a profile wants a GPU and this one has none, one with as many as
+    its actors ask for, which the note says. Raises ConfigError for GPUs on a CPU run.
+    """
+    hardware, here = config.hardware, detect()
+    if memory_gb is not None and not math.isfinite(memory_gb):
+        raise ConfigError(f"--gpu-memory {memory_gb}: must be a finite number of GiB")
+    option = "--gpus" if gpus else "--gpu-memory" if memory_gb is not None else None
+    if option and hardware.device == "cpu":
+        raise ConfigError(f"{option}: hardware.device=cpu uses none; choose another profile")
+    if gpus == 0 and memory_gb is not None:
+        raise ConfigError("--gpu-memory: a machine of --gpus 0 has none; leave one of them out")
+    actors = with_engines_that_start(config, here)
+    asked = actors.learner.num_learners * hardware.learner_gpus
+    asked = max(1, math.ceil(asked + actors.engine.num_engines * hardware.engine_gpus))
+    note, other = None, (gpus, memory_gb) != (None, None)
+    if gpus is None and memory_gb is not None:
+        gpus = hardware.num_gpus or max(here.gpus, asked)
+    elif gpus is None and hardware.num_gpus is None and hardware.ray_address is None:
+        try:
+            resolve_device(hardware, here.gpus)
+        except ConfigError as error:
+            gpus = asked
+            note = (
+                f"{str(error).partition(';')[0]}, so that train refuses here; planned for {gpus} "
+                "(--gpus N --gpu-memory GB: for others)"
+            )
+    changes: dict[str, float | None] = {"num_gpus": gpus, "memory_gb": memory_gb}
+    changes = {key: number for key, number in changes.items() if number is not None}
+    hardware = dataclasses.replace(hardware, **changes)  # type: ignore[arg-type]
+    if other or note is not None:
+        here = dataclasses.replace(here, cards=(), here=False)
+    return dataclasses.replace(config, hardware=hardware), here, note
+
+
+def with_engines_that_start(config: C, machine: Machine) -> C:
+    """``config`` with the engines that start on ``machine``; none where nothing is generated.
+
+    Where the machine divides its GPUs, engines beyond ``engine.min_engines`` start only if a GPU is
+    left for each.
+    """
+    engine, hardware = config.engine, config.hardware
+    if not kind_of(config).generates:
+        engine = dataclasses.replace(engine, name="transformers", num_engines=0)
+        hardware = dataclasses.replace(hardware, alternate=False)
+        return dataclasses.replace(config, engine=engine, hardware=hardware)
+    least = engine.min_engines
+    fixed = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
+    if least is None or fixed:
+        return config
+    left = 0 if hardware.alternate else _gpus_of(config, machine) - config.learner.num_learners
+    number = max(least, min(engine.num_engines, left))
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, num_engines=number))
+
+
+def _gpus_of(config: PolicyConfig, machine: Machine) -> int:
+    hardware = config.hardware
+    if hardware.device == "cpu":
+        return 0
+    return machine.gpus if hardware.num_gpus is None else hardware.num_gpus
+
+
+def gpu_notes(
+    config: PolicyConfig, live: PolicyConfig, hardware: HardwareConfig, machine: Machine
+) -> Iterator[str]:
+    """Engines that do not start for want of GPUs, and GPUs that nothing uses.
+
+    live: ``config`` with the engines that start. hardware: its profile for ``machine``.
+    """
+    there, learners = _gpus_of(config, machine), live.learner.num_learners
+    engines, wanted = live.engine.num_engines, config.engine.num_engines
+    if 0 < engines < wanted:
+        yield (
+            f"engine.num_engines={wanted}: {engines} start{'' if engines > 1 else 's'}, as "
+            f"{wanted + learners} GPUs are for all of them and {there or 'none'} "
+            f"{'is' if there == 1 else 'are'} there (engine.min_engines={live.engine.min_engines})"
+        )
+    if hardware.device != "cuda" or hardware.num_gpus is None:  # of a cluster, where none is idle
+        return
+    used = sum(card.count for card in place(hardware, learners, engines, capacity=0))
+    if used < there:
+        keys = f"engine.num_engines={engines}, " if engines else ""
+        turns = ", hardware.alternate=true" if hardware.alternate else ""
+        yield (
+            f"{there - used} of {there} GPUs {'is' if there - used == 1 else 'are'} not used: "
+            f"{keys}learner.num_learners={learners}{turns}"
+        )
+
+
+# ---------------------------------------------------------------- which engine
+
+
+def _with_engine(config: C, hardware: HardwareConfig, machine: Machine) -> tuple[C, str]:
+    """With the engine that ``engine.name=auto`` starts and vLLM's share of a card, and the choice.
+
+    The name stays ``auto`` where the engines themselves try vLLM, with the trial of
+    ``rlforge.learner.engine_trial``; where they cannot it is ``transformers``. Plans of memory
+    count ``auto`` as that: it takes over where the trial fails.
+    """
+    tried, which = engine_tried(config, hardware, machine)
+    divided = _divided(tried, hardware, machine)
+    if which and tried.engine.name == "vllm":
+        divided = named_engine(divided, "auto")
+    return divided, which
+
+
+def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple[C, str]:
+    """``config`` with the engine that ``engine.name=auto`` tries first, and which one that is.
+
+    Empty where another name is configured. A machine that is not this one has vLLM where the
+    engines need GPUs.
+    """
+    if config.engine.name != "auto":
+        return config, ""
+    wanted = named_engine(config, "vllm")
+    if (reason := _not_vllm(wanted, hardware, machine)) is not None:
+        return named_engine(config, "transformers"), f"transformers, not vLLM: {reason}"
+    trial = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
+    absent = None if machine.here else lacking("cuda")
+    return wanted, trial if absent is None else f"{trial}, planned: here {absent}"
+
+
+def named_engine(config: C, name: str) -> C:
+    """``config`` with another ``engine.name``."""
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, name=name))
+
+
+def _not_vllm(config: PolicyConfig, hardware: HardwareConfig, machine: Machine) -> str | None:
+    """Why a run does not try vLLM, which ``config`` names; None: it does."""
+    if (reason := obstacle(config, hardware.device, here=machine.here)) is not None:
+        return reason
+    for policies in saved_policies(config).values() if machine.here else ():
+        for problem in refusals(partial(check_playable, policies, config)):
+            return str(problem)
+    memory = memory_on(machine.cards, config, locate(config.model), hardware)
+    if memory is not None and memory.plan.excess > 0:
+        return f"with it the run needs {in_gib(memory.plan.excess)} more memory than there is"
+    return None
+
+
+def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
+    """``config`` with vLLM's share of its card, where the plan of memory decides it.
+
+    Where the shape of the model or the memory of the card cannot be known, it stays as it is.
+    """
+    vllm = config.engine.vllm
+    if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
+        return config
+    memory = memory_on(machine.cards, config, locate(config.model), hardware)
+    if memory is None or memory.plan.share is None:
+        return config
+    # vLLM counts by the card itself, of which the profile may use a part.
+    planned = memory.plan.cards[0].capacity
+    own = machine.cards if config.hardware.ray_address is None else ()
+    whole = min((card.memory for card in own), default=planned)
+    share = memory.plan.share * planned / whole
+    vllm = dataclasses.replace(vllm, gpu_memory_utilization=share)
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
+
+
+def with_start(config: C, run_dir: Path | None = None) -> C:
+    """With the folder of the adapter that the run starts from, as ``start_of`` finds it."""
+    start = start_of(config, run_dir)
+    if start is None:
+        return config
+    learner = dataclasses.replace(config.learner, initial_adapter=str(start))
+    return dataclasses.replace(config, learner=learner)
+
+
+# ---------------------------------------------------------------- as text
+
+
+def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
+    """The plan as JSON has it: in ``plan.json`` of the run directory, and of ``rlforge graph``."""
+    nodes = []
+    for spec in plan.nodes:
+        node: dict[str, Any] = {"name": spec.name, "kind": spec.name}
+        node |= {"actor_names": spec.actor_names, **dataclasses.asdict(spec)}
+        del node["sends"]  # the edges
+        del node["reads"]
+        groups = {name: getattr(plan.config, name) for name in spec.reads}
+        node["config"] = {name: dataclasses.asdict(group) for name, group in groups.items()}
+        nodes.append(node)
+    return {
+        "hardware": dataclasses.asdict(plan.hardware),
+        "engine": plan.engine or plan.config.engine.name,
+        "nodes": nodes,
+        "edges": [dataclasses.asdict(edge) for edge in plan.edges],
+    }
+
+
+def to_json(plan: RunPlan[Any]) -> str:
+    """``as_plain`` as text."""
+    return json.dumps(as_plain(plan), indent=2, default=str)
+
+
+def write_plan(plan: RunPlan[Any], run_dir: Path) -> list[str]:
+    """Write the plan into the run folder, beside those before it; returns what differs."""
+    first = RunPaths(root=run_dir).plan
+    earlier = len([*run_dir.glob(f"{first.stem}*.json")])
+    path = first.with_stem(f"{first.stem}-{earlier + 1}") if earlier else first
+    path.write_text(to_json(plan), encoding="utf-8")
+    if not earlier:
+        return []
+    last = first if earlier == 1 else first.with_stem(f"{first.stem}-{earlier}")
+    before, after = (json.loads(one.read_text(encoding="utf-8")) for one in (last, path))
+    return differences(before, after)
+
+
+def to_mermaid(plan: RunPlan[Any]) -> str:
+    """The parts of the run as a Mermaid flowchart."""
+    lines = ["flowchart LR"]
+    for node in plan.nodes:
+        gpus = f", {node.num_gpus:g} GPU" if node.num_gpus else ""
+        place = f"{node.placement}{gpus}" if node.actor else "in the driver"
+        lines.append(f'  {node.name}["{node.name} ×{node.number} ({place})"]')
+    lines += [f"  {edge.source} -->|{edge.carries}| {edge.target}" for edge in plan.edges]
+    return "\n".join(lines)
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Lines on what differs between two plans, each as ``as_plain``: key, then both values.
+
+    Example:
+        >>> one = {"hardware": {"device": "cuda", "threads": None}}
+        >>> differences(one, {"hardware": {"device": "cpu", "threads": None}})
+        ['hardware.device: cuda before, cpu now']
+    """
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    return [
+        f"{key}: {old.get(key, 'nothing')} before, {new.get(key, 'nothing')} now"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Values with their dotted keys; parts of a list go by their name, where they have one."""
+    if isinstance(tree, Mapping):
+        for key, inside in tree.items():
+            yield from _leaves(inside, f"{at}.{key}" if at else str(key))
+    elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping) and "name" in tree[0]:
+        for one in tree:
+            yield from _leaves(one, str(one["name"]))
+    else:
+        yield at, tree
