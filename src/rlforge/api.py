@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -288,11 +289,12 @@ class Run:
         hidden stays as it was dealt; answers, and chance events to come, are drawn anew. Raises
         ConfigError for what cannot be, RunError where all new games failed.
         """
-        from rlforge.local.forks import Start, fork_game
         from rlforge.local.replay import find_game
 
-        start = Start(turn=turn, games=samples, action=action)
-        return wait_for(fork_game(self.path, find_game(self.path, game), start, seats)).played
+        forks, record = import_module("rlforge.local.forks"), find_game(self.path, game)
+        start = forks.Start(turn=turn, games=samples, action=action)
+        played: list[GameRecord] = wait_for(forks.fork_game(self.path, record, start, seats)).played
+        return played
 
     def verify(self, *, whole: bool = False, seed: int = 0) -> Table:
         """Check that the run is what it says (``rlforge verify``); a row per kind of check.
@@ -300,9 +302,8 @@ class Run:
         whole: everything instead of a part, which ``seed`` decides. ``problems`` of a row is what
         does not agree.
         """
-        from rlforge.local.verify import verify
-
-        found = verify(self.path, whole=whole, seed=seed)
+        verify = import_module("rlforge.local.verify")
+        found = verify.verify(self.path, whole=whole, seed=seed)
         return _table([dataclasses.asdict(check) for check in found.checks])
 
     def analyse(
@@ -320,13 +321,13 @@ class Run:
         the evaluated policy, or the first that trains. Others as of ``fork``. The analysis is kept
         in the run, for its report. Raises as ``fork``.
         """
-        from rlforge.local.forks import analyse_game
         from rlforge.local.replay import find_game
         from rlforge.tracking.analyses import write_analysis
 
         record = find_game(self.path, game)
+        forks = import_module("rlforge.local.forks")
         found = wait_for(
-            analyse_game(self.path, record, player=player, seats=seats, samples=samples)
+            forks.analyse_game(self.path, record, player=player, seats=seats, samples=samples)
         )
         write_analysis(self.path, found)
         return _table(
