@@ -189,6 +189,7 @@ _PLAIN = {
     ("random", "Random"),
     ("builtins", "set"),
     ("builtins", "frozenset"),
+    *(("rlforge.config.rules", name) for name in ("_List", "_Mapping")),
 }
 
 
