@@ -1,4 +1,4 @@
-"""Arguments of several commands."""
+"""Arguments of several commands, and what a shell offers for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,31 @@ from typing import Annotated, Any
 
 import typer
 
-from rlforge.cli import completion
 from rlforge.errors import ConfigError, RlforgeError
+
+RUNS = Path("runs")
+"""Where runs are, below the current directory."""
+
+
+def offered_runs(incomplete: str) -> list[str]:
+    """The runs that a shell offers: those below ``runs/``, and ``latest``."""
+    from rlforge.tracking.files import runs_below
+
+    offered = ["latest", *map(str, runs_below(RUNS))]
+    return [run for run in offered if run.startswith(incomplete)]
+
+
+def offered_experiments(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Experiments by name, also behind ``+experiment=``."""
+    from rlforge.config.keys import conf_dir
+
+    given = ctx.params.get("overrides") or ()
+    if "=" in given[-1:] and "+experiment" not in given[-2:]:
+        return []  # bash takes the equals sign of KEY=VALUE for the end of a word
+    names = sorted(file.stem for file in (conf_dir() / "experiment").glob("*.yaml"))
+    prefix = "+experiment=" if incomplete.startswith("+") else ""
+    return [word for name in names if (word := prefix + name).startswith(incomplete)]
+
 
 Overrides = Annotated[
     list[str] | None,
@@ -18,7 +41,7 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="+experiment=NAME, or NAME alone, and changes to it. Keys: rlforge show KEY.",
         show_default=False,
-        autocompletion=completion.experiments,
+        autocompletion=offered_experiments,
     ),
 ]
 ConfigDir = Annotated[
@@ -29,9 +52,6 @@ ConfigDir = Annotated[
 
 say = partial(typer.echo, err=True)
 """Shows a message on standard error."""
-
-RUNS = Path("runs")
-"""Where runs are, below the current directory."""
 
 
 def must_be_run(path: Path | None) -> Path | None:
@@ -59,7 +79,7 @@ RunDir = Annotated[
         metavar="RUN",
         help="A run directory, as train prints it, or latest: the newest below runs/.",
         callback=must_be_run,
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 Resume = Annotated[
@@ -69,7 +89,7 @@ Resume = Annotated[
         metavar="RUN",
         help="Continue the run in this directory.",
         callback=must_be_run,
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 More = Annotated[

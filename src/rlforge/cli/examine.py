@@ -12,8 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli import completion
-from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, must_be_run, say, write_result
+from rlforge.cli.arguments import (
+    ConfigDir,
+    JsonFile,
+    Overrides,
+    must_be_run,
+    offered_runs,
+    say,
+    write_result,
+)
 from rlforge.errors import ConfigError
 from rlforge.system.files import atomic_write
 
@@ -128,7 +135,7 @@ def doctor(
             metavar="RUN",
             help="Show what a run takes on disk instead.",
             callback=must_be_run,
-            autocompletion=completion.runs,
+            autocompletion=offered_runs,
         ),
     ] = None,
     json_file: JsonFile = None,

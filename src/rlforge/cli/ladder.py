@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rlforge.cli import completion
-from rlforge.cli.arguments import must_be_run, say
+from rlforge.cli.arguments import must_be_run, offered_runs, say
 from rlforge.errors import ConfigError
 
 
@@ -37,7 +36,7 @@ def ladder(
             metavar="RUN",
             help="Runs, latest, or one version of a run as RUN:step-40.",
             show_default=False,
-            autocompletion=completion.runs,
+            autocompletion=offered_runs,
         ),
     ] = None,
     against: Annotated[

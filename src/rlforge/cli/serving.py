@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlforge.cli import completion
-from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, say, write_result
+from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, offered_runs, say, write_result
 from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError, DeploymentError
 
@@ -20,7 +19,7 @@ StateDir = Annotated[
         metavar="DIR",
         help="State folder of the service, or a run that holds it. Default: RUN/deployments, "
         "else deployments/.",
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 Url = Annotated[
@@ -39,7 +38,7 @@ def serve(
             help="A run whose newest version is served, or +experiment=NAME, and changes. "
             "Keys: rlforge show KEY.",
             show_default=False,
-            autocompletion=completion.runs,
+            autocompletion=offered_runs,
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -75,7 +74,7 @@ def deploy(
         typer.Argument(
             metavar="RUN|ADAPTER",
             help="A run, or a directory with an adapter.",
-            autocompletion=completion.runs,
+            autocompletion=offered_runs,
         ),
     ],
     checkpoint: Checkpoint = "latest",

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rlforge.cli import completion
-from rlforge.cli.arguments import RUNS, JsonFile, must_be_run, write_result
+from rlforge.cli.arguments import RUNS, JsonFile, must_be_run, offered_runs, write_result
 from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ RunOrFolder = Annotated[
         metavar="RUN",
         help="A run, latest, or a folder with several, such as that of a sweep.",
         callback=_run_or_folder,
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 RunsOrFolders = Annotated[
@@ -41,7 +40,7 @@ RunsOrFolders = Annotated[
         metavar="RUN",
         help="Runs, latest, or folders with several, such as that of a sweep.",
         callback=lambda paths: [_run_or_folder(path) for path in paths],
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.cli import completion
-from rlforge.cli.arguments import ConfigDir, More, Multirun, Overrides, Resume, say
+from rlforge.cli.arguments import ConfigDir, More, Multirun, Overrides, Resume, offered_runs, say
 from rlforge.cli.runs import start
 from rlforge.errors import ConfigError, RlforgeError, nearest
 
@@ -52,7 +51,7 @@ Store = Annotated[
         "--from",
         metavar="STORE",
         help="Train on all windows of this store, or of this run, instead of new ones.",
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 StoreOrRun = Annotated[
@@ -60,7 +59,7 @@ StoreOrRun = Annotated[
     typer.Argument(
         metavar="STORE_OR_RUN",
         help="A trajectory store, or the run it belongs to.",
-        autocompletion=completion.runs,
+        autocompletion=offered_runs,
     ),
 ]
 
