@@ -1,13 +1,13 @@
-"""Add and draw at 100,000 stored steps: the step buffer against unstable-rl's, and against lists.
+"""Add and draw at 100,000 stored turns: the step buffer against unstable-rl's, and against lists.
 
     python benchmarks/buffer.py [--peers PYTHON]
 
-An ``add`` brings one game of 8 steps to a full buffer, so 8 steps are evicted; a turn is ten of
-them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks for stale steps, which the
+An ``add`` brings one game of 8 turns to a full buffer, so 8 turns are evicted; a round is ten of
+them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks for stale turns, which the
 others never do. All take turns; unstable-rl's buffer is in a process of its own, times itself, and
 is described in ``benchmarks/contenders/unstable_buffer.py``. It samples a list and removes what it
 sampled; the lists here do only that. A list finds what it removes by comparing: ``list`` holds the
-same steps as our buffer, dataclasses that compare by their fields, and ``list_bare`` bare objects,
+same turns as our buffer, dataclasses that compare by their fields, and ``list_bare`` bare objects,
 which compare by identity, the cheapest way there is.
 
 ``--peers`` names the interpreter of an environment with ``benchmarks/requirements-peers.txt``.
@@ -30,8 +30,8 @@ from typing import Any
 from common import record, seconds, shown, spread
 from contenders import ABSENT
 
-from rlforge.buffer import BufferSettings, StepBuffer
-from rlforge.types import Episode, Step
+from rlforge.buffer import BufferSettings, Shaped, StepBuffer
+from rlforge.types import Sample
 
 STORED, BATCH, GAME = 100_000, 384, 8
 ADDS, ADDS_PER_TURN, DRAWS = 20, 10, 7
@@ -79,56 +79,48 @@ class NaiveBuffer:
     """A plain list of items that can be compared."""
 
     def __init__(self, max_size: int, seed: int) -> None:
-        self.steps: list[object] = []
+        self.turns: list[object] = []
         self._max_size = max_size
         self._random = random.Random(seed)
 
-    def add(self, steps: Sequence[object]) -> None:
-        self.steps.extend(steps)
-        for step in self._random.sample(self.steps, max(0, len(self.steps) - self._max_size)):
-            self.steps.remove(step)
+    def add(self, turns: Sequence[object]) -> None:
+        self.turns.extend(turns)
+        for turn in self._random.sample(self.turns, max(0, len(self.turns) - self._max_size)):
+            self.turns.remove(turn)
 
     def draw(self, n: int) -> list[object]:
-        batch = self._random.sample(self.steps, n)
-        for step in batch:
-            self.steps.remove(step)
+        batch = self._random.sample(self.turns, n)
+        for turn in batch:
+            self.turns.remove(turn)
         return batch
 
 
-def make_game(number: int, version: int, steps: int = GAME) -> Episode:
-    """One seat's episode with as many steps as asked for."""
-    return Episode(
-        game_id=f"game-{number}",
-        env_id="SimpleTak-v0-train",
-        player_id=0,
-        group_id=None,
-        group_size=1,
-        steps=tuple(
-            Step(
-                game_id=f"game-{number}",
-                env_id="SimpleTak-v0-train",
-                player_id=0,
-                group_id=None,
-                turn_index=index,
-                last_turn=index == steps - 1,
-                observation="board",
-                action="[4]",
-                prompt_token_ids=(1, 2, 3),
-                token_ids=(4, 5),
-                logprobs=(-0.1, -0.2),
-                raw_reward=1.0,
-                reward=1.0,
-                policy_uid="checkpoint",
-                policy_version=version,
-            )
-            for index in range(steps)
-        ),
+def make_game(number: int, version: int, turns: int = GAME) -> Shaped:
+    """A game with one seat to learn from, of as many turns as asked for."""
+    episode = tuple(
+        Sample(
+            origin=f"game-{number}",
+            env_id="SimpleTak-v0-train",
+            turn_index=index,
+            last_turn=index == turns - 1,
+            observation="board",
+            action="[4]",
+            prompt_token_ids=(1, 2, 3),
+            token_ids=(4, 5),
+            logprobs=(-0.1, -0.2),
+            raw_reward=1.0,
+            reward=1.0,
+            policy_uid="checkpoint",
+            policy_version=version,
+        )
+        for index in range(turns)
     )
+    return Shaped([episode])
 
 
-def bare(episode: Episode) -> list[object]:
-    """As many objects without fields as the episode has steps."""
-    return [object() for _ in episode.steps]
+def bare(game: Shaped) -> list[object]:
+    """As many objects without fields as the game has turns."""
+    return [object() for _ in game.episodes[0]]
 
 
 def measure(peer: Peer | None) -> dict[str, dict[str, dict[str, Any]]]:
@@ -143,13 +135,13 @@ def measure(peer: Peer | None) -> dict[str, dict[str, dict[str, Any]]]:
     def asked(order: str) -> dict[str, Operation]:
         return {} if peer is None else {"unstable_rl": partial(peer.ask, order)}
 
-    def adds(number: int, steps: int = GAME) -> dict[str, Operation]:
-        games = [make_game(number, ours.version, steps) for _ in range(2)]
-        objects_of_it = bare(games[0])
+    def adds(number: int, turns: int = GAME) -> dict[str, Operation]:
+        games = [make_game(number, ours.version, turns) for _ in range(2)]
+        objects_of_it, listed = bare(games[0]), games[1].episodes[0]
         return {
             "rlforge": partial(seconds, lambda: ours.add(games[:1])),
-            **asked(f"add {steps}"),
-            "list": partial(seconds, lambda: same.add(games[1].steps)),
+            **asked(f"add {turns}"),
+            "list": partial(seconds, lambda: same.add(listed)),
             "list_bare": partial(seconds, lambda: objects.add(objects_of_it)),
         }
 
@@ -174,8 +166,8 @@ def measure(peer: Peer | None) -> dict[str, dict[str, dict[str, Any]]]:
         times[name] = []
         for number in range(DRAWS):
             times[name].append(take_turns(draws(ours.version + newer)))
-            take_turns(adds(-number, steps=BATCH))
-            assert ours.size() == len(same.steps) == len(objects.steps) == STORED
+            take_turns(adds(-number, turns=BATCH))
+            assert ours.size() == len(same.turns) == len(objects.turns) == STORED
             assert peer is None or peer.ask("size") == STORED
     return {
         name: {who: spread([turn[who] for turn in turns]) for who in turns[0]}

@@ -44,7 +44,7 @@ from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.rollout.conversation import Conversation
-from rlforge.types import Completion, EnvSpec, Form, PolicyRef, SamplingParams, Step, TrainBatch
+from rlforge.types import Completion, EnvSpec, Form, PolicyRef, Sample, SamplingParams, TrainBatch
 
 FIRST, ANSWER, MESSAGE = 200, 24, 56
 BASE = PolicyRef(uid="base", kind="checkpoint")
@@ -115,37 +115,37 @@ class Half:
 
 async def play(
     engine: LocalEngine, turns: int, games: int, *, keep: bool
-) -> tuple[Half, list[Step]]:
-    """All episodes at the same time; the steps to learn from."""
+) -> tuple[Half, list[Sample]]:
+    """All episodes at the same time; the samples to learn from."""
     before, start = engine.stats(), time.perf_counter()
     episodes = await asyncio.gather(*(_episode(engine, n, turns, keep) for n in range(games)))
     seconds, after = time.perf_counter() - start, engine.stats()
     tokens = after.read_tokens - before.read_tokens
     tokens += after.generated_tokens - before.generated_tokens
-    return Half(tokens=tokens, seconds=seconds), [step for steps in episodes for step in steps]
+    return Half(tokens=tokens, seconds=seconds), [one for own in episodes for one in own]
 
 
-async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> list[Step]:
+async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> list[Sample]:
     draw = Random(number)
     prompt = tuple(draw.randrange(3, 40) for _ in range(FIRST))
-    steps = []
+    samples = []
     for turn in range(turns):
         params = SamplingParams(
             max_tokens=ANSWER, seed=1000 * number + turn, conversation=number if keep else None
         )
         answer = await engine.generate(prompt, params, BASE)
-        step = _step(number, 0, turn, prompt, answer, draw)
-        steps.append(dataclasses.replace(step, last_turn=turn == turns - 1))
+        sample = _step(number, 0, turn, prompt, answer, draw)
+        samples.append(dataclasses.replace(sample, last_turn=turn == turns - 1))
         message = tuple(draw.randrange(3, 40) for _ in range(MESSAGE))
         prompt = (*prompt, *answer.token_ids, *message)
-    return steps
+    return samples
 
 
 def _step(
     game: int, player: int, turn: int, prompt: tuple[int, ...], answer: Completion, draw: Random
-) -> Step:
-    return Step(
-        game_id=f"game-{game}",
+) -> Sample:
+    return Sample(
+        origin=f"game-{game}",
         env_id="conversation",
         player_id=player,
         group_id=None,
@@ -163,14 +163,16 @@ def _step(
     )
 
 
-def learn(config: RunConfig, steps: list[Step], *, together: bool) -> tuple[Half, dict[str, float]]:
-    """One update on all steps; its metrics."""
+def learn(
+    config: RunConfig, samples: list[Sample], *, together: bool
+) -> tuple[Half, dict[str, float]]:
+    """One update on all samples; its metrics."""
     if not together:
-        steps = [dataclasses.replace(step, game_id=str(n)) for n, step in enumerate(steps)]
+        samples = [dataclasses.replace(sample, origin=str(n)) for n, sample in enumerate(samples)]
     learner = make_learner(config, torch.device("cpu"), Ranks())
-    batch = TrainBatch(steps=tuple(steps), whole_episodes=True, min_version=0, max_version=0)
+    batch = TrainBatch(samples=tuple(samples), whole_episodes=True)
     metrics = dict(learner.update(batch).metrics)
-    read = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
+    read = sum(len(sample.prompt_token_ids) + len(sample.token_ids) - 1 for sample in samples)
     tokens = round(read * (1 - metrics["reused_share"]))
     return Half(tokens=tokens, seconds=metrics["seconds"]), metrics
 
@@ -184,8 +186,8 @@ def measure(config: RunConfig, turns: int, games: int, repeats: int) -> dict[str
         for _ in range(repeats + 1):  # the first is not counted
             for way in WAYS:
                 together = way == WAYS[0]
-                played, steps = asyncio.run(play(engine, turns, games, keep=together))
-                learned, metrics = learn(config, steps, together=together)
+                played, samples = asyncio.run(play(engine, turns, games, keep=together))
+                learned, metrics = learn(config, samples, together=together)
                 halves[way].append((played, learned))
                 if together:
                     gaps.append(metrics)
@@ -230,13 +232,13 @@ def measure_real(folder: Path, layers: int, width: int, games: int) -> list[dict
             engine = make_engine(config, device="cpu", threads=None)
             try:
                 together = way == "conversation"
-                played, steps = asyncio.run(
+                played, samples = asyncio.run(
                     _play_real(engine, prompter, env, games, together=together)
                 )
             finally:
                 asyncio.run(engine.close())
-            learned, _ = learn(config, steps, together=together)
-            row["turns_of_a_player"] = len(steps) / (2 * games)
+            learned, _ = learn(config, samples, together=together)
+            row["turns_of_a_player"] = len(samples) / (2 * games)
             row[way] = {"engine_tokens": played, "learner_tokens": learned.tokens}
         ours = sum(row["conversation"].values())
         for way in [*REAL_WAYS][1:]:
@@ -247,8 +249,8 @@ def measure_real(folder: Path, layers: int, width: int, games: int) -> list[dict
 
 async def _play_real(
     engine: LocalEngine, prompter: Prompter, env: EnvSpec, games: int, *, together: bool
-) -> tuple[int, list[Step]]:
-    """Random games at the same time: the tokens that the engine computed, and the steps."""
+) -> tuple[int, list[Sample]]:
+    """Random games at the same time: the tokens that the engine computed, and the samples."""
     before = engine.stats()
     played = await asyncio.gather(
         *(_real_game(engine, prompter, env, number, together) for number in range(games))
@@ -256,21 +258,21 @@ async def _play_real(
     after = engine.stats()
     tokens = after.read_tokens - before.read_tokens
     tokens += after.generated_tokens - before.generated_tokens
-    return tokens, [step for steps in played for step in steps]
+    return tokens, [sample for samples in played for sample in samples]
 
 
 async def _real_game(
     engine: LocalEngine, prompter: Prompter, env: EnvSpec, number: int, together: bool
-) -> list[Step]:
-    game, draw, steps = make_game(env, number), Random(number), []
+) -> list[Sample]:
+    game, draw, samples = make_game(env, number), Random(number), []
     chats = [Conversation(prompter, Form()) for _ in range(2)]
     while not game.done:
         view = game.view()
         player = view.player_id
-        turn = sum(step.player_id == player for step in steps)
+        turn = sum(sample.player_id == player for sample in samples)
         params = SamplingParams(
             max_tokens=ANSWER,
-            seed=1000 * number + len(steps),
+            seed=1000 * number + len(samples),
             conversation=2 * number + player if together else None,
         )
         question = chats[player].ask(view) if together else None
@@ -278,9 +280,9 @@ async def _real_game(
         answer = await engine.generate(prompt, params, BASE)
         if question:
             chats[player].add(question, answer)
-        steps.append(_step(number, player, turn, prompt, answer, draw))
+        samples.append(_step(number, player, turn, prompt, answer, draw))
         game.step(draw.choice(view.legal_actions or ()))
-    return steps
+    return samples
 
 
 def show(results: dict[str, Any]) -> None:

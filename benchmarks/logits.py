@@ -59,7 +59,7 @@ def make_batch(tokens: int, vocabulary: int) -> MicroBatch:
     """``tokens`` answer tokens in rows of ``ANSWER``, each after one prompt token."""
     ids = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = [
-        Row(step=index, prompt=(1,), answer=tuple(ids[start : start + ANSWER]), start=start)
+        Row(sample=index, prompt=(1,), answer=tuple(ids[start : start + ANSWER]), start=start)
         for index, start in enumerate(range(0, tokens, ANSWER))
     ]
     return collate(rows, 0, torch.device("cpu"))

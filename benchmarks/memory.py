@@ -4,11 +4,11 @@
     python benchmarks/memory.py --rehearse
 
 Random weights of the true shapes in bfloat16, LoRA of rank 32 on all linear layers, REINFORCE. A
-learner makes two updates of two full-length steps each, so that gradients and AdamW's moments are
+learner makes two updates of two full-length samples each, so that gradients and AdamW's moments are
 allocated during the fullest pass; an engine answers full-length prompts. The peak is the most that
 torch's allocator handed out (``torch.cuda.max_memory_allocated``); the plan is without its share
 for the process. Memory of the process outside the allocator is measured too. ``--rehearse`` goes
-through the same steps on a CPU with a small shape; it measures and records nothing.
+through the same samples on a CPU with a small shape; it measures and records nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlforge.preflight.memory.plan import (
     learner_job,
     learner_need,
 )
-from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
+from rlforge.types import PolicyRef, Sample, SamplingParams, TrainBatch
 
 CHECKPOINTS: dict[str, dict[str, bool]] = {
     "none": {},
@@ -87,11 +87,11 @@ def random_model(shape: ModelShape, device: torch.device) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def full_step(shape: ModelShape, tokens: int, answer: int, seed: int) -> Step:
-    """A step of ``tokens`` in all, of which the last ``answer`` were sampled."""
+def full_step(shape: ModelShape, tokens: int, answer: int, seed: int) -> Sample:
+    """A sample of ``tokens`` in all, of which the last ``answer`` were sampled."""
     ids = torch.randint(1, shape.vocab, (tokens,), generator=torch.Generator().manual_seed(seed))
-    return Step(
-        game_id=str(seed),
+    return Sample(
+        origin=str(seed),
         env_id="random",
         player_id=0,
         group_id=None,
@@ -110,7 +110,7 @@ def full_step(shape: ModelShape, tokens: int, answer: int, seed: int) -> Step:
 
 
 def settings(tokens: int, **learner: bool) -> RunConfig:
-    """Passes of one step of ``tokens``, nearly all of them the answer."""
+    """Passes of one sample of ``tokens``, nearly all of them the answer."""
     return RunConfig(
         engine=EngineConfig(max_model_len=tokens, max_tokens=tokens - 64),
         learner=GameLearnerConfig(
@@ -121,7 +121,7 @@ def settings(tokens: int, **learner: bool) -> RunConfig:
 
 
 def update_twice(shape: ModelShape, config: RunConfig, device: torch.device) -> None:
-    """Two updates of two steps by the learner itself."""
+    """Two updates of two samples by the learner itself."""
     tokens, answer = config.engine.max_model_len, config.engine.max_tokens
     spec = PolicySpec(
         model=random_model(shape, device),
@@ -132,8 +132,8 @@ def update_twice(shape: ModelShape, config: RunConfig, device: torch.device) -> 
     )
     algorithm = make_algorithm(config.algorithm, answer)
     learner = Learner(spec, config.learner, algorithm, device=device)
-    steps = tuple(full_step(shape, tokens, answer, seed) for seed in range(2))
-    batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
+    samples = tuple(full_step(shape, tokens, answer, seed) for seed in range(2))
+    batch = TrainBatch(samples=samples, whole_episodes=False)
     for _ in range(2):
         learner.update(batch)
 

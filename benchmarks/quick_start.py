@@ -40,7 +40,7 @@ from shapes import SHAPES, make_learner, make_steps, random_model, vocabulary
 from rlforge.config.schema import EngineConfig, LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.models.devices import resolve_device
-from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
+from rlforge.types import PolicyRef, Sample, SamplingParams, TrainBatch
 
 UPDATES, BATCH, WORKERS = 200, 384, 384
 LONGEST = 4096
@@ -58,13 +58,13 @@ class NoText:
 
 async def play(
     engine: TransformersEngine,
-    steps: Sequence[Step],
+    samples: Sequence[Sample],
     policies: Sequence[PolicyRef],
     workers: int,
     length: float,
 ) -> dict[str, float]:
     """Answers and tokens a second in ``length`` seconds, and those until a version was loaded."""
-    next_step = itertools.cycle(enumerate(steps))
+    next_step = itertools.cycle(enumerate(samples))
     newest = policies[0]
     answers = tokens = 0
     over = False
@@ -72,9 +72,9 @@ async def play(
     async def worker() -> None:
         nonlocal answers, tokens
         while not over:
-            index, step = next(next_step)
-            wanted = SamplingParams(max_tokens=len(step.token_ids), seed=index)
-            answer = await engine.generate(step.prompt_token_ids, wanted, newest)
+            index, sample = next(next_step)
+            wanted = SamplingParams(max_tokens=len(sample.token_ids), seed=index)
+            answer = await engine.generate(sample.prompt_token_ids, wanted, newest)
             answers += 1
             tokens += len(answer.token_ids)
 
@@ -97,10 +97,10 @@ async def play(
     return rates | {"loading": loaded}
 
 
-def learn(shape: str, device: str, steps: Sequence[Step], packed: int, repeats: int) -> Figures:
-    """Seconds of an update of all ``steps``, and of writing what it made."""
+def learn(shape: str, device: str, samples: Sequence[Sample], packed: int, repeats: int) -> Figures:
+    """Seconds of an update of all ``samples``, and of writing what it made."""
     learner = make_learner(shape, device, LearnerConfig(micro_batch_tokens=packed))
-    batch = TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=0, max_version=0)
+    batch = TrainBatch(samples=tuple(samples), whole_episodes=False)
     figures: Figures = {"learning": [], "writing": []}
     learner.update(batch)  # kernels are chosen and compiled
     for _ in range(repeats):
@@ -111,7 +111,7 @@ def learn(shape: str, device: str, steps: Sequence[Step], packed: int, repeats: 
 
 
 def generate(
-    shape: str, device: str, steps: Sequence[Step], workers: int, length: float, repeats: int
+    shape: str, device: str, samples: Sequence[Sample], workers: int, length: float, repeats: int
 ) -> Figures:
     """Answers and tokens a second, and seconds until a version is loaded."""
     figures: Figures = {"answers": [], "tokens": [], "loading": []}
@@ -121,7 +121,9 @@ def generate(
         policies = save_adapters(model, Path(folder), 2, rank=SHAPES[shape][1])
         for _ in range(repeats):
             engine = TransformersEngine(config, model, NoText())
-            for name, value in asyncio.run(play(engine, steps, policies, workers, length)).items():
+            for name, value in asyncio.run(
+                play(engine, samples, policies, workers, length)
+            ).items():
                 figures[name].append(value)
             asyncio.run(engine.close())
     return figures
@@ -141,11 +143,11 @@ def main() -> None:
         parser.error("--repeats: a spread needs at least 2")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
-    steps = make_steps(vocabulary(arguments.shape), number=BATCH, median=arguments.median_answer)
+    samples = make_steps(vocabulary(arguments.shape), number=BATCH, median=arguments.median_answer)
     shape, repeats = arguments.shape, arguments.repeats
     device = resolve_device(arguments.device).type
-    figures = learn(shape, device, steps, arguments.packed_tokens, repeats)
-    figures |= generate(shape, device, steps, arguments.workers, arguments.seconds, repeats)
+    figures = learn(shape, device, samples, arguments.packed_tokens, repeats)
+    figures |= generate(shape, device, samples, arguments.workers, arguments.seconds, repeats)
     if not all(figures["answers"]):
         raise SystemExit(f"no answer ended in {arguments.seconds:g} s; raise --seconds")
     rates = {f"{name}_per_s": figures.pop(name) for name in ("answers", "tokens")}

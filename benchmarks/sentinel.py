@@ -39,7 +39,7 @@ from rlforge.models.load import load_tokenizer, resolve_model
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.tabular import Answer, Questions
 from rlforge.training.sentinel import Sentinel
-from rlforge.types import Alarm, EvalResult, PolicyRef, Step, TrainBatch, UpdateResult
+from rlforge.types import Alarm, EvalResult, PolicyRef, Sample, TrainBatch, UpdateResult
 
 EVERY, GAMES, GROUP = 5, 200, 8
 #: Updates between versions that stay as opponents.
@@ -97,12 +97,10 @@ class Kuhn:
             policy = PolicyRef(uid=uid, kind="checkpoint", version=version)
             alarms += self.sentinel.measured(self._questions.measure(logprobs, policy))
             alarms += self.sentinel.evaluated(self._against_start(table, version))
-        steps = [step for group in range(self._groups) for step in self._group(group, table)]
+        samples = [sample for group in range(self._groups) for sample in self._group(group, table)]
         if version % SPACING == 0:
             self._past.append(table)
-        batch = TrainBatch(
-            steps=tuple(steps), whole_episodes=True, min_version=version, max_version=version
-        )
+        batch = TrainBatch(samples=tuple(samples), whole_episodes=True)
         result: UpdateResult = self._learner.update(batch)
         alarms += self.sentinel.learned(result.version, result.metrics)
         alarms += self.sentinel.met_past(result.version, self._games_with_past, self._points)
@@ -122,13 +120,13 @@ class Kuhn:
             table.setdefault(key, []).append((action, answer, logprob))
         return table, logprobs[: len(self._questions.answers)]
 
-    def _group(self, group: int, table: Table) -> list[Step]:
-        """The steps of the current version in games from one deal."""
+    def _group(self, group: int, table: Table) -> list[Sample]:
+        """The samples of the current version in games from one deal."""
         dealt, version = self._dealt(), self._learner.version
         rivals = [table, table]
         if len(self._past) > 1 and self._random.random() < self.former:
             rivals[self._random.randrange(2)] = self._random.choice(self._past[:-1])
-        steps = []
+        samples = []
         for number in range(GROUP):
             turns, rewards = self._play(dealt.clone(), rivals)
             if rivals[0] is not rivals[1]:
@@ -141,9 +139,9 @@ class Kuhn:
                     continue
                 paid = rewards[seat] - self.handicap * seat
                 for index, (_, answer, logprob) in enumerate(own_turns):
-                    steps.append(
-                        Step(
-                            game_id=f"{version}-{group}-{number}",
+                    samples.append(
+                        Sample(
+                            origin=f"{version}-{group}-{number}",
                             env_id=self._env_id,
                             player_id=seat,
                             group_id=f"{version}-{group}",
@@ -160,7 +158,7 @@ class Kuhn:
                             policy_version=version,
                         )
                     )
-        return steps
+        return samples
 
     def _dealt(self) -> pyspiel.State:
         state = self._game.new_initial_state()

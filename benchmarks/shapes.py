@@ -28,7 +28,7 @@ from rlforge.config.schema import LearnerConfig, LoraConfig, ReinforceConfig
 from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.batching import select_rows
 from rlforge.learner.partition import parts
-from rlforge.types import Step, TrainBatch
+from rlforge.types import Sample, TrainBatch
 
 LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
 #: Published sizes, and the rank to train with. ``tiny`` is for trying this file on a CPU.
@@ -68,24 +68,24 @@ def make_steps(
     number: float = math.inf,
     median: int = MEDIAN_ANSWER,
     seed: int = 0,
-) -> tuple[Step, ...]:
+) -> tuple[Sample, ...]:
     """Turns of random ids: ``number`` of them, or about ``tokens`` of prompts and answers together.
 
     median: tokens of an answer.
     """
     draw = random.Random(seed)
     prompts = json.loads(LENGTHS.read_text())["prompt_tokens"]
-    steps: list[Step] = []
-    while tokens > 0 and len(steps) < number:
+    samples: list[Sample] = []
+    while tokens > 0 and len(samples) < number:
         answer = round(median * draw.lognormvariate(0.0, SPREAD_OF_LOG))
         lengths = (draw.choice(prompts), max(1, min(answer, LONGEST_ANSWER)))
         tokens -= sum(lengths)
         prompt_ids, answer_ids = (
             tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths
         )
-        steps.append(
-            Step(
-                game_id=f"game-{len(steps)}",
+        samples.append(
+            Sample(
+                origin=f"game-{len(samples)}",
                 env_id="SimpleTak-v0-train",
                 player_id=0,
                 group_id=None,
@@ -102,18 +102,18 @@ def make_steps(
                 policy_version=0,
             )
         )
-    return tuple(steps)
+    return tuple(samples)
 
 
-def full_passes(vocabulary: int, packed_tokens: int) -> tuple[Step, ...]:
+def full_passes(vocabulary: int, packed_tokens: int) -> tuple[Sample, ...]:
     """As many turns as the learner packs into ``PASSES`` passes of ``packed_tokens`` positions.
 
     One more turn would open another pass, small and slow compared with the others.
     """
-    steps = make_steps(vocabulary, tokens=PASSES * packed_tokens)
-    while len(list(parts(select_rows(steps, None).rows, None, packed_tokens, "shared"))) > PASSES:
-        steps = steps[:-1]
-    return steps
+    samples = make_steps(vocabulary, tokens=PASSES * packed_tokens)
+    while len(list(parts(select_rows(samples, None).rows, None, packed_tokens, "shared"))) > PASSES:
+        samples = samples[:-1]
+    return samples
 
 
 def vocabulary(name: str) -> int:
@@ -163,8 +163,8 @@ def measure_shape(
     learner = make_learner(
         name, device, LearnerConfig(micro_batch_tokens=packed_tokens, compile=compiled)
     )
-    steps = full_passes(vocabulary(name), packed_tokens)
-    batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
+    samples = full_passes(vocabulary(name), packed_tokens)
+    batch = TrainBatch(samples=samples, whole_episodes=False)
 
     def update() -> Mapping[str, float]:
         return learner.update(batch).metrics  # waits for the device
@@ -179,8 +179,8 @@ def measure_shape(
         "dtype": "bfloat16" if device == "cuda" else "float32",
         "compiled": "yes" if compiled else "no",
         "packed_tokens": packed_tokens,
-        "turns": len(steps),
-        "tokens": sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps),
+        "turns": len(samples),
+        "tokens": sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples),
         "padding_share": updates[0]["padding_share"],
         "tokens_per_second": spread([metrics["tokens_per_s"] for metrics in updates], "per_s"),
     }

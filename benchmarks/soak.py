@@ -189,8 +189,8 @@ def games_of(run_dir: Path) -> dict[str, Any]:
     ids = collections.Counter(game.spec.game_id for game in games)
     samples: collections.Counter[tuple[str, int, int]] = collections.Counter()
     for file in sorted((run_dir / "batches").glob("batch-*.parquet")):
-        steps = read_batch(file).steps
-        samples.update((step.game_id, step.player_id, step.turn_index) for step in steps)
+        drawn = read_batch(file).samples
+        samples.update((one.origin, one.player_id, one.turn_index) for one in drawn)
     known = set(ids)
     return {
         "games": len(games),

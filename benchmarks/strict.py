@@ -314,16 +314,15 @@ def edits(folder: Path, number: int) -> dict[str, Any]:
 
 
 def edit_batch(run_dir: Path, rng: random.Random, field: str) -> None:
-    """One step of one batch: its reward, or a log-prob or token of its answer."""
+    """One sample of one batch: its reward, or a log-prob or token of its answer."""
     file = rng.choice(sorted((run_dir / "batches").glob("*.parquet")))
     batch = read_batch(file)
-    place = rng.randrange(len(batch.steps))
-    step = batch.steps[place]
-    value = getattr(step, field)
+    place = rng.randrange(len(batch.samples))
+    value = getattr(batch.samples[place], field)
     new = value + 0.01 if field == "reward" else (value[0] + 1, *value[1:])
-    steps = list(batch.steps)
-    steps[place] = dataclasses.replace(step, **{field: new})
-    write_batch(file, dataclasses.replace(batch, steps=tuple(steps)))
+    samples = list(batch.samples)
+    samples[place] = dataclasses.replace(samples[place], **{field: new})
+    write_batch(file, dataclasses.replace(batch, samples=tuple(samples)))
 
 
 def edit_game(run_dir: Path, rng: random.Random, change: Callable[[dict[str, Any]], None]) -> None:

@@ -21,8 +21,8 @@ from rlforge.types import (
     GameRecord,
     GameSpec,
     PolicyRef,
+    Sample,
     Seat,
-    Step,
     TrainBatch,
     Turn,
     UpdateResult,
@@ -209,10 +209,10 @@ def pool_snapshot(step: int, **changes: Any) -> PoolSnapshot:
     return replace(pool, **changes)
 
 
-def step(**changes: Any) -> Step:
+def sample(**changes: Any) -> Sample:
     """The only turn of player 0 in a game without a group, with a reward of 1."""
     fields = {
-        "game_id": "g1",
+        "origin": "g1",
         "env_id": "env",
         "player_id": 0,
         "group_id": None,
@@ -228,18 +228,16 @@ def step(**changes: Any) -> Step:
         "policy_uid": "step-0",
         "policy_version": 0,
     }
-    return Step(**{**fields, **changes})
+    return Sample(**{**fields, **changes})
 
 
-def episode(
-    game_id: str = "g1", versions: Sequence[int] = (0,), group_size: int = 1, **changes: Any
-) -> Episode:
-    """An episode with one step per policy version; ``changes`` are those of its steps."""
+def episode(origin: str = "g1", versions: Sequence[int] = (0,), **changes: Any) -> Episode:
+    """An episode with one sample per policy version; ``changes`` are those of its samples."""
     last = len(versions) - 1
-    steps = tuple(
-        step(
+    return tuple(
+        sample(
             **{
-                "game_id": game_id,
+                "origin": origin,
                 "turn_index": index,
                 "last_turn": index == last,
                 "policy_version": version,
@@ -248,20 +246,11 @@ def episode(
         )
         for index, version in enumerate(versions)
     )
-    shared = {"env_id": "env", "player_id": 0, "group_id": None}
-    fields = {name: changes.get(name, default) for name, default in shared.items()}
-    return Episode(game_id=game_id, group_size=group_size, steps=steps, **fields)
 
 
-def batch(steps: Sequence[Step], whole_episodes: bool = False) -> TrainBatch:
-    """The batch of these steps, with the range of their versions."""
-    versions = [each.policy_version for each in steps] or [0]
-    return TrainBatch(
-        steps=tuple(steps),
-        whole_episodes=whole_episodes,
-        min_version=min(versions),
-        max_version=max(versions),
-    )
+def batch(samples: Sequence[Sample], whole_episodes: bool = False) -> TrainBatch:
+    """The batch of these samples."""
+    return TrainBatch(samples=tuple(samples), whole_episodes=whole_episodes)
 
 
 def decision(

@@ -13,7 +13,7 @@ from rlforge.config.schema import (
 )
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
-from rlforge.types import Step, TrainBatch
+from rlforge.types import Sample, TrainBatch
 
 from .work import Turn, Work
 
@@ -47,19 +47,16 @@ class Contender:
         )
         self._learner = make_learner(config, torch.device("cpu"), Ranks())
         self._batch = TrainBatch(
-            steps=tuple(_step(turn) for turn in work.turns),
-            whole_episodes=False,
-            min_version=0,
-            max_version=0,
+            samples=tuple(_sample(turn) for turn in work.turns), whole_episodes=False
         )
 
     def update(self) -> None:
         self._learner.update(self._batch)
 
 
-def _step(turn: Turn) -> Step:
-    return Step(
-        game_id=f"game-{turn.game}",
+def _sample(turn: Turn) -> Sample:
+    return Sample(
+        origin=f"game-{turn.game}",
         env_id="SimpleTak-v0-train",
         player_id=turn.player,
         group_id=None,

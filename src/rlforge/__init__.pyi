@@ -60,7 +60,7 @@ from .types import EnvSpec as EnvSpec
 from .types import Form as Form
 from .types import GameRecord as GameRecord
 from .types import PolicyRef as PolicyRef
-from .types import Step as Step
+from .types import Sample as Sample
 from .types import Trajectory as Trajectory
 from .types import Turn as Turn
 

@@ -162,7 +162,7 @@ class RunKind(ABC, Generic[C]):
                         yield Asked(ids, seat.form, turn.observation)
 
     def samples(self, config: C, run_dir: Path, update: int | None) -> tuple[int, Sequence[Any]]:
-        """An update, by default the newest, and its ``Sample`` values; ConfigError for none."""
+        """An update, by default the newest, and its ``ShownSample``s; ConfigError for none."""
         raise ConfigError(f"{run_dir} is {self.root.about}, which keeps no batches")
 
 

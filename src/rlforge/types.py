@@ -462,40 +462,44 @@ class GameRecord:
 
 
 @value
-class Step:
-    """One turn of a trained seat with its reward: the training sample of the step buffer.
+class Sample:
+    """An answer with its reward: what algorithms and the learner take.
 
-    turn_index: 0 for the seat's first turn. raw_reward: the game's own final reward for this
-    player; reward: after the transforms. rewards: after each of them by its name, in order.
-    outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
-    on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
-    legal_tokens: as in ``Turn``.
-    info: format and legality feedback of the turn, free for user code.
+    The turns of a game's trained seats are samples, the decisions of agents in a window, and the
+    answers of a dataset.
+
+    origin: the game, the window and agent, or the row of a file that it is from. env_id: the
+    environment, or the source of decisions or rows. group_id: of episodes that are compared, those
+    of one player with each other. turn_index: place in its ``episode``, from 0; last_turn: it ends
+    there.
+    raw_reward: as the game or the market gave it; reward: after the transforms. rewards: after each
+    of them by its name, in order. outcome_reward: the part of ``reward`` that comes from the game's
+    outcome; the rest is feedback on this turn alone. Every sample of an episode repeats it, so a
+    critic counts it once, at the last turn.
+    legal_tokens: as in ``Turn``. info: what is known of the answer, free for user code.
 
     Example:
-        >>> step = Step(
-        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, turn_index=0,
-        ...     last_turn=True, observation="Available Moves: [4]", action="[4]",
-        ...     prompt_token_ids=(5, 6), token_ids=(17,), logprobs=(-0.7,), raw_reward=1.0,
-        ...     reward=0.5, policy_uid="step-3", policy_version=3,
+        >>> sample = Sample(
+        ...     origin="g1", turn_index=0, last_turn=True, prompt_token_ids=(5, 6),
+        ...     token_ids=(17,), logprobs=(-0.7,), policy_uid="step-3", policy_version=3,
         ... )
-        >>> step.reward
-        0.5
+        >>> sample.episode
+        ('g1', 0)
     """
 
-    game_id: str
-    env_id: str
-    player_id: int
-    group_id: str | None
+    origin: str
+    env_id: str = ""
+    player_id: int = 0
+    group_id: str | None = None
     turn_index: int
     last_turn: bool
-    observation: str
-    action: str
+    observation: str = ""
+    action: str = ""
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    raw_reward: float
-    reward: float
+    raw_reward: float = 0.0
+    reward: float = 0.0
     outcome_reward: float = 0.0
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     policy_uid: str
@@ -503,58 +507,62 @@ class Step:
     legal_tokens: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def episode(self) -> tuple[str, int]:
+        """The same for all samples of a player of one origin, and no others."""
+        return self.origin, self.player_id
+
+
+Episode = tuple[Sample, ...]
+"""All samples of one player of a game, in order."""
+
 
 @value
 class Trajectory:
-    """One trained seat's turns of one game in order: the input of the step transforms.
+    """One seat's turns of a finished game in order: what the step transforms see.
 
-    final_reward: the raw reward of the game for this player.
+    turns: with what step transforms noted in their ``info``.
 
     Example:
-        >>> trajectory = Trajectory(
-        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, group_size=1,
-        ...     turns=(), final_reward=1.0, policy_uid="step-3", policy_version=3,
-        ... )
-        >>> trajectory.final_reward
+        >>> env = EnvSpec(id="TicTacToe-v0-train")
+        >>> spec = GameSpec(game_id="g1", env=env, seed=1, purpose="train", seats=())
+        >>> record = GameRecord(spec=spec, turns=(), rewards={0: 1.0}, end_reason="finished")
+        >>> Trajectory(record=record, player_id=0, turns=()).final_reward
         1.0
     """
 
-    game_id: str
-    env_id: str
+    record: GameRecord
     player_id: int
-    group_id: str | None
-    group_size: int
     turns: tuple[Turn, ...]
-    final_reward: float
-    policy_uid: str
-    policy_version: int
 
-
-@value
-class Episode:
-    """A trajectory with shaped rewards: the training sample of the episode buffer."""
-
-    game_id: str
-    env_id: str
-    player_id: int
-    group_id: str | None
-    group_size: int
-    steps: tuple[Step, ...]
+    @property
+    def final_reward(self) -> float:
+        """The raw reward of the game for this player."""
+        return self.record.rewards[self.player_id]
 
 
 @value
 class TrainBatch:
     """The batch of one update.
 
-    whole_episodes: all steps of each (game, player) are included, adjacent and in order.
-    dropped_stale: steps dropped as stale since the previous batch.
+    whole_episodes: all samples of each episode are included, adjacent and in order.
+    dropped_stale: samples dropped as stale since the previous batch.
     """
 
-    steps: tuple[Step, ...]
+    samples: tuple[Sample, ...]
     whole_episodes: bool
-    min_version: int
-    max_version: int
     dropped_stale: int = 0
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What is noted of it in files and digests, beside its samples."""
+        versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
+        return {
+            "whole_episodes": self.whole_episodes,
+            "min_version": min(versions),
+            "max_version": max(versions),
+            "dropped_stale": self.dropped_stale,
+        }
 
 
 @value
@@ -586,7 +594,7 @@ class Checkpoint:
 class UpdateResult:
     """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
 
-    advantages: of the steps of the batch, in order. digests: of the weights before and after it,
+    advantages: of the samples of the batch, in order. digests: of the weights before and after it,
     and of the optimizer (``Learner.digests``).
     """
 

@@ -86,7 +86,7 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(
     buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0}, *model)
     batch, _ = await buffer.next_batch(0, 1)
     assert batch is not None
-    assert {(step.game_id, step.player_id) for step in batch.steps} == {
+    assert {sample.episode for sample in batch.samples} == {
         *(("g0", 1), ("g1", 0), ("g2", 0), ("g2", 1), ("g3", 0), ("g3", 1))
     }
     await buffer.write_batch(1)
@@ -97,7 +97,7 @@ async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(
 async def test_games_that_opponents_forfeit_are_left_out_of_their_group(tmp_path: Path) -> None:
     buffer = await collect(tmp_path, (True, False), {"g0": 1, "g3": 1})
     (group,) = (await buffer.state_dict())["policies"][""]["buffer"]["groups"]
-    assert {each["game_id"] for each in group["episodes"]} == {"g1", "g2"}
+    assert {game[0][0]["origin"] for game in group["played"]} == {"g1", "g2"}
     assert group["games"] == 2
 
 
@@ -180,8 +180,8 @@ async def test_of_one_seat_that_is_drawn_a_game_is_learned_and_both_move_the_bas
     everything, drawn = [(await buffer.state_dict())["policies"][""] for buffer in (both, one)]
     assert drawn["rewards"] == everything["rewards"]
     seats = defaultdict[str, set[int]](set)
-    for step in drawn["buffer"]["steps"]:
-        seats[step["game_id"]].add(step["player_id"])
+    for turn in drawn["buffer"]["turns"]:
+        seats[turn["origin"]].add(turn["player_id"])
     assert len(seats) == len(specs)
     assert all(len(each) == 1 for each in seats.values())
     assert 16 < sum(0 in each for each in seats.values()) < 48

@@ -1,4 +1,4 @@
-"""Small tensors and steps to learn from."""
+"""Small tensors and samples to learn from."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from tests import factories
 
 from rlforge.algorithms.base import LossInputs
-from rlforge.types import Step
+from rlforge.types import Sample
 
 
 def make_inputs(logprobs, **fields) -> LossInputs:
@@ -31,12 +31,12 @@ def make_inputs(logprobs, **fields) -> LossInputs:
 
 
 def make_step(
-    game_id: str = "g",
+    origin: str = "g",
     reward: float = 0.0,
     turn_index: int = 0,
     last_turn: bool = True,
     **changes: Any,
-) -> Step:
-    return factories.step(
-        game_id=game_id, reward=reward, turn_index=turn_index, last_turn=last_turn, **changes
+) -> Sample:
+    return factories.sample(
+        origin=origin, reward=reward, turn_index=turn_index, last_turn=last_turn, **changes
     )

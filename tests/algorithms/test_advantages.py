@@ -49,7 +49,7 @@ def test_standardized_values_have_mean_zero_and_deviation_one(values):
 
 
 def test_advantages_are_relative_to_group_and_role():
-    steps = [
+    samples = [
         make_step("g1", 1.0, group_id="x", player_id=0),
         make_step("g1", -1.0, group_id="x", player_id=1),
         make_step("g2", -1.0, group_id="x", player_id=0),
@@ -57,19 +57,19 @@ def test_advantages_are_relative_to_group_and_role():
         make_step("g3", 5.0, group_id="y", player_id=0),
         make_step("g4", 9.0, group_id="y", player_id=0),
     ]
-    relative = in_groups(steps, standardize)
+    relative = in_groups(samples, standardize)
     assert relative.advantages == (1, 0, -1, 0, -1, 1)
     assert (relative.groups, relative.constant) == (3, 1)
-    assert in_groups(steps, partial(standardize, divide=False)).advantages == (1, 0, -1, 0, -2, 2)
+    assert in_groups(samples, partial(standardize, divide=False)).advantages == (1, 0, -1, 0, -2, 2)
 
 
 def test_an_episode_has_one_advantage_however_many_steps():
-    steps = [
+    samples = [
         make_step("g1", 1.0, 0, False, group_id="x"),
         make_step("g1", 2.0, 1, True, group_id="x"),
         make_step("g2", 0.5, 0, True, group_id="x"),
     ]
-    assert in_groups(steps, partial(standardize, divide=False)).advantages == (0.5, 0.5, -0.5)
+    assert in_groups(samples, partial(standardize, divide=False)).advantages == (0.5, 0.5, -0.5)
 
 
 def test_steps_without_a_group_are_refused():
@@ -78,9 +78,9 @@ def test_steps_without_a_group_are_refused():
 
 
 def test_scores_that_a_formula_refuses_are_reported_with_their_games():
-    steps = [make_step("g1", 1.0, group_id="x"), make_step("g2", -0.5, group_id="x")]
+    samples = [make_step("g1", 1.0, group_id="x"), make_step("g2", -0.5, group_id="x")]
     with pytest.raises(RunError, match=r"games g1, g2, player 0: a score is -0\.5, and max_rl"):
-        in_groups(steps, max_rl)
+        in_groups(samples, max_rl)
 
 
 @given(st.lists(numbers, min_size=2, max_size=10))
@@ -126,13 +126,13 @@ def test_gradients_are_those_of_the_documented_objectives(p, n):
 
 
 def test_whole_episodes_are_found():
-    steps = [
+    samples = [
         make_step("a", turn_index=0, last_turn=False),
         make_step("a", turn_index=1),
         make_step("a", player_id=1),
         make_step("b"),
     ]
-    assert list(episodes_of(steps)) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert list(episodes_of(samples)) == [slice(0, 2), slice(2, 3), slice(3, 4)]
     assert list(episodes_of([])) == []
 
 
@@ -147,18 +147,18 @@ def test_whole_episodes_are_found():
     ],
 )
 def test_broken_episodes_are_refused(turns):
-    steps = [make_step(game, turn_index=index, last_turn=last) for game, index, last in turns]
+    samples = [make_step(game, turn_index=index, last_turn=last) for game, index, last in turns]
     with pytest.raises(RunError, match=r"episode is not whole.*buffer\.kind=episode"):
-        list(episodes_of(steps))
+        list(episodes_of(samples))
 
 
 def test_the_outcome_is_paid_once_and_feedback_where_it_arose():
-    steps = [
+    samples = [
         make_step(reward=1.5, outcome_reward=1.0, turn_index=0, last_turn=False),
         make_step(reward=0.5, outcome_reward=1.0, turn_index=1, last_turn=False),
         make_step(reward=1.25, outcome_reward=1.0, turn_index=2),
     ]
-    assert turn_rewards(steps) == [0.5, -0.5, 1.25]
+    assert turn_rewards(samples) == [0.5, -0.5, 1.25]
 
 
 def test_gae_by_hand():

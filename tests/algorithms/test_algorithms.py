@@ -128,8 +128,8 @@ def test_constant_aggregation_divides_by_the_longest_answer(given_len, divisor):
 
 
 def test_reinforce_takes_the_reward_as_advantage():
-    steps = [make_step("a", 0.5), make_step("b", -1.0)]
-    targets = make_algorithm(AlgorithmConfig(), 16).targets(steps, None)
+    samples = [make_step("a", 0.5), make_step("b", -1.0)]
+    targets = make_algorithm(AlgorithmConfig(), 16).targets(samples, None)
     assert targets.advantages == (0.5, -1.0)
     assert targets.returns is None
 
@@ -154,36 +154,36 @@ def test_reinforce_is_not_clipped_far_from_the_old_policy():
 
 
 def test_grpo_targets_count_groups():
-    steps = [make_step(f"g{i}", float(i // 2), group_id="x") for i in range(4)]
-    steps += [make_step(f"h{i}", 1.0, group_id="y") for i in range(2)]
-    targets = make_algorithm(GrpoConfig(), 16).targets(steps, None)
+    samples = [make_step(f"g{i}", float(i // 2), group_id="x") for i in range(4)]
+    samples += [make_step(f"h{i}", 1.0, group_id="y") for i in range(2)]
+    targets = make_algorithm(GrpoConfig(), 16).targets(samples, None)
     assert targets.advantages == (-1, -1, 1, 1, 0, 0)
     assert targets.metrics == {"groups": 2, "constant_groups": 1}
     rloo = GrpoConfig(advantage="leave_one_out", normalize_std=False)
-    others = make_algorithm(rloo, 16).targets(steps, None).advantages
+    others = make_algorithm(rloo, 16).targets(samples, None).advantages
     assert others == pytest.approx((-2 / 3, -2 / 3, 2 / 3, 2 / 3, 0, 0))
     likely = GrpoConfig(advantage="max_rl", normalize_std=False)
-    assert make_algorithm(likely, 16).targets(steps, None).advantages == (-1, -1, 1, 1, 0, 0)
-    dr_grpo = make_algorithm(GrpoConfig(normalize_std=False), 16).targets(steps, None)
+    assert make_algorithm(likely, 16).targets(samples, None).advantages == (-1, -1, 1, 1, 0, 0)
+    dr_grpo = make_algorithm(GrpoConfig(normalize_std=False), 16).targets(samples, None)
     assert dr_grpo.advantages == (-0.5, -0.5, 0.5, 0.5, 0, 0)
 
 
 @pytest.mark.parametrize("config", [A2cConfig, PpoConfig])
 def test_critic_targets_by_hand(config):
     algorithm = make_algorithm(config(gamma=0.9, gae_lambda=0.8, normalize_advantages=False), 16)
-    steps = [
+    samples = [
         make_step("a", 1.0, 0, False, outcome_reward=1.0),
         make_step("a", 1.0, 1, True, outcome_reward=1.0),
         make_step("b", -1.0, 0, True, outcome_reward=-1.0),
     ]
-    targets = algorithm.targets(steps, [0.2, 0.5, 0.0])
+    targets = algorithm.targets(samples, [0.2, 0.5, 0.0])
     assert targets.advantages == pytest.approx([0.61, 0.5, -1.0])
     assert targets.returns == pytest.approx([0.81, 1.0, -1.0])
 
 
 def test_critic_advantages_are_standardized_by_default():
-    steps = [make_step(name, reward) for name, reward in (("a", 1.0), ("b", 3.0))]
-    targets = make_algorithm(A2cConfig(), 16).targets(steps, [0.0, 0.0])
+    samples = [make_step(name, reward) for name, reward in (("a", 1.0), ("b", 3.0))]
+    targets = make_algorithm(A2cConfig(), 16).targets(samples, [0.0, 0.0])
     assert targets.advantages == (-1, 1)
     assert targets.returns == (1, 3)
     assert targets.metrics == {"explained_variance": 0}
@@ -191,7 +191,7 @@ def test_critic_advantages_are_standardized_by_default():
 
 @pytest.mark.parametrize("values", [None, [0.0]])
 def test_a_critic_needs_a_value_per_step(values):
-    with pytest.raises(ValueError, match="one value per step"):
+    with pytest.raises(ValueError, match="one value per sample"):
         make_algorithm(A2cConfig(), 16).targets([make_step("a"), make_step("b")], values)
 
 

@@ -21,12 +21,12 @@ PREVIOUS = KlConfig(coef=0.05, to="previous")
 
 
 def advantages(rewards_by_agent, **config):
-    steps = [
+    samples = [
         make_step(agent, reward, index)
         for agent, rewards in rewards_by_agent.items()
         for index, reward in enumerate(rewards)
     ]
-    return make_algorithm(WindowGrpoConfig(**config), 16).targets(steps, None)
+    return make_algorithm(WindowGrpoConfig(**config), 16).targets(samples, None)
 
 
 def test_documented_advantage_is_reward_minus_batch_mean():

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the cross-entropy of the given answers, whatever else a step says."""
+"""Supervised fine-tuning: the cross-entropy of the given answers, whatever else a sample says."""
 
 import pytest
 import torch

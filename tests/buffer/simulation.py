@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.buffer.episodes import make_episode
+from tests.buffer.games import make_game
 
 from rlforge.buffer import StepBuffer
 from rlforge.buffer.base import Buffer, BufferSettings
@@ -90,8 +90,8 @@ def simulate(
         if not busy and buffer.ready():
             buffer.waited(now - asked, worked)
             if (batch := buffer.draw(batch_size, version, now)) is not None:
-                lost += buffer.losses.steps
-                ages = [version - step.policy_version for step in batch.steps]
+                lost += buffer.losses.turns
+                ages = [version - sample.policy_version for sample in batch.samples]
                 outcome.updates.append(
                     Update(
                         time=now,
@@ -130,9 +130,9 @@ def simulate(
             yields.append(len(trained))
             arrived += len(trained)
             group = f"group{game // group_size}" if group_size > 1 else None
-            buffer.add(
-                [make_episode(f"g{game}", trained, 0, group, group_size)], {f"g{game}": begun}
-            )
+            if trained:
+                played = make_game(f"g{game}", trained, [0], group, group_size)
+                buffer.add([played._replace(begun=begun)])
             buffer.release(1, now - begun)
     outcome.per_game = sum(n * n for n in yields) / sum(yields)
     return outcome

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.buffer.episodes import make_episode
+from tests.buffer.games import make_game
 
 from rlforge.buffer import BUFFERS, EpisodeBuffer, StepBuffer
 from rlforge.buffer.admission import Admission, Yield
@@ -121,10 +121,10 @@ def play_updates(buffer, batch_size, updates, game, rng, workers=50):
             buffer.release(1)
         assert buffer.draw(batch_size, version) is not None
         waste += buffer.size()
-        for episodes in under_way:
-            buffer.add(episodes)
-            steps = sum(len(episode.steps) for episode in episodes)
-            waste += steps if buffer.kind == "step" else len(episodes)
+        for ended in under_way:
+            buffer.add(ended)
+            size = len if buffer.kind == "step" else bool
+            waste += sum(size(episode) for game in ended for episode in game.episodes)
             buffer.release(1)
         assert buffer.reserve(workers) == 0, "a game would be too old for the next update"
     return waste
@@ -135,8 +135,8 @@ def test_strictly_on_policy_episodes_meet_the_batch_exactly(seats, batches, work
     batch_size = 4 * seats * batches
     buffer = buffer_of(EpisodeBuffer, batch_size=batch_size, samples_per_game=float(seats))
 
-    def game(game_id, version):
-        return [make_episode(game_id, (version,), player_id=p) for p in range(seats)]
+    def game(origin, version):
+        return [make_game(origin, (version,), range(seats))]
 
     assert play_updates(buffer, batch_size, 3, game, random.Random(1), workers) == 0
 
@@ -144,9 +144,9 @@ def test_strictly_on_policy_episodes_meet_the_batch_exactly(seats, batches, work
 def test_strictly_on_policy_groups_meet_the_batch_exactly():
     buffer = buffer_of(EpisodeBuffer, batch_size=32)
 
-    def game(game_id, version):
-        group = f"grp{int(game_id[1:]) // 4}"
-        return [make_episode(game_id, (version,), p, group, 4) for p in range(2)]
+    def game(origin, version):
+        group = f"grp{int(origin[1:]) // 4}"
+        return [make_game(origin, (version,), (0, 1), group, 4)]
 
     assert play_updates(buffer, 32, 5, game, random.Random(1)) == 0
 
@@ -169,21 +169,21 @@ def test_replaced_groups_leave_whole_batches_with_advantages(equal, seed, stalen
                 games += 1
             assert buffer.size() + 2 * len(under_way) <= most
             name, group, by, reward = under_way.pop(rng.randrange(len(under_way)))
-            buffer.add([make_episode(name, (by,), p, group, 4, reward) for p in range(2)])
+            buffer.add([make_game(name, (by,), (0, 1), group, 4, reward)])
             buffer.release(1)
         batch = buffer.draw(16, version)
         assert batch is not None
-        assert len(batch.steps) == 16
+        assert len(batch.samples) == 16
         assert batch.dropped_stale == 0
-        assert not any(constant[step.group_id] for step in batch.steps)
+        assert not any(constant[sample.group_id] for sample in batch.samples)
     assert buffer.in_flight == 0
 
 
 def test_a_wrong_initial_estimate_wastes_samples_of_one_update_only():
     buffer = buffer_of(EpisodeBuffer, batch_size=40, samples_per_game=1.0)
 
-    def game(game_id, version):
-        return [make_episode(game_id, (version,), player_id=p) for p in range(2)]
+    def game(origin, version):
+        return [make_game(origin, (version,), (0, 1))]
 
     rng = random.Random(1)
     assert play_updates(buffer, 40, 1, game, rng) == 40
@@ -195,9 +195,9 @@ def test_strictly_on_policy_steps_waste_less_than_a_tenth():
     rng = random.Random(0)
     buffer = buffer_of(StepBuffer, batch_size=384)
 
-    def game(game_id, version):
+    def game(origin, version):
         turns = rng.randrange(3, 10)
-        return [make_episode(game_id, (version,) * turns, player_id=p) for p in range(2)]
+        return [make_game(origin, (version,) * turns, (0, 1))]
 
     waste = play_updates(buffer, 384, 20, game, rng, workers=100)
     assert waste < 0.1 * 20 * 384
@@ -208,8 +208,8 @@ def test_failing_games_do_not_stop_collection(failing, seed):
     rng = random.Random(seed)
     buffer = buffer_of(EpisodeBuffer, batch_size=8)
 
-    def game(game_id, version):
-        return [] if rng.random() < failing else [make_episode(game_id, (version,))]
+    def game(origin, version):
+        return [] if rng.random() < failing else [make_game(origin, (version,))]
 
     play_updates(buffer, 8, 2, game, rng)
 
@@ -217,7 +217,7 @@ def test_failing_games_do_not_stop_collection(failing, seed):
 def test_with_staleness_games_start_while_the_learner_works():
     buffer = buffer_of(EpisodeBuffer, batch_size=8, max_staleness=1, samples_per_game=1.0)
     assert buffer.reserve(100) == 8
-    buffer.add([make_episode(f"g{i}") for i in range(8)])
+    buffer.add([make_game(f"g{i}") for i in range(8)])
     buffer.release(8)
     assert buffer.draw(8, version=0) is not None
     assert buffer.reserve(100) == 8
@@ -250,8 +250,8 @@ def test_no_game_goes_stale_in_any_order_of_playing_learning_publishing(
         rng.shuffle(under_way)
         keep = rng.randrange(len(under_way) + 1)
         while len(under_way) > keep:
-            game_id, by = under_way.pop()
-            buffer.add([make_episode(game_id, (by,), player_id=seat) for seat in range(2)])
+            origin, by = under_way.pop()
+            buffer.add([make_game(origin, (by,), (0, 1))])
             buffer.release(1)
         if buffer.ready() and not under_way and len(unpublished) < 2:
             batch = buffer.draw(8, version)
@@ -269,12 +269,12 @@ def test_no_game_goes_stale_in_any_order_of_playing_learning_publishing(
 def test_games_in_progress_do_not_survive_a_restart():
     buffer = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
     buffer.reserve(8)
-    buffer.add([make_episode("g", (0, 0))])
+    buffer.add([make_game("g", (0, 0))])
     again = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
     again.reserve(5)
     again.load_state_dict(buffer.state_dict())
     assert again.in_flight == 0
-    assert again.reserve(100) == 3  # room for 6 steps, at the 2 a game that were seen
+    assert again.reserve(100) == 3  # room for 6 samples, at the 2 a game that were seen
 
 
 @given(
@@ -296,7 +296,7 @@ def test_the_learner_never_waits_for_ever_between_two_published_versions(
             under_way += [published] * buffer.reserve(workers - len(under_way))
             assert under_way, "nothing is under way, and nothing may start"
             played = (under_way.pop(),) * turns[games % len(turns)]
-            buffer.add([make_episode(f"g{games}", played)])
+            buffer.add([make_game(f"g{games}", played)])
             buffer.release(1)
             games += 1
         assert buffer.draw(batch_size, version) is not None
@@ -329,12 +329,12 @@ def test_long_games_are_learned_from_as_often_as_they_are_played(kind, staleness
         for name, versions in list(under_way.items()):
             versions.append(buffer.version)
             if len(versions) == games[name]:
-                buffer.add([make_episode(name, tuple(under_way.pop(name)))])
+                buffer.add([make_game(name, tuple(under_way.pop(name)))])
                 buffer.release(1, float(games[name]))
                 played[games[name]] += games[name] * (version >= 30)
         if ends is None and buffer.ready() and (batch := buffer.draw(size, version)) is not None:
-            ages |= {version - step.policy_version for step in batch.steps}
-            learned.update(games[step.game_id] for step in batch.steps if version >= 30)
+            ages |= {version - sample.policy_version for sample in batch.samples}
+            learned.update(games[sample.origin] for sample in batch.samples if version >= 30)
             version, ends = version + 1, update
     assert learned[5] / learned.total() == pytest.approx(played[5] / played.total(), abs=0.02)
     assert ages == {0} if staleness == 0 else max(ages) > staleness

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import factories
 
-from rlforge.buffer.batches import Sample, read_batch, read_samples, write_batch
+from rlforge.buffer.batches import ShownSample, read_batch, read_samples, write_batch
 from rlforge.errors import RunError
-from rlforge.types import Step, TrainBatch
+from rlforge.types import Sample, TrainBatch
 
 
-def step(index: int, group_id: str | None) -> Step:
-    return factories.step(
-        game_id=f"g{index}",
+def sample(index: int, group_id: str | None) -> Sample:
+    return factories.sample(
+        origin=f"g{index}",
         player_id=index % 2,
         group_id=group_id,
         turn_index=index,
@@ -35,10 +35,8 @@ def step(index: int, group_id: str | None) -> Step:
 
 
 BATCH = TrainBatch(
-    steps=(step(0, None), step(1, "grp"), step(2, None)),
+    samples=(sample(0, None), sample(1, "grp"), sample(2, None)),
     whole_episodes=True,
-    min_version=2,
-    max_version=3,
     dropped_stale=7,
 )
 
@@ -61,8 +59,8 @@ def test_prompts_answers_and_advantages_are_read_back(tmp_path, form):
     write_batch(path, BATCH, texts_of, (0.1 + 0.2, 0.0, -1.5))
     assert read_batch(path) == BATCH
     first, second, _ = read_samples(path)
-    assert first == Sample(
-        step=BATCH.steps[0], prompt="1 2 151000", answer="nothing", advantage=0.1 + 0.2
+    assert first == ShownSample(
+        sample=BATCH.samples[0], prompt="1 2 151000", answer="nothing", advantage=0.1 + 0.2
     )
     assert (second.answer, second.advantage) == ("5", 0.0)
     write_batch(path, BATCH, texts_of)
@@ -81,6 +79,24 @@ def test_any_parquet_reader_sees_the_columns(tmp_path):
     assert json.loads(table["rewards"][0].as_py()) == {"win_draw_loss": 1.0, "scale": 0.1 + 0.2}
 
 
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_file_of_version_0_1_0_is_read(tmp_path, form):
+    """Every sample was of a game then."""
+    new, old = tmp_path / f"new.{form}", tmp_path / f"old.{form}"
+    write_batch(new, BATCH, texts_of)
+    if form == "csv":
+        old.write_text(new.read_text().replace('"origin"', '"game_id"', 1))
+    else:
+        table = pq.read_table(new)
+        names = ["game_id" if name == "origin" else name for name in table.schema.names]
+        pq.write_table(
+            table.rename_columns(names).replace_schema_metadata(table.schema.metadata), old
+        )
+    assert old.read_bytes() != new.read_bytes()
+    assert read_batch(old) == BATCH
+    assert read_samples(old) == read_samples(new)
+
+
 TEXTS = st.text() | st.sampled_from(["", "NULL", "nan", "\r\n", '","', "a\rb"])
 NUMBERS = st.floats(allow_nan=False)
 
@@ -96,15 +112,15 @@ def folder(tmp_path_factory):
     )
 )
 def test_a_csv_file_keeps_every_text_and_number(folder, cells):
-    steps = tuple(
+    samples = tuple(
         dataclasses.replace(
-            step(0, group), observation=text, reward=number, logprobs=tuple(numbers)
+            sample(0, group), observation=text, reward=number, logprobs=tuple(numbers)
         )
         for text, group, number, numbers in cells
     )
     path = folder / "b.csv"
-    write_batch(path, dataclasses.replace(BATCH, steps=steps))
-    assert read_batch(path).steps == steps
+    write_batch(path, dataclasses.replace(BATCH, samples=samples))
+    assert read_batch(path).samples == samples
 
 
 def test_a_csv_file_is_a_table_for_any_reader(tmp_path):
@@ -113,7 +129,7 @@ def test_a_csv_file_is_a_table_for_any_reader(tmp_path):
         rows = list(csv.DictReader(file))
     assert [float(row["reward"]) for row in rows] == [0.1 + 0.2] * 3
     assert [json.loads(row["token_ids"]) for row in rows] == [[], [5], [5, 5]]
-    assert rows[1]["observation"] == BATCH.steps[1].observation
+    assert rows[1]["observation"] == BATCH.samples[1].observation
     assert json.loads(rows[0]["info"])["legal"] is False
     assert {row["batch_dropped_stale"] for row in rows} == {"7"}
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.buffer.episodes import make_episode
+from tests.buffer import games
 
-from rlforge.buffer import BufferSettings, EpisodeBuffer, StepBuffer
+from rlforge.buffer import BufferSettings, EpisodeBuffer, Shaped, StepBuffer
 
 MAX_SIZE, MAX_STALENESS, GROUP_SIZE = 12, 1, 2
 
 
-def make_game(game_id, versions, seats=1, group_id=None):
+def make_game(origin, versions, seats=1, group_id=None):
     size = 1 if group_id is None else GROUP_SIZE
-    return [make_episode(game_id, versions, seat, group_id, size) for seat in range(seats)]
+    return games.make_game(origin, versions, range(seats), group_id, size)
 
 
-def keys(steps):
-    return [(step.game_id, step.player_id, step.turn_index) for step in steps]
+def keys(samples):
+    return [(sample.origin, sample.player_id, sample.turn_index) for sample in samples]
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -45,28 +45,28 @@ class BufferMachine(RuleBasedStateMachine):
             max_size=MAX_SIZE, max_staleness=MAX_STALENESS, batch_size=4, batch_delay=1.0, seed=1
         )
 
-    def samples(self, steps):
+    def samples(self, samples):
         if self.kind is StepBuffer:
-            return len(steps)
-        return len({(step.game_id, step.player_id) for step in steps})
+            return len(samples)
+        return len({sample.episode for sample in samples})
 
-    def versions_that_count(self, steps):
+    def versions_that_count(self, samples):
         """The versions that staleness counts from: the newest of a game, or of a stored group."""
         newest = {}
-        for step in self.offered if self.kind is StepBuffer else steps:
-            unit = self.unit(step)
-            newest[unit] = max(step.policy_version, newest.get(unit, 0))
-        return [newest[self.unit(step)] for step in steps]
+        for sample in self.offered if self.kind is StepBuffer else samples:
+            unit = self.unit(sample)
+            newest[unit] = max(sample.policy_version, newest.get(unit, 0))
+        return [newest[self.unit(sample)] for sample in samples]
 
-    def unit(self, step):
-        return step.game_id if self.kind is StepBuffer else step.group_id or step.game_id
+    def unit(self, sample):
+        return sample.origin if self.kind is StepBuffer else sample.group_id or sample.origin
 
-    def add(self, episodes):
-        before, refused = self.buffer.size(), self.is_refused(episodes)
-        self.buffer.add(episodes)
-        steps = [step for episode in episodes for step in episode.steps]
-        self.offered += steps
-        stored = 0 if refused else self.samples(steps)
+    def add(self, game):
+        before, refused = self.buffer.size(), self.is_refused(game)
+        self.buffer.add([game])
+        turns = [turn for episode in game.episodes for turn in episode]
+        self.offered += turns
+        stored = 0 if refused else self.samples(turns)
         evicted = before + stored - self.buffer.size()
         # Only what may be drawn counts, before something is evicted.
         excess = max(0, self.buffer.drawable() + evicted - MAX_SIZE)
@@ -78,14 +78,14 @@ class BufferMachine(RuleBasedStateMachine):
 
     def is_refused(self, game):
         """Whether a game is stale, or its group is dropped."""
-        newest, group_id = max(s.policy_version for e in game for s in e.steps), game[0].group_id
+        newest = max(turn.policy_version for episode in game.episodes for turn in episode)
+        group_id = game.episodes[0][0].group_id
         if self.kind is EpisodeBuffer and group_id is not None:
             state = self.buffer.state_dict()
             if group_id in state["given_up"]:
                 return True
             for group in state["groups"]:
-                games = {episode["game_id"] for episode in group["episodes"]}
-                if group["group_id"] == group_id and 0 < len(games) < group["games"]:
+                if group["group_id"] == group_id and 0 < len(group["played"]) < group["games"]:
                     newest = max(newest, group["stamp"][0] - MAX_STALENESS)
         return newest < self.version - MAX_STALENESS
 
@@ -104,7 +104,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(group=st.integers(0, 3))
     def pass_over(self, group):
         before = self.buffer.size()
-        self.buffer.pass_over(f"group{group} of {self.version}", GROUP_SIZE)
+        self.buffer.add([Shaped([], f"group{group} of {self.version}", GROUP_SIZE)])
         self.evicted += before - self.buffer.size()
         self.passed_over[f"group{group} of {self.version}"] += 1
 
@@ -116,17 +116,15 @@ class BufferMachine(RuleBasedStateMachine):
         if batch is None:
             assert self.buffer.drawable() < n
             return
-        assert n <= self.samples(batch.steps) < n + GROUP_SIZE * 2
+        assert n <= self.samples(batch.samples) < n + GROUP_SIZE * 2
         assert self.buffer.drawable() <= before - n
-        assert batch.min_version == min(step.policy_version for step in batch.steps)
-        assert batch.max_version == max(step.policy_version for step in batch.steps)
-        ages = self.version - np.array(self.versions_that_count(batch.steps))
+        ages = self.version - np.array(self.versions_that_count(batch.samples))
         assert ages.max() <= MAX_STALENESS
-        self.drawn += batch.steps
+        self.drawn += batch.samples
         self.dropped += batch.dropped_stale
-        for group_id in {step.group_id for step in batch.steps} - {None}:
+        for group_id in {sample.group_id for sample in batch.samples} - {None}:
             if self.kind is EpisodeBuffer:
-                games = {s.game_id for s in batch.steps if s.group_id == group_id}
+                games = {s.origin for s in batch.samples if s.group_id == group_id}
                 assert len(games) >= GROUP_SIZE - self.passed_over[group_id]
 
     @rule()
@@ -154,26 +152,28 @@ class BufferMachine(RuleBasedStateMachine):
         """At the end every sample was drawn, evicted or dropped, or is stored."""
         inside = self.buffer.state_dict()
         if self.kind is StepBuffer:
-            left = inside["steps"]
-            # Every step that is not stored, drawn or evicted was dropped as stale.
+            left = inside["turns"]
+            # Every sample that is not stored, drawn or evicted was dropped as stale.
             self.dropped += inside["losses"]["stale"]
             total = len(self.drawn) + self.evicted + self.dropped + len(left)
             assert total == len(self.offered)
         else:
-            left = [s for g in inside["groups"] for e in g["episodes"] for s in e["steps"]]
-            episodes = sum(len(group["episodes"]) for group in inside["groups"])
-            assert episodes == self.buffer.size()
-            accounted = self.samples(self.drawn) + self.evicted + episodes
+            episodes = [e for g in inside["groups"] for game in g["played"] for e in game]
+            left = [turn for episode in episodes for turn in episode]
+            assert len(episodes) == self.buffer.size()
+            accounted = self.samples(self.drawn) + self.evicted + len(episodes)
             assert accounted <= self.stored
         seen = Counter(keys(self.drawn))
-        seen.update((step["game_id"], step["player_id"], step["turn_index"]) for step in left)
+        seen.update(
+            (sample["origin"], sample["player_id"], sample["turn_index"]) for sample in left
+        )
         assert set(seen.values()) <= {1}
         # Samples of fresh games without a group are only missing if they were evicted.
         oldest = self.version - MAX_STALENESS
-        newest = {s.game_id: s.policy_version for s in self.offered}
-        stale = {game_id for game_id, version in newest.items() if version < oldest}
-        fresh = [s for s in self.offered if s.game_id not in stale and s.group_id is None]
-        gone = [step for step in fresh if keys([step])[0] not in seen]
+        newest = {s.origin: s.policy_version for s in self.offered}
+        stale = {origin for origin, version in newest.items() if version < oldest}
+        fresh = [s for s in self.offered if s.origin not in stale and s.group_id is None]
+        gone = [sample for sample in fresh if keys([sample])[0] not in seen]
         assert self.samples(gone) <= self.evicted
         super().teardown()
 
@@ -201,7 +201,7 @@ def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
     def collect(name):
         for index in range(games_each):
             with lock:
-                buffer.add(make_game(f"{name}-{index}", (0, 0), seats=2))
+                buffer.add([make_game(f"{name}-{index}", (0, 0), seats=2)])
 
     def learn():
         version = 0
@@ -209,7 +209,7 @@ def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
             with lock:
                 batch = buffer.draw(8, version)
             if batch is not None:
-                drawn.extend(batch.steps)
+                drawn.extend(batch.samples)
                 version += 1
 
     with ThreadPoolExecutor(collectors + 1) as pool:
@@ -240,15 +240,15 @@ def test_eviction_and_draws_are_uniform(kind, at_once):
     """Of 20 games for 19 places each is as likely to be evicted, and to be drawn first."""
     evicted, first = Counter(), Counter()
     seeds = random.Random(7)
-    games = [make_game(str(game), (0,)) for game in range(20)]
+    played = [make_game(str(game), (0,)) for game in range(20)]
     for _ in range(2000):
         fixed = {"max_size": 19, "max_staleness": 0, "batch_size": 1, "batch_delay": 1.0}
         buffer = kind(BufferSettings(**fixed, seed=seeds.getrandbits(32)))
-        for together in [sum(games, [])] if at_once else games:  # noqa: RUF017
+        for together in [played] if at_once else ([game] for game in played):
             buffer.add(together)
         batch = buffer.draw(19, version=0)
-        (missing,) = set(range(20)) - {int(step.game_id) for step in batch.steps}
+        (missing,) = set(range(20)) - {int(sample.origin) for sample in batch.samples}
         evicted[missing] += 1
-        first[int(batch.steps[0].game_id)] += 1
+        first[int(batch.samples[0].origin)] += 1
     assert chi_square(evicted, 20) < CHI_SQUARE_19
     assert chi_square(first, 20) < CHI_SQUARE_19

@@ -50,27 +50,28 @@ def gather(
 def test_decisions_above_the_threshold_become_steps():
     decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
-    assert [step.info["decision_id"] for step in found.batch.steps] == ["agent-1-1", "agent-1-3"]
+    assert [one.info["decision_id"] for one in found.batch.samples] == ["agent-1-1", "agent-1-3"]
     assert found.selected == 2
-    step = found.batch.steps[1]
-    assert (step.prompt_token_ids, step.token_ids, step.logprobs) == ((1, 2, 3), (9,), (-0.5,))
-    assert (step.raw_reward, step.reward) == (0.3, 0.3)
-    assert step.policy_uid == "deploy-0"
+    last = found.batch.samples[1]
+    assert (last.prompt_token_ids, last.token_ids, last.logprobs) == ((1, 2, 3), (9,), (-0.5,))
+    assert (last.raw_reward, last.reward) == (0.3, 0.3)
+    assert (last.policy_uid, last.env_id) == ("deploy-0", "market")
 
 
 def test_agents_are_episodes_whose_turns_are_consecutive():
     decisions = [factories.decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], algorithm=PpoConfig())
     assert found.batch.whole_episodes
-    steps = found.batch.steps
-    assert [steps[where][0].game_id for where in episodes_of(steps)] == ["w/agent-0", "w/agent-1"]
-    assert [step.turn_index for step in steps] == [0, 1, 0, 1, 2]
+    samples = found.batch.samples
+    origins = [samples[where][0].origin for where in episodes_of(samples)]
+    assert origins == ["w/agent-0", "w/agent-1"]
+    assert [sample.turn_index for sample in samples] == [0, 1, 0, 1, 2]
 
 
 def test_scripted_traders_are_never_learned_from():
     scripted = factories.decision(0, "noise-1", tokens=None, provider="scripted:noise")
     found = gather([scripted, factories.decision(1, reward=0.1), factories.decision(2)], [0.9] * 3)
-    assert len(found.batch.steps) == found.selected == 2
+    assert len(found.batch.samples) == found.selected == 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_select_by_chooses_the_decisions(settings, kept):
         [*decisions, factories.decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings
     )
     assert found.unscored == 1
-    ids = [step.info["decision_id"] for step in found.batch.steps] if found.batch else []
+    ids = [sample.info["decision_id"] for sample in found.batch.samples] if found.batch else []
     chosen = {f"agent-1-{i}" for i in kept}
     if settings["select_by"] == "all":
         chosen.add("agent-1-9")
@@ -105,8 +106,8 @@ def test_select_by_chooses_the_decisions(settings, kept):
 def test_train_on_chooses_the_reward(train_on, expected):
     decisions = [factories.decision(0, reward=0.4), factories.decision(1, reward=-0.5)]
     found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
-    assert found.batch.steps[0].reward == pytest.approx(expected)
-    assert found.batch.steps[0].raw_reward == 0.4
+    assert found.batch.samples[0].reward == pytest.approx(expected)
+    assert found.batch.samples[0].raw_reward == 0.4
 
 
 def test_train_on_return_sums_the_agents_later_rewards_selected_or_not():
@@ -117,13 +118,13 @@ def test_train_on_return_sums_the_agents_later_rewards_selected_or_not():
         factories.decision(3, reward=0.2),
     ]
     found = gather(decisions, [None] * 4, train_on="return", select_by="reward", threshold=0)
-    trained = {step.info["decision_id"]: step.reward for step in found.batch.steps}
+    trained = {sample.info["decision_id"]: sample.reward for sample in found.batch.samples}
     assert trained == {
         "agent-1-0": pytest.approx(0.4 - 0.5 * 0.5 + 0.25 * 0.2),
         "agent-1-3": 0.2,
         "agent-2-1": 0.1,
     }
-    assert [step.raw_reward for step in found.batch.steps] == [0.4, 0.2, 0.1]
+    assert [sample.raw_reward for sample in found.batch.samples] == [0.4, 0.2, 0.1]
 
 
 def test_old_and_overlong_decisions_are_left_out_and_counted():
@@ -134,9 +135,8 @@ def test_old_and_overlong_decisions_are_left_out_and_counted():
         factories.decision(3, reward=0.4, version=5, prompt=range(20)),
     ]
     found = gather(decisions, [0.9] * 4, version=5, max_staleness=1, max_length=20)
-    assert [step.policy_version for step in found.batch.steps] == [5, 4]
+    assert [sample.policy_version for sample in found.batch.samples] == [5, 4]
     assert (found.selected, found.stale, found.too_long) == (4, 1, 1)
-    assert (found.batch.min_version, found.batch.max_version) == (4, 5)
     assert found.figures() == {
         "selected": 4,
         "trained_decisions": 2,
@@ -155,20 +155,20 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
         factories.decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)
     ]
     found = gather(decisions, [None] * len(decisions), select_by="all", max_agent_share=0.25)
-    agents = Counter(step.info["agent_id"] for step in found.batch.steps)
+    agents = Counter(sample.info["agent_id"] for sample in found.batch.samples)
     assert agents["stuffer"] == 6
     assert sum(agents.values()) == 6 + 18
     assert found.figures()["crowded"] == 994
     again = gather(decisions[::-1], [None] * len(decisions), select_by="all", max_agent_share=0.25)
     assert again.batch is not None
     chosen, repeated = (
-        {step.info["decision_id"] for step in one.batch.steps}
+        {sample.info["decision_id"] for sample in one.batch.samples}
         for one in (found, again)
         if one.batch
     )
     assert chosen == repeated
     whole = gather(decisions, [None] * len(decisions), select_by="all")
-    assert len(whole.batch.steps) == len(decisions)
+    assert len(whole.batch.samples) == len(decisions)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.floats(0.05, 1.0, allow_nan=False))
@@ -238,16 +238,16 @@ def test_answers_that_are_no_action_are_always_learned_from(train_on):
     action = {"type": "SELL_SHARES", "problem": "you have no shares"}
     wrong = dataclasses.replace(factories.decision(2, reward=-1.0), action=action)
     found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
-    assert [step.reward for step in found.batch.steps][-1] == -1.0
+    assert [sample.reward for sample in found.batch.samples][-1] == -1.0
     assert (found.selected, found.refused) == (2, 1)
     as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
-    assert len(as_others.batch.steps) == 2
+    assert len(as_others.batch.samples) == 2
 
 
 def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():
     decisions = [factories.decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
     found = gather(decisions, [0.9] * 4, foreign=["deploy-2"], version=2)
-    assert {step.policy_uid for step in found.batch.steps} == {"deploy-1"}
+    assert {sample.policy_uid for sample in found.batch.samples} == {"deploy-1"}
     none = gather(decisions, [0.9] * 4, foreign=["deploy-1", "deploy-2"], version=2)
     assert none.batch is None
     assert none.reason.startswith(
@@ -259,5 +259,5 @@ def test_decisions_of_a_version_from_elsewhere_are_not_learned_from():
 def test_normalised_rewards_are_learned_and_raw_ones_kept():
     decisions = [factories.decision(0, reward=1.0), factories.decision(1, reward=3.0)]
     found = gather(decisions, [0.9, 0.9], rewards=[-1.0, 1.0], algorithm=WindowGrpoConfig())
-    assert [(s.raw_reward, s.reward) for s in found.batch.steps] == [(1.0, -1.0), (3.0, 1.0)]
-    assert math.isclose(sum(step.reward for step in found.batch.steps), 0.0)
+    assert [(s.raw_reward, s.reward) for s in found.batch.samples] == [(1.0, -1.0), (3.0, 1.0)]
+    assert math.isclose(sum(sample.reward for sample in found.batch.samples), 0.0)

@@ -11,9 +11,9 @@ from rlforge.system.checkpoint import list_checkpoints, read_manifest
 
 
 def batch(reward=1.0):
-    steps = [
-        factories.step(
-            game_id=f"w/agent-{index % 2}",
+    samples = [
+        factories.sample(
+            origin=f"w/agent-{index % 2}",
             group_id="w",
             turn_index=index // 2,
             last_turn=index >= 6,
@@ -24,7 +24,7 @@ def batch(reward=1.0):
         )
         for index in range(8)
     ]
-    return factories.batch(steps, whole_episodes=True)
+    return factories.batch(samples, whole_episodes=True)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ SECTIONS = re.findall(r"```python\n# (\w+)\.py\n(.*?)```\n\n```yaml\n(.*?)```", 
 OF_KIND = {kind.name: kind for kind in KINDS}
 
 
-def step(reward: float) -> rlforge.Step:
-    return factories.step(raw_reward=reward, reward=reward)
+def sample(reward: float) -> rlforge.Sample:
+    return factories.sample(raw_reward=reward, reward=reward)
 
 
 def write_metrics(sink_class: Any) -> None:
@@ -75,7 +75,7 @@ def make_model(made: rlforge.MadeModel) -> None:
 
 def compare_advantages(algorithm: Any) -> None:
     config = algorithm.config_class(name="reinforce", clip=0.25)
-    targets = algorithm(config, 8).targets([step(1.0), step(0.0), step(0.5)], None)
+    targets = algorithm(config, 8).targets([sample(1.0), sample(0.0), sample(0.5)], None)
     assert targets.advantages == (0.25, -0.25, 0.0)
 
 
@@ -86,7 +86,7 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
         made(0.5)({0: 1.0, 1: 0.0}, "e"), {0: 0.75, 1: -0.25}
     ),
     "step_rewards": lambda made: assert_equal(made(0.25)(None, 0, 1.0), 0.75),
-    "sampling_rewards": lambda made: assert_equal(made(0.5)([step(1.0)])[0].reward, 0.5),
+    "sampling_rewards": lambda made: assert_equal(made(0.5)([sample(1.0)])[0].reward, 0.5),
     "extractions": lambda made: assert_equal((made.read("I play 4!"), made.read("4")), ("4", None)),
     "sinks": write_metrics,
     "scorers": score_a_window,
@@ -171,6 +171,6 @@ def test_the_curiosity_of_the_page_is_noted_and_paid():
     spec = factories.game_spec(env=rlforge.EnvSpec(id="e", num_players=1))
     turns = [factories.turn(0, action) for action in "aaaab"]
     (episode,) = pipeline.shape(factories.game_record(spec, turns, {0: 1.0}))
-    noted = [step.info["curiosity"] for step in episode.steps]
+    noted = [sample.info["curiosity"] for sample in episode]
     assert noted == [1.0, 2**-0.5, 3**-0.5, 0.5, 1.0]
-    assert [step.reward for step in episode.steps] == [1.0 + 0.5 * number for number in noted]
+    assert [sample.reward for sample in episode] == [1.0 + 0.5 * number for number in noted]

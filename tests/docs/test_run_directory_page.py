@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 from rlforge.buffer.batches import READABLE, SCHEMA
 from rlforge.tracking.files import RunFile, RunPaths
-from rlforge.types import EvalResult, GameRecord, Step
+from rlforge.types import EvalResult, GameRecord, Sample
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run_directory.md").read_text()
 
@@ -31,6 +31,6 @@ def test_every_file_of_the_run_is_listed():
 def test_every_column_of_games_batches_and_evaluations_is_listed():
     assert set(get_type_hints(GameRecord)) <= words(section("games/*.parquet"))
     assert set(SCHEMA.names) <= words(section("batches/*.parquet, batches/*.csv"))
-    columns = {field.name for field in dataclasses.fields(Step)} | READABLE.keys()
+    columns = {field.name for field in dataclasses.fields(Sample)} | READABLE.keys()
     assert columns == set(SCHEMA.names)
     assert {field.name for field in dataclasses.fields(EvalResult)} <= words(section("evals.jsonl"))

@@ -12,13 +12,13 @@ from tests import factories
 from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner import Learner, PolicySpec
-from rlforge.types import Step
+from rlforge.types import Sample
 
 VOCABULARY = 40
 PAD = 0
 
 
-model, step, batch = factories.llama, factories.step, factories.batch
+model, sample, batch = factories.llama, factories.sample, factories.batch
 
 
 class PolicyGradient:
@@ -36,13 +36,13 @@ class PolicyGradient:
         self.seen: list[LossInputs] = []
         self.critic: list[Sequence[float] | None] = []
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
         self.critic.append(values)
-        rewards = tuple(step.reward for step in steps)
+        rewards = tuple(sample.reward for sample in samples)
         return Targets(
             advantages=rewards,
             returns=rewards if values is not None else None,
-            metrics={"targets_seen": float(len(steps))},
+            metrics={"targets_seen": float(len(samples))},
         )
 
     def loss(self, inputs: LossInputs) -> LossOutput:
@@ -59,14 +59,14 @@ class PolicyGradient:
         return LossOutput(loss=loss, metrics={"share": weight.sum()})
 
 
-def random_steps(count: int, seed: int = 0, **changes: Any) -> list[Step]:
-    """Steps of different lengths with random tokens, log-probs and rewards."""
+def random_steps(count: int, seed: int = 0, **changes: Any) -> list[Sample]:
+    """Samples of different lengths with random tokens, log-probs and rewards."""
     draw = random.Random(seed)
 
     def tokens(number: int) -> tuple[int, ...]:
         return tuple(draw.randrange(1, VOCABULARY) for _ in range(number))
 
-    steps = []
+    samples = []
     for _ in range(count):
         answer = draw.randint(1, 5)
         fields = {
@@ -75,25 +75,25 @@ def random_steps(count: int, seed: int = 0, **changes: Any) -> list[Step]:
             "logprobs": tuple(-draw.random() for _ in range(answer)),
             "reward": draw.uniform(-1, 1),
         }
-        steps.append(step(**fields, **changes))
-    return steps
+        samples.append(sample(**fields, **changes))
+    return samples
 
 
-def conversation(turns: int, game: str = "g", player: int = 0, seed: int = 0) -> list[Step]:
-    """Steps of one seat whose prompts continue all earlier prompts and answers."""
+def conversation(turns: int, game: str = "g", player: int = 0, seed: int = 0) -> list[Sample]:
+    """Samples of one seat whose prompts continue all earlier prompts and answers."""
     draw = random.Random(seed)
 
     def drawn(most: int) -> tuple[int, ...]:
         return tuple(draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, most)))
 
-    steps, prompt = [], drawn(6)
+    samples, prompt = [], drawn(6)
     for turn in range(turns):
         answer = drawn(4)
-        fields = {"game_id": game, "player_id": player, "turn_index": turn, "token_ids": answer}
+        fields = {"origin": game, "player_id": player, "turn_index": turn, "token_ids": answer}
         fields |= {"logprobs": tuple(-draw.random() for _ in answer), "reward": draw.gauss()}
-        steps.append(step(prompt_token_ids=prompt, **fields))
+        samples.append(sample(prompt_token_ids=prompt, **fields))
         prompt = prompt + answer + drawn(5)
-    return steps
+    return samples
 
 
 def randomise_adapter(model: torch.nn.Module, seed: int = 1) -> None:
@@ -154,18 +154,22 @@ def outcome(metrics: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
-def plain_logprobs(model: Any, step: Step, temperature: float = 1.0) -> torch.Tensor:
-    """[answer, vocabulary] by the model's own forward pass of this step alone, without dropout."""
+def plain_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> torch.Tensor:
+    """[answer, vocabulary] by the model's own pass over this sample alone, without dropout."""
     training = model.training
-    logits = model.eval()(torch.tensor([step.prompt_token_ids + step.token_ids])).logits[0].float()
+    logits = (
+        model.eval()(torch.tensor([sample.prompt_token_ids + sample.token_ids])).logits[0].float()
+    )
     model.train(training)
-    return (logits / temperature).log_softmax(-1)[len(step.prompt_token_ids) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[len(sample.prompt_token_ids) - 1 : -1]
 
 
-def answer_logprobs(model: Any, steps: Sequence[Step], temperature: float = 1.0) -> torch.Tensor:
+def answer_logprobs(
+    model: Any, samples: Sequence[Sample], temperature: float = 1.0
+) -> torch.Tensor:
     """Those of all answer tokens, one after the other."""
-    tables = [plain_logprobs(model, step, temperature) for step in steps]
-    chosen = [torch.tensor(step.token_ids)[:, None] for step in steps]
+    tables = [plain_logprobs(model, sample, temperature) for sample in samples]
+    chosen = [torch.tensor(sample.token_ids)[:, None] for sample in samples]
     return torch.cat([t.gather(1, c)[:, 0] for t, c in zip(tables, chosen, strict=True)])
 
 
@@ -203,12 +207,12 @@ def minicpm() -> torch.nn.Module:
 
 
 def first_update(
-    steps: Sequence[Step], algorithm: Any = None, model: Any = None, **given: Any
+    samples: Sequence[Sample], algorithm: Any = None, model: Any = None, **given: Any
 ) -> tuple[dict[str, torch.Tensor], Any]:
     """Gradients and metrics of an update from an adapter that is not zero."""
     made, model = adapted(algorithm, model, **given)
     gradients = record_gradients(model)
-    return gradients, made.update(batch(steps)).metrics
+    return gradients, made.update(batch(samples)).metrics
 
 
 def same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

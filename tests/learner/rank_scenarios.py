@@ -73,20 +73,20 @@ def batch_of(games: int, version: int, rules: int, lag: int) -> TrainBatch:
     rules: tokens with which all prompts begin. lag: the turns were drawn so many versions earlier.
     """
     draw = random.Random(version)
-    steps = parts.random_steps(max(1, 3 * games), seed=version, group_id="group", last_turn=True)
+    samples = parts.random_steps(max(1, 3 * games), seed=version, group_id="group", last_turn=True)
     for index in range(3 * games):
         reward = draw.choice([-1.0, 1.0])
-        steps[index] = dataclasses.replace(
-            steps[index],
-            prompt_token_ids=(*range(1, 1 + rules), *steps[index].prompt_token_ids),
-            game_id=f"game-{index // 3}",
+        samples[index] = dataclasses.replace(
+            samples[index],
+            prompt_token_ids=(*range(1, 1 + rules), *samples[index].prompt_token_ids),
+            origin=f"game-{index // 3}",
             turn_index=index % 3,
             last_turn=index % 3 == 2,
             reward=reward,
             raw_reward=reward,
             policy_version=max(0, version - lag),
         )
-    return dataclasses.replace(parts.batch(steps), whole_episodes=True)
+    return dataclasses.replace(parts.batch(samples), whole_episodes=True)
 
 
 def play(
@@ -142,13 +142,13 @@ def play(
     for version in range(UPDATES):
         batch = batch_of(games, version, rules, lag)
         if lag:
-            step = folder / f"step-{version}"
+            place = folder / f"step-{version}"
             if ranks.rank == 0:
-                step.mkdir()
-            learner.save(step if ranks.rank == 0 else None)
+                place.mkdir()
+            learner.save(place if ranks.rank == 0 else None)
         if infinite and version == 1:
-            steps = (dataclasses.replace(batch.steps[0], reward=math.inf), *batch.steps[1:])
-            batch = dataclasses.replace(batch, steps=steps)
+            samples = (dataclasses.replace(batch.samples[0], reward=math.inf), *batch.samples[1:])
+            batch = dataclasses.replace(batch, samples=samples)
         metrics.append(dict(learner.update(batch).metrics))
         if resume and version == 1:
             state = folder / "state"

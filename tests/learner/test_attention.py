@@ -45,13 +45,13 @@ def test_packed_rows_and_shared_prefixes_score_like_padded_ones(make):
     torch.manual_seed(0)
     model = make()
     scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
-    steps = [
+    samples = [
         dataclasses.replace(
-            step, prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *step.prompt_token_ids)
+            sample, prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *sample.prompt_token_ids)
         )
-        for number, step in enumerate(parts.random_steps(7))
+        for number, sample in enumerate(parts.random_steps(7))
     ]
-    rows = in_order(select_rows(steps, None).rows)
+    rows = in_order(select_rows(samples, None).rows)
     padded = everything(scorer, model, collate(rows, 0, CPU))
     assert scorer.can_pack()
     packed, shared = collate(rows, 0, CPU, whole(rows)), collate(rows, 0, CPU, segments(rows))
@@ -91,11 +91,11 @@ def test_a_model_whose_outputs_change_when_packed_keeps_its_own_attention(monkey
 def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded():
     model = parts.model(max_position_embeddings=128)
     for length, padded in ((10, True), (80, False)):
-        steps = [
-            parts.step(prompt_token_ids=(3,) * (length + extra), token_ids=(4,), logprobs=(-1.0,))
+        samples = [
+            parts.sample(prompt_token_ids=(3,) * (length + extra), token_ids=(4,), logprobs=(-1.0,))
             for extra in (0, 5)
         ]
-        metrics = parts.learner(copy.deepcopy(model)).update(parts.batch(steps)).metrics
+        metrics = parts.learner(copy.deepcopy(model)).update(parts.batch(samples)).metrics
         assert (metrics["padding_share"] > 0) == padded
 
 
@@ -173,7 +173,7 @@ def test_every_version_of_the_kernel_gives_the_result_of_segment_attention(
 ):
     torch.manual_seed(0)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (4, 10, 10, 17)]
+    rows = [Row(sample=0, prompt=(1,) * n + (n,), answer=()) for n in (4, 10, 10, 17)]
     micro = collate(rows, 0, CPU, build(rows))
     tensors = [torch.randn(micro.input_ids.numel(), heads, 8) for heads in (4, 2, 2)]
     gradients = []
@@ -204,7 +204,7 @@ def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(monkeypat
     """Keys of the prefix sum the gradients of 300 rows without losing small ones."""
     torch.manual_seed(0)
     monkeypatch.setattr(varlen, "varlen_attn", torch_2_13)
-    rows = [Row(step=0, prompt=(1,) * 12 + (2 + n, 3), answer=()) for n in range(300)]
+    rows = [Row(sample=0, prompt=(1,) * 12 + (2 + n, 3), answer=()) for n in range(300)]
     micro = collate(rows, 0, CPU, segments(rows))
     assert micro.input_ids.numel() == 12 + 300 * 2
     given = [torch.randn(612, heads, 16).bfloat16() for heads in (4, 2, 2)]
@@ -225,7 +225,7 @@ def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(monkeypat
 def test_varlen_kernel_on_a_gpu_equals_segment_attention(build):
     torch.manual_seed(0)
     device = torch.device("cuda")
-    rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (44, 103, 103, 169)]
+    rows = [Row(sample=0, prompt=(1,) * n + (n,), answer=()) for n in (44, 103, 103, 169)]
     micro = collate(rows, 0, device, build(rows))
     query, key, value = (
         torch.randn(micro.input_ids.numel(), heads, 64, device=device, dtype=torch.bfloat16)

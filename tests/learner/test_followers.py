@@ -51,12 +51,12 @@ def equal(one, other) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def references(algorithm, steps) -> torch.Tensor:
-    """The reference log-probs of the last update, a single pass, in the order of ``steps``."""
+def references(algorithm, samples) -> torch.Tensor:
+    """The reference log-probs of the last update, a single pass, in the order of ``samples``."""
     inputs = algorithm.seen[-1]
     assert not inputs.reference_logprobs.requires_grad
     # Rows are shuffled; advantages tell them apart.
-    order = [inputs.advantages.tolist().index(pytest.approx(step.reward)) for step in steps]
+    order = [inputs.advantages.tolist().index(pytest.approx(sample.reward)) for sample in samples]
     return torch.cat([inputs.reference_logprobs[n][inputs.mask[n] > 0] for n in order])
 
 
@@ -72,8 +72,8 @@ def followers_of(model):
 def test_other_weights_score_within_and_all_is_as_before_afterwards_and_after_an_error():
     model, other = parts.model(seed=0), parts.model(seed=1)
     followers = followers_of(model)
-    steps = parts.random_steps(4)
-    micro = collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
+    samples = parts.random_steps(4)
+    micro = collate(select_rows(samples, None).rows, 0, torch.device("cpu"))
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
     before, weights = parts.weights(model), parts.weights(other)
     places = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
@@ -82,7 +82,7 @@ def test_other_weights_score_within_and_all_is_as_before_afterwards_and_after_an
         within = scorer.score(micro).logprobs
         assert equal(parts.weights(model), parts.weights(other))
         assert equal(weights, before)
-    torch.testing.assert_close(within, parts.answer_logprobs(other, steps))
+    torch.testing.assert_close(within, parts.answer_logprobs(other, samples))
     assert equal(parts.weights(model), before)
     assert equal(weights, parts.weights(other))
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == places
@@ -158,13 +158,13 @@ def test_a_snapshot_is_taken_after_every_so_many_updates(train):
 def test_reference_logprobs_are_those_of_the_last_snapshot():
     algorithm, model = held_to("snapshot", every=2), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16)
-    steps = parts.random_steps(5)
+    samples = parts.random_steps(5)
     expected = []
     for version in range(5):
         if version % 2 == 0:
-            expected.append(parts.answer_logprobs(model, steps))
-        learner.update(parts.batch(steps))
-        torch.testing.assert_close(references(algorithm, steps), expected[-1])
+            expected.append(parts.answer_logprobs(model, samples))
+        learner.update(parts.batch(samples))
+        torch.testing.assert_close(references(algorithm, samples), expected[-1])
     assert (expected[0] - expected[-1]).abs().max() > 1e-2
 
 
@@ -174,9 +174,9 @@ def test_the_average_is_saved_and_gives_reference_logprobs(tmp_path, train):
     learner = parts.learner(
         model, algorithm, mini_batch_size=16, average="moving", average_decay=0.5, train=train
     )
-    steps = parts.random_steps(5)
+    samples = parts.random_steps(5)
     for _ in range(3):
-        learner.update(parts.batch(steps))
+        learner.update(parts.batch(samples))
     before = parts.weights(model)
     learner.save(tmp_path)
     assert equal(parts.weights(model), before)
@@ -192,10 +192,13 @@ def test_the_average_is_saved_and_gives_reference_logprobs(tmp_path, train):
     assert equal(read, average)
     assert not equal({name: before[name] for name in average}, average)
 
-    learner.update(parts.batch(steps))
+    learner.update(parts.batch(samples))
 
     torch.testing.assert_close(
-        references(algorithm, steps), parts.answer_logprobs(averaged, steps), atol=1e-5, rtol=1e-5
+        references(algorithm, samples),
+        parts.answer_logprobs(averaged, samples),
+        atol=1e-5,
+        rtol=1e-5,
     )
     assert "snapshot" not in learner.state_dict()["followers"]
 
@@ -210,12 +213,12 @@ def test_the_base_reference_stays_the_model_at_the_start_of_training(tmp_path, s
         options = {"initial_adapter": str(tmp_path)}
     algorithm, model = held_to("base"), parts.model()
     learner = parts.learner(model, algorithm, mini_batch_size=16, average="moving", **options)
-    steps = parts.random_steps(5)
-    expected = parts.answer_logprobs(model, steps)
+    samples = parts.random_steps(5)
+    expected = parts.answer_logprobs(model, samples)
     for _ in range(3):
-        learner.update(parts.batch(steps))
-    torch.testing.assert_close(references(algorithm, steps), expected, atol=1e-5, rtol=1e-5)
-    assert (parts.answer_logprobs(model, steps) - expected).abs().max() > 1e-2
+        learner.update(parts.batch(samples))
+    torch.testing.assert_close(references(algorithm, samples), expected, atol=1e-5, rtol=1e-5)
+    assert (parts.answer_logprobs(model, samples) - expected).abs().max() > 1e-2
     assert list(learner.state_dict()["followers"]) == ["average"]
 
 
@@ -303,13 +306,13 @@ def test_an_average_that_is_switched_off_ends_with_the_resumed_run(tmp_path):
 
 
 def test_a_snapshot_does_not_become_the_base_reference_of_a_resumed_run(tmp_path):
-    steps = parts.random_steps(5)
-    expected = parts.answer_logprobs(parts.model(), steps)
+    samples = parts.random_steps(5)
+    expected = parts.answer_logprobs(parts.model(), samples)
     before = parts.learner(algorithm=held_to("snapshot"))
-    before.update(parts.batch(steps))
+    before.update(parts.batch(samples))
     before.save_state(tmp_path)
     algorithm = held_to("base")
     learner = parts.learner(algorithm=algorithm, mini_batch_size=16)
     learner.load_state(tmp_path)
-    learner.update(parts.batch(steps))
-    torch.testing.assert_close(references(algorithm, steps), expected, atol=1e-5, rtol=1e-5)
+    learner.update(parts.batch(samples))
+    torch.testing.assert_close(references(algorithm, samples), expected, atol=1e-5, rtol=1e-5)

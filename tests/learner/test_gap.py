@@ -12,19 +12,19 @@ from tests.learner import parts
 
 from rlforge.config.schema import LoraConfig
 from rlforge.models.files import ADAPTER_WEIGHTS
-from rlforge.types import Step
+from rlforge.types import Sample
 
 #: How far the engine's log-probs are from the learner's in these tests.
 OFFSET = 0.25
 
 
-def drawn(model: Any, count: int, version: int) -> list[Step]:
-    """Random steps with the log-probs of ``model`` as it is now, and OFFSET."""
-    steps = parts.random_steps(count, seed=version, policy_version=version)
-    found = [parts.answer_logprobs(model, [step]) + OFFSET for step in steps]
+def drawn(model: Any, count: int, version: int) -> list[Sample]:
+    """Random samples with the log-probs of ``model`` as it is now, and OFFSET."""
+    samples = parts.random_steps(count, seed=version, policy_version=version)
+    found = [parts.answer_logprobs(model, [sample]) + OFFSET for sample in samples]
     return [
-        dataclasses.replace(step, logprobs=tuple(logprobs.tolist()))
-        for step, logprobs in zip(steps, found, strict=True)
+        dataclasses.replace(sample, logprobs=tuple(logprobs.tolist()))
+        for sample, logprobs in zip(samples, found, strict=True)
     ]
 
 
@@ -54,7 +54,8 @@ def test_the_newest_version_that_drew_tokens_is_the_one_that_is_measured():
         batches.append(drawn(model, 8, version))
         learner.update(parts.batch(batches[-1]))
     wrong = [
-        dataclasses.replace(step, logprobs=(-50.0,) * len(step.logprobs)) for step in batches[0]
+        dataclasses.replace(sample, logprobs=(-50.0,) * len(sample.logprobs))
+        for sample in batches[0]
     ]
     assert gap(learner.update(parts.batch(wrong + batches[1])).metrics) == pytest.approx(
         (OFFSET, OFFSET), abs=1e-4
@@ -66,7 +67,7 @@ def test_one_turn_of_the_current_version_is_too_few_for_a_batch_of_many():
     learner = parts.learner(model, kept_versions=1, learning_rate=0.1)
     old = drawn(model, 63, version=0)
     learner.update(parts.batch(drawn(model, 8, version=0)))
-    wrong = parts.step(policy_version=1, logprobs=(-50.0, -50.0))
+    wrong = parts.sample(policy_version=1, logprobs=(-50.0, -50.0))
     few = learner.update(parts.batch([*old, wrong])).metrics
     assert gap(few) == pytest.approx((OFFSET, OFFSET), abs=1e-4)
 
@@ -89,8 +90,8 @@ def test_measuring_changes_neither_weights_nor_other_metrics(case):
         learner, model = parts.adapted(parts.PolicyGradient(**needs), kept_versions=kept, **options)
         metrics = []
         for version in range(3):
-            steps = parts.random_steps(12, seed=version, policy_version=max(0, version - 1))
-            metrics.append(dict(learner.update(parts.batch(steps)).metrics))
+            samples = parts.random_steps(12, seed=version, policy_version=max(0, version - 1))
+            metrics.append(dict(learner.update(parts.batch(samples)).metrics))
         runs.append((parts.weights(model), metrics))
     (weights, without), (measured, found) = runs
     assert all(torch.equal(measured[name], tensor) for name, tensor in weights.items())
@@ -100,32 +101,32 @@ def test_measuring_changes_neither_weights_nor_other_metrics(case):
 
 
 def test_a_sample_is_spread_over_the_whole_batch():
-    """The engine's log-prob of step i is -i."""
+    """The engine's log-prob of sample i is -i."""
     learner = parts.learner(kept_versions=1, mini_batch_size=64)
-    learner.update(parts.batch([parts.step()]))
-    steps = [
-        parts.step(game_id=f"{i}", token_ids=(8,), logprobs=(-float(i),), policy_version=0)
+    learner.update(parts.batch([parts.sample()]))
+    samples = [
+        parts.sample(origin=f"{i}", token_ids=(8,), logprobs=(-float(i),), policy_version=0)
         for i in range(960)
     ]
-    mean, most = gap(learner.update(parts.batch(steps)).metrics)
+    mean, most = gap(learner.update(parts.batch(samples)).metrics)
     assert mean == pytest.approx(480, rel=0.1)
     assert most > 860
 
 
-def saved_run(folder: Path) -> tuple[Any, list[Step]]:
-    """A learner after three updates, each version saved, and steps that version 2 drew."""
+def saved_run(folder: Path) -> tuple[Any, list[Sample]]:
+    """A learner after three updates, each version saved, and samples that version 2 drew."""
     model = parts.model()
     learner = parts.learner(model, kept_versions=2, learning_rate=0.1)
-    steps: list[Step] = []
+    samples: list[Sample] = []
     for version in range(4):
         checkpoint = folder / f"step-{version}"
         checkpoint.mkdir()
         learner.save(checkpoint)
         learner.save_state(checkpoint)
         if version < 3:
-            steps = drawn(model, 8, version)
-            learner.update(parts.batch(steps))
-    return learner, steps
+            samples = drawn(model, 8, version)
+            learner.update(parts.batch(samples))
+    return learner, samples
 
 
 def saved_in(folder):
@@ -133,26 +134,26 @@ def saved_in(folder):
 
 
 def test_a_resumed_learner_reads_the_earlier_versions_of_its_run(tmp_path):
-    learner, steps = saved_run(tmp_path)
+    learner, samples = saved_run(tmp_path)
     model = parts.model()
     resumed = parts.learner(model, kept_versions=2, learning_rate=0.1)
     resumed.load_state(tmp_path / "step-3")
     loaded = parts.weights(model)
     resumed.recall(saved_in(tmp_path))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in parts.weights(model).items())
-    metrics = resumed.update(parts.batch(steps)).metrics
+    metrics = resumed.update(parts.batch(samples)).metrics
     assert gap(metrics) == pytest.approx((OFFSET, OFFSET), abs=1e-4)
-    assert gap(metrics) == gap(learner.update(parts.batch(steps)).metrics)
+    assert gap(metrics) == gap(learner.update(parts.batch(samples)).metrics)
 
 
 def test_a_version_that_is_damaged_or_absent_only_leaves_its_gap_out(tmp_path, caplog):
-    _, steps = saved_run(tmp_path)
+    _, samples = saved_run(tmp_path)
     (tmp_path / "step-2" / ADAPTER_WEIGHTS).write_bytes(b"torn")
     (tmp_path / "step-1").rename(tmp_path / "elsewhere")
     resumed = parts.learner(kept_versions=2)
     resumed.load_state(tmp_path / "step-3")
     resumed.recall(saved_in(tmp_path))
-    assert "logprob_gap_mean" not in resumed.update(parts.batch(steps)).metrics
+    assert "logprob_gap_mean" not in resumed.update(parts.batch(samples)).metrics
     assert "the log-prob gap of step-2 is not measured" in caplog.text
 
 
@@ -168,8 +169,8 @@ def test_updates_counted_on_from_a_later_version_know_whose_weights_they_have(tm
     by_current = drawn(model, 8, version=2)
     learner.version = 3
     learner.recall(saved_in(tmp_path))
-    for steps in (by_refused, by_current):
+    for samples in (by_refused, by_current):
         learner.load_state(tmp_path / "step-2")
         learner.version = 3
-        metrics = learner.update(parts.batch(steps)).metrics
+        metrics = learner.update(parts.batch(samples)).metrics
         assert gap(metrics) == pytest.approx((OFFSET, OFFSET), abs=1e-4)

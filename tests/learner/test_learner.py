@@ -14,18 +14,18 @@ from torch.nn.utils.rnn import pad_sequence
 from rlforge.errors import CheckpointError, RunError
 
 
-def naive_loss(model, steps):
+def naive_loss(model, samples):
     """The loss of ``PolicyGradient`` from full logits of one left-to-right padded batch."""
-    texts = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in steps]
+    texts = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in samples]
     ids = pad_sequence(texts, batch_first=True)
     attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     chosen = torch.zeros(ids.shape)
-    for i, s in enumerate(steps):
+    for i, s in enumerate(samples):
         chosen[i, len(s.prompt_token_ids) : len(texts[i])] = 1.0
     logits = model(input_ids=ids, attention_mask=attention).logits
     table = torch.log_softmax(logits[:, :-1], -1)
     logprobs = table.gather(-1, ids[:, 1:, None]).squeeze(-1)
-    weights = torch.tensor([s.reward for s in steps])[:, None] * chosen[:, 1:]
+    weights = torch.tensor([s.reward for s in samples])[:, None] * chosen[:, 1:]
     return -(logprobs * weights).sum() / chosen.sum()
 
 
@@ -37,13 +37,13 @@ def distance(actual: dict, expected: dict) -> float:
 
 
 def test_gradient_is_that_of_a_naive_padded_full_logits_loss():
-    steps = parts.random_steps(13)
+    samples = parts.random_steps(13)
     learner, model = parts.adapted(mini_batch_size=4)
-    loss = naive_loss(model, steps)
+    loss = naive_loss(model, samples)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     expected = dict(zip(trained, torch.autograd.grad(loss, trained.values()), strict=True))
     gradients = parts.record_gradients(model)
-    result = learner.update(parts.batch(steps))
+    result = learner.update(parts.batch(samples))
     assert distance(gradients, expected) < 1e-5
     assert result.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     norm = math.sqrt(sum(float((g**2).sum()) for g in expected.values()))
@@ -66,13 +66,13 @@ def test_micro_batch_size_changes_neither_gradient_nor_metrics(size):
 
 def test_the_loss_sees_answer_tokens_only_and_all_of_them():
     algorithm = parts.PolicyGradient()
-    steps = [
-        parts.step(token_ids=(8, 9, 3), logprobs=(-0.1, -0.2, -0.3), reward=2.0),
-        parts.step(token_ids=(4,), logprobs=(-0.4,), reward=-1.0),
-        parts.step(token_ids=(), logprobs=(), reward=9.0),
+    samples = [
+        parts.sample(token_ids=(8, 9, 3), logprobs=(-0.1, -0.2, -0.3), reward=2.0),
+        parts.sample(token_ids=(4,), logprobs=(-0.4,), reward=-1.0),
+        parts.sample(token_ids=(), logprobs=(), reward=9.0),
     ]
 
-    result = parts.learner(algorithm=algorithm).update(parts.batch(steps))
+    result = parts.learner(algorithm=algorithm).update(parts.batch(samples))
 
     (inputs,) = algorithm.seen
     assert inputs.mask.tolist() == [[1, 0, 0], [1, 1, 1]]
@@ -92,8 +92,8 @@ def test_gap_compares_engine_and_learner_on_steps_of_the_current_version():
     with torch.no_grad():
         table = torch.log_softmax(model(torch.tensor([[5, 6, 7, 8]])).logits[0] / 0.8, -1)
     engine = (float(table[2, 8]) + 0.25, float(table[3, 9]) - 0.5)
-    current = parts.step(logprobs=engine, policy_version=0)
-    stale = parts.step(logprobs=(-30.0, -30.0), policy_version=-2)
+    current = parts.sample(logprobs=engine, policy_version=0)
+    stale = parts.sample(logprobs=(-30.0, -30.0), policy_version=-2)
     metrics = parts.learner(model, temperature=0.8).update(parts.batch([current, stale])).metrics
     assert metrics["logprob_gap_mean"] == pytest.approx(0.375, abs=1e-5)
     assert metrics["logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
@@ -113,13 +113,13 @@ def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps():
 
 def test_metrics_of_rewards_algorithm_and_progress():
     noted = {"curiosity": 0.5, "legal": True, "tag": "x"}, {"legal_actions": 3, "curiosity": None}
-    steps = [
-        parts.step(reward=1.0, raw_reward=-1.0, info=noted[0]),
-        parts.step(reward=3.0, raw_reward=0.0, info=noted[1]),
+    samples = [
+        parts.sample(reward=1.0, raw_reward=-1.0, info=noted[0]),
+        parts.sample(reward=3.0, raw_reward=0.0, info=noted[1]),
     ]
     learner = parts.learner(parts.model(), learning_rate=0.25)
 
-    result = learner.update(parts.batch(steps))
+    result = learner.update(parts.batch(samples))
 
     metrics = result.metrics
     assert (metrics["reward_mean"], metrics["raw_reward_mean"]) == (2.0, -0.5)
@@ -137,12 +137,12 @@ def test_metrics_of_rewards_algorithm_and_progress():
 
 
 def test_padding_share_counts_computed_positions():
-    steps = [
-        parts.step(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
-        parts.step(game_id="h", prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
+    samples = [
+        parts.sample(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
+        parts.sample(origin="h", prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
     ]
-    together = parts.learner(mini_batch_size=2).update(parts.batch(steps)).metrics
-    apart = parts.learner(mini_batch_size=1).update(parts.batch(steps)).metrics
+    together = parts.learner(mini_batch_size=2).update(parts.batch(samples)).metrics
+    apart = parts.learner(mini_batch_size=1).update(parts.batch(samples)).metrics
     assert together["padding_share"] == pytest.approx(2 / 6)
     assert apart["padding_share"] == 0.0
 
@@ -157,7 +157,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
-    result = learner.update(parts.batch([parts.step(token_ids=(), logprobs=())]))
+    result = learner.update(parts.batch([parts.sample(token_ids=(), logprobs=())]))
     assert (result.version, result.samples, result.tokens) == (1, 0, 0)
     assert math.isnan(result.metrics["loss"])
     assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
@@ -181,8 +181,8 @@ def test_a_two_action_bandit_is_solved_in_a_few_updates():
     for _ in range(10):
         table = log_policy()
         actions = torch.multinomial(table.exp(), 64, replacement=True, generator=generator)
-        steps = [
-            parts.step(
+        samples = [
+            parts.sample(
                 token_ids=(int(action),),
                 logprobs=(float(table[action]),),
                 reward=1.0 if action == 9 else -1.0,
@@ -190,7 +190,7 @@ def test_a_two_action_bandit_is_solved_in_a_few_updates():
             )
             for action in actions
         ]
-        learner.update(parts.batch(steps))
+        learner.update(parts.batch(samples))
 
     assert log_policy()[9].exp() > 0.95
 
@@ -217,11 +217,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     model = parts.model()
     learner = parts.learner(model)
     before = parts.weights(model)
-    bad = learner.update(parts.batch([parts.step(reward=math.inf)])).metrics
+    bad = learner.update(parts.batch([parts.sample(reward=math.inf)])).metrics
     assert bad["nonfinite_steps"] == 1.0
     assert math.isnan(bad["loss"])
     assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
-    good = learner.update(parts.batch([parts.step()])).metrics
+    good = learner.update(parts.batch([parts.sample()])).metrics
     assert good["nonfinite_steps"] == 0.0
     assert math.isfinite(good["loss"])
     assert not all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
@@ -229,7 +229,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
 def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run():
     learner = parts.learner(max_nonfinite=2)
-    bad, good = parts.batch([parts.step(reward=math.nan)]), parts.batch([parts.step()])
+    bad, good = parts.batch([parts.sample(reward=math.nan)]), parts.batch([parts.sample()])
     learner.update(bad)
     learner.update(good)
     learner.update(bad)
@@ -241,11 +241,11 @@ def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run():
 
 
 def conversations(games=3):
-    """Steps of both seats of several games, each seat's turns one growing conversation."""
-    steps = []
+    """Samples of both seats of several games, each seat's turns one growing conversation."""
+    samples = []
     for seed, (game, player) in enumerate(product(range(games), range(2))):
-        steps += parts.conversation(1 + seed % 4, f"game-{game}", player, seed)
-    return steps
+        samples += parts.conversation(1 + seed % 4, f"game-{game}", player, seed)
+    return samples
 
 
 @pytest.mark.parametrize("packing", ["off", "on"])
@@ -253,14 +253,16 @@ def conversations(games=3):
 def test_a_conversation_learns_what_its_turns_would_learn_apart(packing, optimizer_steps):
     """The reference has every turn in a game of its own, so that no row holds two."""
     together = conversations()
-    apart = [dataclasses.replace(step, game_id=f"{number}") for number, step in enumerate(together)]
+    apart = [
+        dataclasses.replace(sample, origin=f"{number}") for number, sample in enumerate(together)
+    ]
     critic = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.zeros(1)}
     ours, plain = (
         parts.PolicyGradient(reference=True, values=True, entropy=True) for _ in range(2)
     )
     (learned, found), (expected, wanted) = (
         parts.first_update(
-            steps,
+            samples,
             algorithm,
             parts.model(max_position_embeddings=128),
             packing=packing,
@@ -270,7 +272,7 @@ def test_a_conversation_learns_what_its_turns_would_learn_apart(packing, optimiz
             learning_rate=1e-9,
             initial_value_head=critic,
         )
-        for steps, algorithm in ((together, ours), (apart, plain))
+        for samples, algorithm in ((together, ours), (apart, plain))
     )
     for name in ("tokens", "samples_seen", "entropy"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-5)
@@ -337,22 +339,24 @@ def test_the_gap_of_the_version_that_was_left_is_measured_with_its_own_weights(t
     asked = [((5, 6, 7), (8,)), ((1, 2), (3,))]
     drawn = learner.answer_logprobs(asked)  # as the engine draws by version 1
     learner.go_back(tmp_path, 0)
-    steps = [
-        parts.step(prompt_token_ids=prompt, token_ids=answer, logprobs=(logprob,), policy_version=1)
+    samples = [
+        parts.sample(
+            prompt_token_ids=prompt, token_ids=answer, logprobs=(logprob,), policy_version=1
+        )
         for (prompt, answer), logprob in zip(asked, drawn, strict=True)
     ]
     assert learner.answer_logprobs(asked) != pytest.approx(drawn, abs=1e-2)
-    assert learner.update(parts.batch(steps)).metrics["logprob_gap_max"] < 1e-5
+    assert learner.update(parts.batch(samples)).metrics["logprob_gap_max"] < 1e-5
 
 
 def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured():
     learner = parts.learner()
-    steps = [
-        parts.step(player_id=seat, reward=reward, raw_reward=raw)
+    samples = [
+        parts.sample(player_id=seat, reward=reward, raw_reward=raw)
         for seat, reward, raw in [(0, 0.0, 1.0), (0, 1e-9, 0.5), (1, -0.5, -1.0), (2, 0.0, 0.0)]
     ]
-    metrics = learner.update(parts.batch(steps)).metrics
+    metrics = learner.update(parts.batch(samples)).metrics
     assert metrics["no_advantage_share"] == 0.75
     assert metrics["seat_gap"] == 0.75 - -0.5
-    alone = learner.update(parts.batch(steps[:2])).metrics
+    alone = learner.update(parts.batch(samples[:2])).metrics
     assert "seat_gap" not in alone

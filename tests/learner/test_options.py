@@ -19,12 +19,12 @@ def change(before, after) -> dict[str, float]:
     return {name: size for name, size in moved.items() if size > 0}
 
 
-def update_once(model=None, algorithm=None, steps=None, **settings):
+def update_once(model=None, algorithm=None, samples=None, **settings):
     """(model, weights before, weights after, metrics) of one update."""
     model = parts.model() if model is None else model
     learner = parts.learner(model, algorithm, **settings)
     before = parts.weights(model)
-    metrics = learner.update(parts.batch(steps or parts.random_steps(8))).metrics
+    metrics = learner.update(parts.batch(samples or parts.random_steps(8))).metrics
     return model, before, parts.weights(model), metrics
 
 
@@ -89,14 +89,14 @@ def test_optimizer_steps_and_epochs_multiply(settings, steps):
 
 def test_totals_are_those_of_one_optimizer_step():
     algorithm = parts.PolicyGradient()
-    steps = parts.random_steps(9)
+    samples = parts.random_steps(9)
     parts.learner(algorithm=algorithm, optimizer_steps=3, mini_batch_size=2).update(
-        parts.batch(steps)
+        parts.batch(samples)
     )
     assert {inputs.total_sequences for inputs in algorithm.seen} == {3}
     # Each optimizer step needs two micro-batches of at most two rows.
     totals = [inputs.total_tokens for inputs in algorithm.seen[::2]]
-    assert sum(totals) == sum(len(step.token_ids) for step in steps)
+    assert sum(totals) == sum(len(sample.token_ids) for sample in samples)
 
 
 def test_proximal_logprobs_are_fixed_at_the_start_of_an_update_of_several_steps():
@@ -125,12 +125,12 @@ def test_seed_decides_the_shuffling_into_optimizer_steps():
 
 
 def test_max_train_len_cuts_and_drops():
-    steps = [
-        parts.step(),
-        parts.step(prompt_token_ids=(1, 2), token_ids=(3, 4), logprobs=(-1.0, -1.0)),
-        parts.step(prompt_token_ids=(1, 2, 3, 4)),
+    samples = [
+        parts.sample(),
+        parts.sample(prompt_token_ids=(1, 2), token_ids=(3, 4), logprobs=(-1.0, -1.0)),
+        parts.sample(prompt_token_ids=(1, 2, 3, 4)),
     ]
-    metrics = update_once(steps=steps, max_train_len=4)[3]
+    metrics = update_once(samples=samples, max_train_len=4)[3]
     assert metrics["tokens"] == 3.0
     assert metrics["samples_truncated"] == 1.0
     assert metrics["samples_too_long"] == 1.0
@@ -172,7 +172,7 @@ def test_fp32_head_computes_exact_logits_of_what_a_bfloat16_model_gives_the_head
         model.model.register_forward_hook(
             lambda _m, _i, output, read=read: read.append(output.last_hidden_state[0, -1])
         )
-        learner.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
+        learner.update(parts.batch([parts.sample(token_ids=(8,), logprobs=(-1.0,))]))
         logits = read[0].detach().double() @ model.lm_head.weight.double().T
         exact = torch.log_softmax(logits, -1)[8].item()
         errors.append(abs(algorithm.seen[0].logprobs.item() - exact))
@@ -188,20 +188,20 @@ def test_use_trainer_cache_keeps_the_kv_cache():
         model.model.register_forward_hook(
             lambda _m, _i, output, caches=caches: caches.append(output.past_key_values)
         )
-        learner.update(parts.batch([parts.step()]))
+        learner.update(parts.batch([parts.sample()]))
         assert [cache is not None for cache in caches] == [use_cache]
 
 
 def test_optional_inputs_are_given_only_when_asked_for():
     bare = parts.PolicyGradient()
-    parts.learner(algorithm=bare).update(parts.batch([parts.step()]))
+    parts.learner(algorithm=bare).update(parts.batch([parts.sample()]))
     (inputs,) = bare.seen
     assert inputs.reference_logprobs is None
     assert inputs.entropy is None
     assert inputs.values is inputs.old_values is inputs.returns is None
     assert bare.critic == [None]
     full = parts.PolicyGradient(reference=True, values=True, entropy=True)
-    parts.learner(algorithm=full).update(parts.batch([parts.step()]))
+    parts.learner(algorithm=full).update(parts.batch([parts.sample()]))
     (inputs,) = full.seen
     assert inputs.entropy.requires_grad
     assert inputs.values.requires_grad
@@ -212,27 +212,27 @@ def test_optional_inputs_are_given_only_when_asked_for():
 def test_the_critic_starts_at_zero_and_learns_returns():
     algorithm = parts.PolicyGradient(values=True)
     learner = parts.learner(algorithm=algorithm, value_learning_rate=0.05)
-    steps = [
-        parts.step(prompt_token_ids=(1, 2), reward=0.5),
-        parts.step(prompt_token_ids=(3, 4, 5), reward=-0.5),
-        parts.step(prompt_token_ids=(), token_ids=(), logprobs=(), reward=3.0),
+    samples = [
+        parts.sample(prompt_token_ids=(1, 2), reward=0.5),
+        parts.sample(prompt_token_ids=(3, 4, 5), reward=-0.5),
+        parts.sample(prompt_token_ids=(), token_ids=(), logprobs=(), reward=3.0),
     ]
     for _ in range(30):
-        learner.update(parts.batch(steps))
+        learner.update(parts.batch(samples))
     assert algorithm.critic[0] == [0.0, 0.0, 0.0]
     assert algorithm.critic[-1] == pytest.approx([0.5, -0.5, 0.0], abs=0.1)
 
 
 def test_before_several_steps_critic_and_logprobs_come_from_one_pass():
     head = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.tensor([0.5])}
-    steps = [
+    samples = [
         *parts.random_steps(6),
-        parts.step(prompt_token_ids=(1, 2), token_ids=(), logprobs=()),  # estimated all the same
-        parts.step(prompt_token_ids=(), token_ids=(), logprobs=()),
-        parts.step(prompt_token_ids=tuple(range(1, 20))),  # too long to train on
+        parts.sample(prompt_token_ids=(1, 2), token_ids=(), logprobs=()),  # estimated all the same
+        parts.sample(prompt_token_ids=(), token_ids=(), logprobs=()),
+        parts.sample(prompt_token_ids=tuple(range(1, 20))),  # too long to train on
     ]
     estimates, passes = [], []
-    for several, batch in itertools.product(({}, {"optimizer_steps": 2}), (steps, steps[:6])):
+    for several, batch in itertools.product(({}, {"optimizer_steps": 2}), (samples, samples[:6])):
         algorithm, model, scoring = parts.PolicyGradient(values=True), parts.model(), []
         learner = parts.learner(
             model, algorithm, initial_value_head=head, max_train_len=14, **several
@@ -252,7 +252,7 @@ def test_the_critic_may_start_from_given_weights():
     algorithm = parts.PolicyGradient(values=True)
     given = {"weight": torch.zeros(1, 32), "bias": torch.tensor([0.75])}
     learner = parts.learner(algorithm=algorithm, initial_value_head=given)
-    learner.update(parts.batch([parts.step()]))
+    learner.update(parts.batch([parts.sample()]))
     assert algorithm.critic == [[0.75]]
     with pytest.raises(CheckpointError, match=r"initial value head does not fit: it lacks bias"):
         parts.learner(algorithm=algorithm, initial_value_head={"weight": torch.zeros(1, 32)})
@@ -272,13 +272,13 @@ def test_the_critic_has_its_own_learning_rate():
 def test_the_critic_reads_the_end_of_a_prompt_that_is_too_long():
     algorithm = parts.PolicyGradient(values=True)
     learner = parts.learner(algorithm=algorithm, max_train_len=4, value_learning_rate=0.1)
-    steps = [
-        parts.step(prompt_token_ids=(9, 9, 1, 2, 3, 4)),
-        parts.step(prompt_token_ids=(1, 2, 3, 4)),
-        parts.step(prompt_token_ids=(5, 6), token_ids=(8,), logprobs=(-1.0,)),
+    samples = [
+        parts.sample(prompt_token_ids=(9, 9, 1, 2, 3, 4)),
+        parts.sample(prompt_token_ids=(1, 2, 3, 4)),
+        parts.sample(prompt_token_ids=(5, 6), token_ids=(8,), logprobs=(-1.0,)),
     ]
     for _ in range(2):
-        learner.update(parts.batch(steps))
+        learner.update(parts.batch(samples))
     long, cut, other = algorithm.critic[-1]
     assert long == pytest.approx(cut, abs=1e-6)
     assert long != 0.0
@@ -294,7 +294,7 @@ def test_dropout_acts_in_the_training_pass_only():
     parts.randomise_adapter(model)
     with torch.no_grad():
         logits = model.eval()(torch.tensor([[5, 6, 7]])).logits[0, -1]
-    learner.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
+    learner.update(parts.batch([parts.sample(token_ids=(8,), logprobs=(-1.0,))]))
     first, second = (inputs.logprobs.item() for inputs in algorithm.seen)
     measured = [inputs.proximal_logprobs.item() for inputs in algorithm.seen]
     expected = torch.log_softmax(logits, -1)[8].item()
@@ -306,12 +306,12 @@ def test_dropout_acts_in_the_training_pass_only():
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_bfloat16_computes_under_autocast_and_trains_float32_weights(train):
     model = parts.model().to(torch.bfloat16)
-    steps = parts.random_steps(6)
+    samples = parts.random_steps(6)
     exact = parts.PolicyGradient()
-    parts.learner(parts.model(), exact, train=train).update(parts.batch(steps))
+    parts.learner(parts.model(), exact, train=train).update(parts.batch(samples))
     algorithm = parts.PolicyGradient(reference=True)
 
-    _, before, after, metrics = update_once(model, algorithm, steps=steps, train=train)
+    _, before, after, metrics = update_once(model, algorithm, samples=samples, train=train)
 
     assert all(after[name].dtype == torch.float32 for name in change(before, after))
     assert model.model.layers[0].self_attn.q_proj.weight.dtype == (

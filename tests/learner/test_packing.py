@@ -43,7 +43,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_siz
 @given(prompts=PROMPTS, shared=st.booleans())
 def test_blocks_give_the_attention_of_each_segment_and_its_gradient(prompts, shared):
     torch.manual_seed(0)
-    rows = in_order([Row(step=0, prompt=tuple(prompt), answer=()) for prompt in prompts])
+    rows = in_order([Row(sample=0, prompt=tuple(prompt), answer=()) for prompt in prompts])
     packing = collate(rows, 0, CPU, segments(rows) if shared else whole(rows)).packing
     count = int(packing.query_ends[-1])
     weight = torch.randn(count, 4, 8)

@@ -35,8 +35,8 @@ def built(rows, layout):
     return collate(rows, 0, CPU, made, distinct=layout == "distinct")
 
 
-def row(prompt, step=0, answer=(1,)):
-    return Row(step=step, prompt=tuple(prompt), answer=answer)
+def row(prompt, sample=0, answer=(1,)):
+    return Row(sample=sample, prompt=tuple(prompt), answer=answer)
 
 
 texts = st.lists(st.integers(1, 2), min_size=1, max_size=12).map(tuple)
@@ -53,7 +53,7 @@ def tokens_of(made, rows, index):
 
 @given(st.lists(st.tuples(texts, answers), min_size=1, max_size=25))
 def test_segments_make_every_row_and_hold_each_shared_prefix_once(drawn):
-    rows = in_order([row(prompt, step, answer) for step, (prompt, answer) in enumerate(drawn)])
+    rows = in_order([row(prompt, sample, answer) for sample, (prompt, answer) in enumerate(drawn)])
     made = segments(rows)
     for end, each in zip(made.ends, rows, strict=True):
         assert tokens_of(made.segments, rows, end) == each.prompt + each.answer[:-1]
@@ -79,9 +79,9 @@ def test_a_game_of_many_turns_needs_no_recursion():
     st.sampled_from(LAYOUTS),
 )
 def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_tokens, layout):
-    rows = [row(range(1, n + 1), step) for step, n in enumerate(lengths)]
+    rows = [row(range(1, n + 1), sample) for sample, n in enumerate(lengths)]
     cut = list(partition.parts(rows, max_rows, max_tokens, layout))
-    assert sorted(r.step for part in cut for r in part) == list(range(len(rows)))
+    assert sorted(r.sample for part in cut for r in part) == list(range(len(rows)))
     for part in cut:
         micro = built(part, layout)
         different = len({r.tokens for r in part})
@@ -95,14 +95,14 @@ def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_to
 
 
 def alike(number=7):
-    """Steps whose prompts share five tokens, every second step two more."""
+    """Samples whose prompts share five tokens, every second sample two more."""
     return [
         replace(
-            step,
-            prompt_token_ids=(9, 8, 7, 6, 5, index % 2 + 1, 3, *step.prompt_token_ids),
-            game_id=f"game-{index}",
+            sample,
+            prompt_token_ids=(9, 8, 7, 6, 5, index % 2 + 1, 3, *sample.prompt_token_ids),
+            origin=f"game-{index}",
         )
-        for index, step in enumerate(parts.random_steps(number))
+        for index, sample in enumerate(parts.random_steps(number))
     ]
 
 
@@ -111,11 +111,11 @@ CHECKPOINTING = [{}, {"gradient_checkpointing": True}, {"activation_checkpointin
 
 @pytest.mark.parametrize("config", CHECKPOINTING)
 def test_packing_and_shared_prefixes_give_the_same_update(config):
-    steps = alike(13)
+    samples = alike(13)
     options = {"reference": True, "values": True, "entropy": True}
     (expected, padded), (apart, packed), (together, shared) = (
         parts.first_update(
-            steps,
+            samples,
             parts.PolicyGradient(**options),
             mini_batch_size=None,
             packing=packing,
@@ -125,7 +125,7 @@ def test_packing_and_shared_prefixes_give_the_same_update(config):
         for packing, share in (("off", False), ("on", False), ("on", True))
     )
     # Twelve of 13 rows reuse the five tokens, eleven reuse two more (others by chance).
-    read = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
+    read = sum(len(sample.prompt_token_ids) + len(sample.token_ids) - 1 for sample in samples)
     assert shared["reused_share"] >= (12 * 5 + 11 * 2) / read
     assert padded["reused_share"] == packed["reused_share"] == packed["padding_share"] == 0.0
     assert padded["padding_share"] > 0.05
@@ -139,14 +139,16 @@ def test_packing_and_shared_prefixes_give_the_same_update(config):
 def test_equal_turns_give_the_same_update_from_one_padded_row(config):
     """Self-play at small games: the same states with the same and with other answers."""
     states = [
-        replace(step, token_ids=step.token_ids[:1], logprobs=step.logprobs[:1])
-        for step in parts.random_steps(3)
+        replace(sample, token_ids=sample.token_ids[:1], logprobs=sample.logprobs[:1])
+        for sample in parts.random_steps(3)
     ]
     answers = {"token_ids": (4,), "logprobs": (-0.5,)}
-    others = [replace(s, reward=-s.reward, **answers, game_id="other") for s in states]
-    steps = [*states, *others, *(replace(s, reward=0.3, game_id="third") for s in states)]
+    others = [replace(s, reward=-s.reward, **answers, origin="other") for s in states]
+    samples = [*states, *others, *(replace(s, reward=0.3, origin="third") for s in states)]
     (learned, shared), (expected, plain) = (
-        parts.first_update(steps, mini_batch_size=None, packing="off", share_prefixes=on, **config)
+        parts.first_update(
+            samples, mini_batch_size=None, packing="off", share_prefixes=on, **config
+        )
         for on in (True, False)
     )
     assert shared["reused_share"] == pytest.approx(2 / 3)
@@ -207,10 +209,10 @@ def reads(rows: list[Row]) -> int:
 
 @given(PROMPTS, PARTS)
 def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(prompts, size):
-    rows = [Row(step=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
+    rows = [Row(sample=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
     dealt = deal(rows, size, "shared")
     assert len(dealt) == size
-    assert sorted(row.step for mine in dealt for row in mine) == list(range(len(rows)))
+    assert sorted(row.sample for mine in dealt for row in mine) == list(range(len(rows)))
     # A part is full when the next row does not fit, and begins with a row read from its start.
     longest = max((row.input_length for row in rows), default=0)
     assert max(map(reads, dealt)) <= reads(in_order(rows)) / size + 2 * longest
@@ -219,12 +221,14 @@ def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(prompts, size)
 def test_a_game_stays_on_one_rank_while_others_balance_it():
     rules = [tuple(range(100 * n, 100 * n + 80)) for n in range(8)]
     rows = [
-        Row(step=10 * game + turn, prompt=(*rules[game], *range(900, 901 + turn)), answer=(1,))
+        Row(sample=10 * game + turn, prompt=(*rules[game], *range(900, 901 + turn)), answer=(1,))
         for turn in range(10)
         for game in range(8)
     ]
     for mine in deal(rows, 4, "shared"):
-        assert sorted({row.step // 10 for row in mine}) == [row.step // 10 for row in mine[::10]]
+        assert sorted({row.sample // 10 for row in mine}) == [
+            row.sample // 10 for row in mine[::10]
+        ]
         assert len(mine) == 20
 
 
@@ -232,7 +236,7 @@ def test_a_game_stays_on_one_rank_while_others_balance_it():
 def test_rows_with_one_common_prefix_are_divided(size):
     rules = tuple(range(50))
     rows = [
-        Row(step=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))
+        Row(sample=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))
         for n in range(1, 65)
     ]
     loads = [reads(mine) for mine in deal(rows, size, "shared")]
@@ -241,7 +245,8 @@ def test_rows_with_one_common_prefix_are_divided(size):
 
 def rows_of(lengths: list[int]) -> list[Row]:
     return [
-        Row(step=step, prompt=(1,) * length, answer=(2,)) for step, length in enumerate(lengths)
+        Row(sample=sample, prompt=(1,) * length, answer=(2,))
+        for sample, length in enumerate(lengths)
     ]
 
 
@@ -253,7 +258,9 @@ def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def test_all_ranks_together_count_every_row_once(lengths, size, in_step):
     dealt = deal(rows_of(lengths), size, "padded")
     by_rank = [list(shares(dealt, rank, cut, in_step=in_step)) for rank in range(size)]
-    counted = [row.step for mine in by_rank for share in mine if share.counts for row in share.rows]
+    counted = [
+        row.sample for mine in by_rank for share in mine if share.counts for row in share.rows
+    ]
     assert sorted(counted) == list(range(len(lengths)))
     if in_step:
         assert len({len(mine) for mine in by_rank}) == 1

@@ -45,15 +45,15 @@ def played(model, version: int):
 
     Several answers follow the same prompt.
     """
-    steps = []
+    samples = []
     drawn = parts.random_steps(12, seed=version, group_id="group")
-    for index, step in enumerate(drawn):
-        step = replace(step, prompt_token_ids=drawn[index % 3].prompt_token_ids)
-        logprobs = tuple(parts.answer_logprobs(model, [step]).tolist())
+    for index, sample in enumerate(drawn):
+        sample = replace(sample, prompt_token_ids=drawn[index % 3].prompt_token_ids)
+        logprobs = tuple(parts.answer_logprobs(model, [sample]).tolist())
         game = f"game-{index // 3}"
-        place = {"game_id": game, "turn_index": index % 3, "last_turn": index % 3 == 2}
-        steps.append(replace(step, logprobs=logprobs, policy_version=version, **place))
-    return parts.batch(steps, whole_episodes=True)
+        place = {"origin": game, "turn_index": index % 3, "last_turn": index % 3 == 2}
+        samples.append(replace(sample, logprobs=logprobs, policy_version=version, **place))
+    return parts.batch(samples, whole_episodes=True)
 
 
 def trains_exactly(model, algorithm, *, lora=None, learning_rate=1e-3, **settings) -> None:

@@ -34,20 +34,20 @@ def episodes():
     """Four games of a group, three turns each; the last turn carries the reward."""
     draw = random.Random(0)
     finals = [draw.choice([0.0, 1.0]) for _ in range(12)]
-    steps = [
+    samples = [
         dataclasses.replace(
-            step,
-            game_id=f"game-{index // 3}",
+            sample,
+            origin=f"game-{index // 3}",
             turn_index=index % 3,
             last_turn=index % 3 == 2,
             reward=final,
             raw_reward=final,
         )
-        for index, (step, final) in enumerate(
+        for index, (sample, final) in enumerate(
             zip(parts.random_steps(12, group_id="group"), finals, strict=True)
         )
     ]
-    return parts.batch(steps, whole_episodes=True)
+    return parts.batch(samples, whole_episodes=True)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -65,8 +65,8 @@ def test_updates_stay_finite_over_epochs_and_optimizer_steps(config):
 @pytest.mark.parametrize("how", ["constant", "sequence_mean"])
 def test_a_prompt_beyond_max_train_len_counts_in_the_mean_with_a_loss_of_zero(how):
     limit, answer, rewards = 10, 4, (1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 1.5, -0.5)
-    steps = [
-        parts.step(
+    samples = [
+        parts.sample(
             prompt_token_ids=tuple(range(1, length + 1)),
             token_ids=(5, 6, 7, 8),
             logprobs=(-1.0,) * answer,
@@ -76,15 +76,17 @@ def test_a_prompt_beyond_max_train_len_counts_in_the_mean_with_a_loss_of_zero(ho
     ]
     model = parts.model()
     losses = []
-    for step in steps:
-        seen = parts.plain_logprobs(model, step).gather(1, torch.tensor(step.token_ids)[:, None])
-        seen = seen[: max(0, limit - len(step.prompt_token_ids))]
+    for sample in samples:
+        seen = parts.plain_logprobs(model, sample).gather(
+            1, torch.tensor(sample.token_ids)[:, None]
+        )
+        seen = seen[: max(0, limit - len(sample.prompt_token_ids))]
         divisor = answer if how == "constant" else max(1, len(seen))
-        losses.append(-step.reward * float(seen.sum()) / divisor)
+        losses.append(-sample.reward * float(seen.sum()) / divisor)
     algorithm = make_algorithm(ReinforceConfig(loss_aggregation=how, importance_cap=None), answer)
 
     learner = parts.learner(model, algorithm, max_train_len=limit)
-    metrics = learner.update(parts.batch(steps)).metrics
+    metrics = learner.update(parts.batch(samples)).metrics
 
     assert metrics["samples_too_long"] == 3.0
-    assert metrics["loss"] == pytest.approx(sum(losses) / len(steps), abs=1e-6)
+    assert metrics["loss"] == pytest.approx(sum(losses) / len(samples), abs=1e-6)

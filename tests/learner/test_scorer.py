@@ -24,8 +24,8 @@ from rlforge.learner.scorer import Scorer, ScorerOptions, Scores, answer_logprob
 from rlforge.learner.weights import attach_lora
 
 
-def micro_of(steps) -> MicroBatch:
-    return collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
+def micro_of(samples) -> MicroBatch:
+    return collate(select_rows(samples, None).rows, 0, torch.device("cpu"))
 
 
 granite = partial(causal_lm, "granite", logits_scaling=4.0)
@@ -45,8 +45,8 @@ def test_logprob_by_hand():
     """With a zero head but for one row, logits are known without running the model."""
     model = parts.model(tie_word_embeddings=False)
     torch.nn.init.zeros_(model.lm_head.weight)
-    step = parts.step(prompt_token_ids=(3, 4), token_ids=(5,), logprobs=(-1.0,))
-    uniform = Scorer(model, ScorerOptions(temperature=1.0)).score(micro_of([step]), entropy=True)
+    sample = parts.sample(prompt_token_ids=(3, 4), token_ids=(5,), logprobs=(-1.0,))
+    uniform = Scorer(model, ScorerOptions(temperature=1.0)).score(micro_of([sample]), entropy=True)
     assert uniform.logprobs.tolist() == pytest.approx([-math.log(40)], abs=1e-6)
     assert uniform.entropy is not None
     assert uniform.entropy.tolist() == pytest.approx([math.log(40)], abs=1e-6)
@@ -73,14 +73,15 @@ def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(name, layout
     model = makers[name]().eval()
     head = torch.nn.Linear(32, 1)
     prompt = tuple(range(3, 15))
-    steps = [
-        parts.step(prompt_token_ids=prompt[:n], token_ids=(n,), logprobs=(-1.0,)) for n in (5, 8, 9)
+    samples = [
+        parts.sample(prompt_token_ids=prompt[:n], token_ids=(n,), logprobs=(-1.0,))
+        for n in (5, 8, 9)
     ]
     results = []
     for narrow in (False, True):
         scorer = Scorer(model, ScorerOptions(temperature=0.9, narrow=narrow), head)
         assert layout == "padded" or scorer.can_pack()
-        rows = select_rows(steps, None).rows
+        rows = select_rows(samples, None).rows
         micro = collated(rows if layout == "padded" else in_order(rows), layout)
         scores = scorer.score(micro, entropy=True)
         model.zero_grad()
@@ -104,20 +105,20 @@ def test_a_last_layer_that_mixes_positions_is_not_narrowed():
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
     mlp.forward = lambda x: own(x).cumsum(1)
-    steps = parts.random_steps(5)
+    samples = parts.random_steps(5)
     scorer = Scorer(model, ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.narrowed == ()
-    expected = parts.answer_logprobs(model, steps)
-    torch.testing.assert_close(scorer.score(micro_of(steps)).logprobs, expected)
+    expected = parts.answer_logprobs(model, samples)
+    torch.testing.assert_close(scorer.score(micro_of(samples)).logprobs, expected)
 
 
 def test_a_narrowed_head_gives_the_critic_the_same_hidden_state():
     torch.manual_seed(0)
     model = minicpm().eval()
-    steps = parts.random_steps(4)
+    samples = parts.random_steps(4)
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
-    micro = micro_of(steps)
+    micro = micro_of(samples)
     hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1) / 2
     expected = head(hidden[micro.last_prompt]).squeeze(-1)
     assert not scorer.decoder_and_head
@@ -164,11 +165,11 @@ EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
 @EVERY_HEAD
 def test_no_more_logits_than_allowed_are_computed_at_once(make, logits_at_once):
     scorer = Scorer(make(), ScorerOptions(temperature=1.0, max_logits=3 * 40))
-    steps = parts.random_steps(8)
+    samples = parts.random_steps(8)
     logits_at_once.clear()
-    answers = sum(len(step.token_ids) for step in steps)
+    answers = sum(len(sample.token_ids) for sample in samples)
     with Sizes() as made:
-        scores = scorer.score(micro_of(steps), entropy=True)
+        scores = scorer.score(micro_of(samples), entropy=True)
         assert sum(logits_at_once) == answers
         scores.logprobs.sum().backward()
     assert max(logits_at_once) == 3
@@ -227,8 +228,8 @@ class Plain:
 def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(name, layout):
     torch.manual_seed(0)
     model = HEADS[name]()
-    steps = parts.random_steps(7)
-    alike = [replace(s, prompt_token_ids=(9, 8, 7, *s.prompt_token_ids)) for s in steps]
+    samples = parts.random_steps(7)
+    alike = [replace(s, prompt_token_ids=(9, 8, 7, *s.prompt_token_ids)) for s in samples]
     rows = in_order(select_rows(alike, None).rows)
     padded = collate(rows, 0, torch.device("cpu"))
     expected = scored(Plain(model, 0.8), model, padded)
@@ -271,11 +272,11 @@ def test_a_reference_without_its_adapter_has_the_head_without_it():
     lora = LoraConfig(rank=2, target_modules=["lm_head"])
     adapted = attach_lora(model, lora, seed=0)
     parts.randomise_adapter(adapted)
-    step = parts.random_steps(1)[0]
+    sample = parts.random_steps(1)[0]
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
     with adapted.disable_adapter(), torch.no_grad():
-        scores = scorer.score(micro_of([step]))
-    expected = parts.answer_logprobs(parts.model(), [step])
+        scores = scorer.score(micro_of([sample]))
+    expected = parts.answer_logprobs(parts.model(), [sample])
     torch.testing.assert_close(scores.logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -288,8 +289,8 @@ def test_values_come_from_the_last_prompt_token_only():
     model = parts.model().eval()
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
-    step = parts.step(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
-    values = scorer.score(micro_of([step])).values
+    sample = parts.sample(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
+    values = scorer.score(micro_of([sample])).values
     hidden = model.get_decoder()(input_ids=torch.tensor([[3, 4, 5]])).last_hidden_state[0, -1]
     torch.testing.assert_close(values, head(hidden))
 
@@ -298,23 +299,23 @@ def test_values_come_from_the_last_prompt_token_only():
 
 
 def some_legal() -> list:
-    """Steps with and without legal tokens, and two of equal tokens with other legal ones."""
+    """Samples with and without legal tokens, and two of equal tokens with other legal ones."""
     generator = torch.Generator().manual_seed(3)
 
     def beside(token: int, count: int) -> tuple[int, ...]:
         others = torch.randperm(39, generator=generator)[:count] + 1
         return tuple(sorted({token, *others.tolist()}))
 
-    steps = [
-        replace(step, prompt_token_ids=(9, 8, *step.prompt_token_ids))
-        for step in parts.random_steps(6)
+    samples = [
+        replace(sample, prompt_token_ids=(9, 8, *sample.prompt_token_ids))
+        for sample in parts.random_steps(6)
     ]
     for n in (0, 2, 5):
-        sets = tuple(beside(token, n + 1) for token in steps[n].token_ids)
-        steps[n] = replace(steps[n], legal_tokens=sets)
-    twin = replace(steps[5], legal_tokens=tuple((token,) for token in steps[5].token_ids))
-    bare = replace(steps[5], legal_tokens=())
-    return [*steps, twin, bare, steps[5]]
+        sets = tuple(beside(token, n + 1) for token in samples[n].token_ids)
+        samples[n] = replace(samples[n], legal_tokens=sets)
+    twin = replace(samples[5], legal_tokens=tuple((token,) for token in samples[5].token_ids))
+    bare = replace(samples[5], legal_tokens=())
+    return [*samples, twin, bare, samples[5]]
 
 
 def collated(rows, layout: str) -> MicroBatch:
@@ -322,17 +323,17 @@ def collated(rows, layout: str) -> MicroBatch:
     return collate(rows, 0, torch.device("cpu"), made, distinct=layout == "distinct")
 
 
-def expected_legal(model, steps, temperature: float, width: int) -> torch.Tensor:
+def expected_legal(model, samples, temperature: float, width: int) -> torch.Tensor:
     """[N, width]: log-softmax of the model's logits at each legal token, with gradient."""
     rows = []
-    for step in steps:
-        ids = torch.tensor([step.prompt_token_ids + step.token_ids])
+    for sample in samples:
+        ids = torch.tensor([sample.prompt_token_ids + sample.token_ids])
         table = torch.log_softmax(model(input_ids=ids).logits[0].float() / temperature, -1)
-        first = len(step.prompt_token_ids) - 1
-        for at in range(len(step.token_ids)):
+        first = len(sample.prompt_token_ids) - 1
+        for at in range(len(sample.token_ids)):
             row = torch.full((width,), -math.inf)
-            if step.legal_tokens:
-                tokens = list(step.legal_tokens[at])
+            if sample.legal_tokens:
+                tokens = list(sample.legal_tokens[at])
                 chosen = table[first + at, tokens]
                 row = torch.cat([chosen, row[len(tokens) :]])
             rows.append(row)
@@ -352,15 +353,15 @@ def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(make,
     torch.manual_seed(0)
     model = make().eval()
     rows = in_order(select_rows(some_legal(), None).rows)
-    steps = [some_legal()[row.step] for row in rows]
+    samples = [some_legal()[row.sample] for row in rows]
     weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    expected = expected_legal(model, steps, 0.8, most_legal(rows))
+    expected = expected_legal(model, samples, 0.8, most_legal(rows))
     known = expected.isfinite()
     factors = torch.linspace(-1, 2, int(known.sum()))
     gradients = torch.autograd.grad(
         expected[known] @ factors, list(weights.values()), allow_unused=True
     )
-    sampled = parts.answer_logprobs(model, steps, 0.8)
+    sampled = parts.answer_logprobs(model, samples, 0.8)
 
     scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
     assert scorer.can_pack() is scorer.decoder_and_head is (make is not minicpm)
@@ -385,10 +386,10 @@ def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(make,
 
 def test_legal_tokens_change_neither_logprobs_nor_entropies():
     model = parts.model().eval()
-    steps = some_legal()
-    bare = [replace(step, legal_tokens=()) for step in steps]
+    samples = some_legal()
+    bare = [replace(sample, legal_tokens=()) for sample in samples]
     scorer = Scorer(model, ScorerOptions(temperature=0.9))
-    found, plain = (scorer.score(micro_of(of), entropy=True) for of in (steps, bare))
+    found, plain = (scorer.score(micro_of(of), entropy=True) for of in (samples, bare))
     assert plain.legal_logprobs is None
     torch.testing.assert_close(found.logprobs, plain.logprobs)
     torch.testing.assert_close(found.entropy, plain.entropy)
@@ -397,8 +398,8 @@ def test_legal_tokens_change_neither_logprobs_nor_entropies():
 def test_logprobs_of_a_batch_are_filled_in_pass_by_pass():
     """Passes with fewer legal tokens, and with none, keep their places."""
     model = parts.model().eval()
-    steps = some_legal()
-    selection = select_rows(steps, None)
+    samples = some_legal()
+    selection = select_rows(samples, None)
     scorer = Scorer(model, ScorerOptions(temperature=1.0))
     width = most_legal(selection.rows)
     logprobs = TokenLogprobs.zeros(selection.tokens, width, torch.device("cpu"))
@@ -408,10 +409,10 @@ def test_logprobs_of_a_batch_are_filled_in_pass_by_pass():
         logprobs.fill(micro, scorer.score(micro))
 
     with torch.no_grad():
-        expected = expected_legal(model, steps, 1.0, width)
+        expected = expected_legal(model, samples, 1.0, width)
     assert not logprobs.legal.requires_grad
     torch.testing.assert_close(logprobs.legal, expected, atol=1e-5, rtol=1e-5)
-    sampled = parts.answer_logprobs(model, steps)
+    sampled = parts.answer_logprobs(model, samples)
     torch.testing.assert_close(logprobs.sampled, sampled, atol=1e-5, rtol=1e-5)
     assert TokenLogprobs.zeros(3, 0, torch.device("cpu")).legal is None
 
@@ -419,8 +420,8 @@ def test_logprobs_of_a_batch_are_filled_in_pass_by_pass():
 @pytest.mark.parametrize("most_tokens", [4096, 20])
 def test_answers_score_like_the_sum_over_their_tokens(most_tokens):
     model = parts.model().eval()
-    steps = parts.random_steps(8)
-    pairs = [(step.prompt_token_ids, step.token_ids) for step in [*steps, steps[0]]]
+    samples = parts.random_steps(8)
+    pairs = [(sample.prompt_token_ids, sample.token_ids) for sample in [*samples, samples[0]]]
     found = answer_logprobs(model, ScorerOptions(temperature=0.7), pairs, 0, most_tokens)
-    expected = [float(parts.answer_logprobs(model, [s], 0.7).sum()) for s in [*steps, steps[0]]]
+    expected = [float(parts.answer_logprobs(model, [s], 0.7).sum()) for s in [*samples, samples[0]]]
     assert found == pytest.approx(expected, abs=1e-4)

@@ -121,8 +121,10 @@ def test_the_numbers_of_updates_may_be_those_of_a_whole_run(together):
     for number, name in ((1, "main"), (2, "rival"), (3, "main"), (4, "main"), (5, "rival")):
         learner = together.turn(name)
         learner.version = number - 1
-        steps = [dataclasses.replace(step, policy_version=0) for step in parts.random_steps(4)]
-        assert learner.update(parts.batch(steps)).version == number
+        samples = [
+            dataclasses.replace(sample, policy_version=0) for sample in parts.random_steps(4)
+        ]
+        assert learner.update(parts.batch(samples)).version == number
     assert [together.other(name).updates for name in NAMES] == [3, 2]
 
 

@@ -24,10 +24,12 @@ def test_the_rows_branch_at_two_places_and_one_stands_alone():
 def test_scores_are_those_of_plain_passes():
     model = parts.model()
     trial = Trial.of(model)
-    steps = [parts.step(prompt_token_ids=row.prompt, token_ids=row.answer) for row in trial.rows]
+    samples = [
+        parts.sample(prompt_token_ids=row.prompt, token_ids=row.answer) for row in trial.rows
+    ]
     logprobs, entropies = trial.scores(0.7)
-    torch.testing.assert_close(logprobs, parts.answer_logprobs(model, steps, 0.7))
-    tables = torch.cat([parts.plain_logprobs(model, step, 0.7) for step in steps])
+    torch.testing.assert_close(logprobs, parts.answer_logprobs(model, samples, 0.7))
+    tables = torch.cat([parts.plain_logprobs(model, sample, 0.7) for sample in samples])
     torch.testing.assert_close(entropies, -(tables.exp() * tables).sum(-1))
 
 

@@ -27,7 +27,7 @@ def test_operations_are_those_that_torch_counts(full):
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids).logits.sum().backward()
     operations = Operations.of(model)
-    row = Row(step=0, prompt=(1,) * 48, answer=())
+    row = Row(sample=0, prompt=(1,) * 48, answer=())
     noncausal = 6 * operations.attention * 48**2
     head = 48 * operations.head * (6 if full else 4)
     counted = counter.get_total_flops() - noncausal - head
@@ -36,7 +36,10 @@ def test_operations_are_those_that_torch_counts(full):
 
 def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing():
     operations = Operations(linear=100, trained=10, head=1000, attention=7)
-    rows = [Row(step=0, prompt=(1, 2, 3), answer=(4, 5)), Row(step=1, prompt=(1, 2), answer=(9,))]
+    rows = [
+        Row(sample=0, prompt=(1, 2, 3), answer=(4, 5)),
+        Row(sample=1, prompt=(1, 2), answer=(9,)),
+    ]
     by_hand = (6 - 2) * (4 * 100 + 2 * 10) + 3 * 4 * 1000 + (16 + 4) * 6 * 7
     assert operations.training(rows, reused=2, scored=3) == by_hand
 
@@ -45,7 +48,7 @@ def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(
     """Torch's own counts of passes with and without them."""
     model = parts.model(hidden_size=64, intermediate_size=160, num_attention_heads=4)
     model.set_attn_implementation("eager")
-    row = Row(step=0, prompt=(1,) * 44, answer=(2,) * 4)
+    row = Row(sample=0, prompt=(1,) * 44, answer=(2,) * 4)
     micro = collate([row], 0, torch.device("cpu"))
     counted, planned = [], []
     for narrow in (False, True):
@@ -124,8 +127,8 @@ def test_mfu_is_operations_over_time_and_peak(monkeypatch):
     """Worked by hand: a model with an adapter, two sequences, 0.5 ms on two cards of 70 TFLOPS."""
     operations = Operations(linear=1_000_000, trained=100_000, head=50_000, attention=1_000)
     rows = [
-        Row(step=0, prompt=(1,) * 900, answer=(1,) * 100),  # reads 999 tokens, all but the last
-        Row(step=1, prompt=(1,) * 900, answer=(1,) * 101),  # reads 1,000
+        Row(sample=0, prompt=(1,) * 900, answer=(1,) * 100),  # reads 999 tokens, all but the last
+        Row(sample=1, prompt=(1,) * 900, answer=(1,) * 101),  # reads 1,000
     ]
     linear = 1_999 * 4_200_000  # 2 N forward, 2 N for the inputs, 2 for each trained weight
     head = 201 * 200_000  # forward and inputs, at answers only

@@ -92,7 +92,7 @@ def test_the_learner_computes_each_token_of_a_conversation_once_and_agrees_with_
 ):
     pipeline = RewardPipeline(config.rewards)
     steps = [
-        step for record in records for episode in pipeline.shape(record) for step in episode.steps
+        sample for record in records for episode in pipeline.shape(record) for sample in episode
     ]
     learner = make_learner(config, torch.device("cpu"), Ranks())
     metrics = learner.update(batch(steps, whole_episodes=True)).metrics

@@ -61,8 +61,8 @@ def change_games(run_dir, change):
 def change_batch(run_dir, number, change):
     file = run_dir / "batches" / f"batch-{number:06d}.parquet"
     batch = read_batch(file)
-    first, *others = batch.steps
-    write_batch(file, dataclasses.replace(batch, steps=(change(first), *others)))
+    first, *others = batch.samples
+    write_batch(file, dataclasses.replace(batch, samples=(change(first), *others)))
 
 
 def change_weight(folder, *, manifest):

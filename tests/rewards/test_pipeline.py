@@ -44,13 +44,13 @@ GAME = record(
 
 def test_each_trained_seat_gets_its_own_turns_in_order():
     zero, one = RewardPipeline(RewardsConfig()).shape(GAME)
-    assert [step.action for step in zero.steps] == ["[b]", "[d]"]
-    assert [step.action for step in one.steps] == ["[a]", "[c]"]
-    assert [(s.turn_index, s.last_turn) for s in one.steps] == [(0, False), (1, True)]
-    assert [s.reward for s in zero.steps] == [-1, -1]
-    assert (one.game_id, one.env_id, one.player_id) == ("g1", "Game-v0", 1)
-    first = one.steps[0]
-    assert (one.group_id, one.group_size, first.policy_version) == ("grp", 4, 3)
+    assert [sample.action for sample in zero] == ["[b]", "[d]"]
+    assert [sample.action for sample in one] == ["[a]", "[c]"]
+    assert [(s.turn_index, s.last_turn) for s in one] == [(0, False), (1, True)]
+    assert [s.reward for s in zero] == [-1, -1]
+    first = one[0]
+    assert (first.origin, first.env_id, first.player_id) == ("g1", "Game-v0", 1)
+    assert first.policy_version == 3
     assert first.observation == "board before a"
     assert first.prompt_token_ids == (5, 6, 7)
     assert (first.token_ids, first.logprobs) == ((9, 2), (-0.5, -0.1))
@@ -62,26 +62,26 @@ def test_rewards_go_through_the_final_and_then_the_step_stack():
     pipeline = RewardPipeline(QUICK_START)
     pipeline.shape(GAME)
     zero, one = pipeline.shape(GAME)  # baselines are -0.5 and 0.5 now
-    assert [s.reward for s in zero.steps] == [-0.5 + 0.0 + 1.0, -0.5 + 1.5 - 1.0]
-    assert [s.reward for s in one.steps] == [0.5 + 1.5 + 1.0] * 2
-    assert [s.outcome_reward for s in zero.steps] == [-0.5, -0.5]
-    assert [s.raw_reward for s in zero.steps + one.steps] == [-1, -1, 1, 1]
+    assert [s.reward for s in zero] == [-0.5 + 0.0 + 1.0, -0.5 + 1.5 - 1.0]
+    assert [s.reward for s in one] == [0.5 + 1.5 + 1.0] * 2
+    assert [s.outcome_reward for s in zero] == [-0.5, -0.5]
+    assert [s.raw_reward for s in zero + one] == [-1, -1, 1, 1]
 
 
 def test_a_step_has_its_reward_after_each_transform_in_order():
     pipeline = RewardPipeline(QUICK_START)
     pipeline.shape(GAME)
     zero, one = pipeline.shape(GAME)
-    *_, last = pipeline.on_draw([*zero.steps, *one.steps])
+    *_, last = pipeline.on_draw([*zero, *one])
     assert list(last.rewards) == [
         *("role_advantage_by_env", "format_reward", "invalid_move_penalty", "normalize_by_env")
     ]
     assert list(last.rewards.values())[:3] == [0.5, 2.0, 3.0]
     assert last.rewards["normalize_by_env"] == last.reward
     twice = [{"name": "scale", "alpha": 2.0}, {"name": "scale", "alpha": 3.0}]
-    (step, _), _ = (e.steps for e in RewardPipeline(RewardsConfig(step=twice)).shape(GAME))
-    assert step.rewards == {"scale": -2.0, "scale_2": -6.0}
-    assert RewardPipeline(RewardsConfig()).shape(GAME)[0].steps[0].rewards == {}
+    (sample, _), _ = RewardPipeline(RewardsConfig(step=twice)).shape(GAME)
+    assert sample.rewards == {"scale": -2.0, "scale_2": -6.0}
+    assert RewardPipeline(RewardsConfig()).shape(GAME)[0][0].rewards == {}
 
 
 def test_outcome_reward_follows_reshaping_but_not_feedback():
@@ -93,17 +93,17 @@ def test_outcome_reward_follows_reshaping_but_not_feedback():
         ]
     )
     zero = RewardPipeline(config).shape(GAME)[0]
-    assert [s.outcome_reward for s in zero.steps] == [-5.0, -10.0]
-    assert [s.reward for s in zero.steps] == [-5.0, 10.0]
+    assert [s.outcome_reward for s in zero] == [-5.0, -10.0]
+    assert [s.reward for s in zero] == [-5.0, 10.0]
 
 
 def test_the_baseline_learns_once_per_game_from_each_seat_that_is_learned_from():
     pipeline = RewardPipeline(RewardsConfig(final=[{"name": "role_advantage", "decay": 0.5}]))
     seats = (seat(0), seat(1, trained=False))
     only_zero = record([turn(0, "a")], {0: 1.0, 1: -1.0}, seats=seats)
-    assert [e.player_id for e in pipeline.shape(only_zero)] == [0]
+    assert [turns[0].player_id for turns in pipeline.shape(only_zero)] == [0]
     assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5]]}}
-    assert [e.player_id for e in pipeline.shape(GAME, learned=[1])] == [1]
+    assert [turns[0].player_id for turns in pipeline.shape(GAME, learned=[1])] == [1]
     assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, 0.5]]}}
     assert pipeline.shape(GAME, learned=[]) == []
     assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, 0.5]]}}
@@ -116,8 +116,8 @@ def test_the_preset_of_unstable_baselines_has_its_running_mean():
     for _ in range(50):
         mean = (1 - 0.001) * mean + 0.001 * 1.0
         winner = pipeline.shape(record([turn(0, "a")], {0: 1.0, 1: -1.0}))[0]
-        assert winner.steps[0].outcome_reward == pytest.approx(1.0 - mean, abs=1e-12)
-    assert round(winner.steps[0].outcome_reward, 3) == 0.951
+        assert winner[0].outcome_reward == pytest.approx(1.0 - mean, abs=1e-12)
+    assert round(winner[0].outcome_reward, 3) == 0.951
 
 
 @dataclass
@@ -137,8 +137,8 @@ def test_a_step_transform_of_a_user_is_called_once_for_each_step(monkeypatch):
     stack = [{"name": "scale", "alpha": 0.5}, {"name": f"{__name__}:Noticing"}]
     zero, one = RewardPipeline(RewardsConfig(step=stack)).shape(GAME)
     assert Noticing.calls == [(0, 0, -0.5), (0, 1, -0.5), (1, 0, 0.5), (1, 1, 0.5)]
-    assert {(s.reward, s.outcome_reward) for s in zero.steps} == {(-0.25, -0.25)}
-    assert {(s.reward, s.outcome_reward) for s in one.steps} == {(0.25, 0.25)}
+    assert {(s.reward, s.outcome_reward) for s in zero} == {(-0.25, -0.25)}
+    assert {(s.reward, s.outcome_reward) for s in one} == {(0.25, 0.25)}
 
 
 def test_a_step_that_was_paid_feedback_has_its_outcome_mapped_apart(monkeypatch):
@@ -146,7 +146,7 @@ def test_a_step_that_was_paid_feedback_has_its_outcome_mapped_apart(monkeypatch)
     stack = [{"name": "format_reward", "reward": 2.0}, {"name": f"{__name__}:Noticing"}]
     zero, _ = RewardPipeline(RewardsConfig(step=stack)).shape(GAME)
     assert Noticing.calls[:3] == [(0, 0, -1.0), (0, 1, 1.0), (0, 1, -1.0)]
-    assert [(s.reward, s.outcome_reward) for s in zero.steps] == [(-0.5, -0.5), (0.5, -0.5)]
+    assert [(s.reward, s.outcome_reward) for s in zero] == [(-0.5, -0.5), (0.5, -0.5)]
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Unstorable(Curiosity):
 def test_what_a_transform_notes_is_there_for_rewards_and_goes_into_the_step():
     of_mine = {"name": f"{__name__}:Curiosity", "weight": 0.25}
     pipeline = RewardPipeline(RewardsConfig(step=[{"name": f"{__name__}:Curiosity"}, of_mine]))
-    (first, second), _ = (episode.steps for episode in pipeline.shape(GAME))
+    (first, second), _ = pipeline.shape(GAME)
     assert first.info == {
         "try": 1,
         "well_formed": False,
@@ -191,7 +191,7 @@ def test_notes_that_cannot_be_stored_are_refused():
 
 def test_a_seat_without_a_turn_makes_no_episode():
     episodes = RewardPipeline(RewardsConfig()).shape(record([turn(0, "a")], {0: 1.0, 1: -1.0}))
-    assert [episode.player_id for episode in episodes] == [0]
+    assert [episode[0].player_id for episode in episodes] == [0]
 
 
 def test_a_failed_game_makes_no_episode_and_teaches_no_baseline():
@@ -203,11 +203,11 @@ def test_a_failed_game_makes_no_episode_and_teaches_no_baseline():
 
 def test_on_draw_applies_the_sampling_stack():
     pipeline = RewardPipeline(QUICK_START)
-    steps = [step for episode in pipeline.shape(GAME) for step in episode.steps]
-    drawn = pipeline.on_draw(steps)
+    samples = [sample for episode in pipeline.shape(GAME) for sample in episode]
+    drawn = pipeline.on_draw(samples)
     assert sum(s.reward for s in drawn) == pytest.approx(0)
-    assert [s.action for s in drawn] == [s.action for s in steps]
-    assert RewardPipeline(RewardsConfig()).on_draw(steps) == steps
+    assert [s.action for s in drawn] == [s.action for s in samples]
+    assert RewardPipeline(RewardsConfig()).on_draw(samples) == samples
 
 
 def test_a_resumed_pipeline_goes_on_where_it_was():

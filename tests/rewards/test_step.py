@@ -8,17 +8,9 @@ from rlforge.types import Trajectory
 
 
 def trajectory(*turns: tuple[bool, bool]) -> Trajectory:
-    return Trajectory(
-        game_id="g",
-        env_id="env",
-        player_id=0,
-        group_id=None,
-        group_size=1,
-        turns=tuple(factories.turn(well_formed=formed, legal=legal) for formed, legal in turns),
-        final_reward=1.0,
-        policy_uid="p",
-        policy_version=0,
-    )
+    record = factories.game_record()
+    played = (factories.turn(well_formed=formed, legal=legal) for formed, legal in turns)
+    return Trajectory(record=record, player_id=0, turns=tuple(played))
 
 
 def test_format_reward_judges_the_turn_itself():

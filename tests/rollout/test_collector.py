@@ -428,7 +428,7 @@ async def test_training_games_alone_record_the_legal_tokens_of_trained_seats():
     (record,) = (record for record in ports.records if record.spec.game_id == "g0")
     (episode,) = RewardPipeline(RewardsConfig()).shape(record)
     own = [turn for turn in record.turns if turn.player_id == 0]
-    assert [step.legal_tokens for step in episode.steps] == [turn.legal_tokens for turn in own]
+    assert [sample.legal_tokens for sample in episode] == [turn.legal_tokens for turn in own]
 
 
 async def test_games_that_are_handed_out_come_back_in_their_order_with_their_failures():

@@ -31,7 +31,7 @@ from rlforge.learner.batching import Row, join_turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
 from rlforge.tracking.game_files import GameWriter, read_games
-from rlforge.types import Step
+from rlforge.types import Sample
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
 
@@ -59,7 +59,7 @@ def config(model: ModelConfig, **data: Any) -> SftConfig:
     return SftConfig(env=TICTACTOE, model=model, data=DataConfig(**given))
 
 
-async def samples(config: SftConfig, run_dir: Path) -> tuple[Step, ...]:
+async def samples(config: SftConfig, run_dir: Path) -> tuple[Sample, ...]:
     said: list[str] = []
     made = await make_samples(config, run_dir, said.append)
     assert said[-1].startswith(f"{len(made.train):,} samples to learn from")
@@ -73,19 +73,19 @@ async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
     prompter, stops = Prompter(tokenizer), stop_token_ids(tiny, tokenizer)
     records = list(read_games(tmp_path))
     assert len(records) == 12
-    asked = {(step.game_id, step.player_id, step.turn_index): step for step in made}
+    asked = {(sample.origin, sample.player_id, sample.turn_index): sample for sample in made}
     assert len(asked) == len(made) == sum(len(record.turns) for record in records)
     for record in records:
         game, turns = make_game(record.spec.env, record.spec.seed), {0: 0, 1: 0}
         for turn in record.turns:
             view = game.view()
-            step = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
+            sample = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
             turns[view.player_id] += 1
-            assert step.prompt_token_ids == prompter.encode(record.spec.env.form, view)[1]
+            assert sample.prompt_token_ids == prompter.encode(record.spec.env.form, view)[1]
             # A tiny model's answer is one token, which ends it.
-            assert len(step.token_ids) == 1
-            assert step.token_ids[0] in stops
-            text = tokenizer.decode(step.token_ids)
+            assert len(sample.token_ids) == 1
+            assert sample.token_ids[0] in stops
+            text = tokenizer.decode(sample.token_ids)
             assert text == f" {turn.action}"
             assert extract("bracket", text, view.legal_actions).action in view.legal_actions
             game.step(turn.action)
@@ -99,10 +99,10 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
 ):
     made = await samples(config(chat_model, answer=answer), tmp_path)
     tokenizer = load_tokenizer(chat_model)
-    step = next(step for step in made if step.action == "[4]")
-    assert tokenizer.decode(step.token_ids) == f"{text}<|im_end|>"
-    assert tokenizer.decode(step.prompt_token_ids).endswith("<|im_start|>assistant\n")
-    assert step.logprobs == (0.0,) * len(step.token_ids)
+    sample = next(sample for sample in made if sample.action == "[4]")
+    assert tokenizer.decode(sample.token_ids) == f"{text}<|im_end|>"
+    assert tokenizer.decode(sample.prompt_token_ids).endswith("<|im_start|>assistant\n")
+    assert sample.logprobs == (0.0,) * len(sample.token_ids)
 
 
 async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
@@ -115,13 +115,13 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     talking = dataclasses.replace(talking, engine=EngineConfig(max_model_len=4096))
     made = await samples(talking, tmp_path)
     tokenizer = load_tokenizer(chat_model)
-    players: dict[tuple[str, int], list[Step]] = {}
-    for step in made:
-        players.setdefault((step.game_id, step.player_id), []).append(step)
+    players: dict[tuple[str, int], list[Sample]] = {}
+    for sample in made:
+        players.setdefault(sample.episode, []).append(sample)
     assert len(players) == 2 * 12
-    for steps in players.values():
-        assert [step.turn_index for step in steps] == list(range(len(steps)))
-        for before, after in itertools.pairwise(steps):
+    for own in players.values():
+        assert [sample.turn_index for sample in own] == list(range(len(own)))
+        for before, after in itertools.pairwise(own):
             known = (*before.prompt_token_ids, *before.token_ids)
             assert after.prompt_token_ids[: len(known)] == known
             news = tokenizer.decode(after.prompt_token_ids[len(known) :])
@@ -129,8 +129,8 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
             assert "Available Moves" in news
             assert "Your goal" not in news  # the rules are said once
     rows = [
-        Row(step=index, prompt=step.prompt_token_ids, answer=step.token_ids)
-        for index, step in enumerate(made)
+        Row(sample=index, prompt=sample.prompt_token_ids, answer=sample.token_ids)
+        for index, sample in enumerate(made)
     ]
     assert len(join_turns(rows, made)) == len(players)
 
@@ -152,22 +152,22 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
 async def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):
     players = ["minimax", "random_legal"]
     made = await samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
-    assert {step.raw_reward for step in made} == {1.0}
+    assert {sample.raw_reward for sample in made} == {1.0}
     imitated = config(tiny, players=players, imitate=["minimax"], keep="wins_and_draws")
     made = await samples(imitated, tmp_path / "imitated")
-    assert {step.policy_uid for step in made} == {"minimax"}
-    assert {step.player_id for step in made} == {0, 1}
-    assert min(step.raw_reward for step in made) >= 0.0
+    assert {sample.policy_uid for sample in made} == {"minimax"}
+    assert {sample.player_id for sample in made} == {0, 1}
+    assert min(sample.raw_reward for sample in made) >= 0.0
     none = config(tiny, min_reward=1.5)
     with pytest.raises(RunError, match="by outcome"):
         await make_samples(none, tmp_path / "none", lambda text: None)
 
 
 async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, tmp_path):
-    def longest(steps: Iterable[Step]) -> dict[tuple[str, int], list[int]]:
+    def longest(samples: Iterable[Sample]) -> dict[tuple[str, int], list[int]]:
         turns: dict[tuple[str, int], list[int]] = {}
-        for step in steps:
-            turns.setdefault((step.game_id, step.player_id), []).append(step.turn_index)
+        for sample in samples:
+            turns.setdefault(sample.episode, []).append(sample.turn_index)
         return turns
 
     for context in ("turn", "conversation"):
@@ -178,10 +178,8 @@ async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, t
         playing = dataclasses.replace(playing, data=dataclasses.replace(playing.data, last_turns=2))
         last = await samples(playing, tmp_path / f"last-{context}")
         assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
-        prompts = {(s.game_id, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
-        assert all(
-            prompts[s.game_id, s.player_id, s.turn_index] == s.prompt_token_ids for s in last
-        )
+        prompts = {(s.origin, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
+        assert all(prompts[s.origin, s.player_id, s.turn_index] == s.prompt_token_ids for s in last)
 
 
 def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
@@ -199,16 +197,16 @@ def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
 async def test_equal_samples_once_and_at_most_as_many_as_asked_for(tiny, tmp_path):
     twice = await samples(config(tiny, games=30), tmp_path / "twice")
     once = await samples(config(tiny, games=30, unique=True), tmp_path / "once")
-    pairs = [(step.prompt_token_ids, step.token_ids) for step in once]
+    pairs = [(sample.prompt_token_ids, sample.token_ids) for sample in once]
     assert len(set(pairs)) == len(pairs) < len(twice)
-    assert set(pairs) == {(step.prompt_token_ids, step.token_ids) for step in twice}
+    assert set(pairs) == {(sample.prompt_token_ids, sample.token_ids) for sample in twice}
     few = await samples(config(tiny, games=30, max_samples=17), tmp_path / "few")
     assert len(few) == 17
 
 
 async def test_whole_games_are_held_out(tiny, tmp_path):
     made = await make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
-    held, learned = ({step.game_id for step in part} for part in (made.validation, made.train))
+    held, learned = ({sample.origin for sample in part} for part in (made.validation, made.train))
     assert held.isdisjoint(learned)
     share = len(made.validation) / (len(made.validation) + len(made.train))
     assert share == pytest.approx(0.2, abs=0.02)
@@ -247,10 +245,10 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
         for place, turn in enumerate(record.turns)
         if turn.player_id == 0 and place != 2
     }
-    assert {(s.game_id, s.prompt_token_ids, s.token_ids) for s in made} == expected
+    assert {(s.origin, s.prompt_token_ids, s.token_ids) for s in made} == expected
     ends = config(tiny, players=[], run=str(run), last_turns=1)
     lengths = {r.spec.game_id: sum(turn.player_id == 0 for turn in r.turns) for r in records}
-    last = {s.game_id: s.turn_index for s in await samples(ends, tmp_path / "ends")}
+    last = {s.origin: s.turn_index for s in await samples(ends, tmp_path / "ends")}
     assert last.items() <= {game: number - 1 for game, number in lengths.items()}.items()
     assert len(last) >= len(records) - 1
     won = config(tiny, players=[], run=str(run), keep="wins")
@@ -268,10 +266,10 @@ async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
     asked = dataclasses.replace(asked, pool=PoolConfig(hf=hf))
     made = await samples(dataclasses.replace(asked, seed=3), tmp_path / "data")
     tokenizer = load_tokenizer(chat_model)
-    assert {step.policy_uid for step in made} == {teacher}
-    for step in made:
-        said = tokenizer.decode(step.token_ids, skip_special_tokens=True)
-        assert extract("boxed", said, None).action == step.action
+    assert {sample.policy_uid for sample in made} == {teacher}
+    for sample in made:
+        said = tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+        assert extract("boxed", said, None).action == sample.action
     # In the records of such games are its tokens, which mean other texts to the run's model.
     run = tmp_path / "run"
     run.mkdir()
@@ -299,9 +297,9 @@ async def test_an_api_models_words_are_learned(chat_model, tmp_path):
         asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path / "chat")
         tokenizer = load_tokenizer(chat_model)
-        for step in made:
-            said = tokenizer.decode(step.token_ids)
-            assert said == rf"The board is open. \boxed{{{step.action}}}<|im_end|>"
+        for sample in made:
+            said = tokenizer.decode(sample.token_ids)
+            assert said == rf"The board is open. \boxed{{{sample.action}}}<|im_end|>"
 
 
 async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(tiny, tmp_path):
@@ -311,6 +309,6 @@ async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours
         asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
         made = await samples(asked, tmp_path)
         tokenizer = load_tokenizer(tiny)
-        assert {tokenizer.decode(step.token_ids) for step in made} == {
-            f" {step.action}" for step in made
+        assert {tokenizer.decode(sample.token_ids) for sample in made} == {
+            f" {sample.action}" for sample in made
         }

@@ -14,7 +14,7 @@ from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import PolicyRef
 
-STEP = factories.step(
+SAMPLE = factories.sample(
     observation="a ☃ and half of a pair: \ud83d",
     reward=float(np.float32(0.1)),
     legal_tokens=((17, 18),),
@@ -22,22 +22,22 @@ STEP = factories.step(
 )
 
 
-def batch(step=STEP):
-    return factories.batch([step, STEP], whole_episodes=True)
+def batch(sample=SAMPLE):
+    return factories.batch([sample, SAMPLE], whole_episodes=True)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_a_batch_has_its_digest_when_it_is_read_again(tmp_path, suffix):
     # A transform of a user may leave numbers of numpy.
-    step = dataclasses.replace(STEP, reward=np.float32(0.1), info={"turns": np.int64(3)})
-    write_batch(tmp_path / f"batch-1.{suffix}", batch(step))
+    sample = dataclasses.replace(SAMPLE, reward=np.float32(0.1), info={"turns": np.int64(3)})
+    write_batch(tmp_path / f"batch-1.{suffix}", batch(sample))
     again = read_batch(tmp_path / f"batch-1.{suffix}")
-    assert digest_of_batch(again) == digest_of_batch(batch(step))
+    assert digest_of_batch(again) == digest_of_batch(batch(sample))
 
 
 def test_each_field_counts():
     others = {
-        "game_id": "g2",
+        "origin": "g2",
         "player_id": 1,
         "last_turn": False,
         "observation": "x",
@@ -48,7 +48,7 @@ def test_each_field_counts():
         "info": {"legal": False},
     }
     digests = [
-        digest_of_batch(batch(dataclasses.replace(STEP, **{n: v}))) for n, v in others.items()
+        digest_of_batch(batch(dataclasses.replace(SAMPLE, **{n: v}))) for n, v in others.items()
     ]
     swapped = dataclasses.replace(batch(), whole_episodes=False)
     every = [digest_of_batch(batch()), digest_of_batch(swapped), *digests]

@@ -92,7 +92,7 @@ def test_the_batch_that_an_update_fails_with_is_written(
     settings = ("learner.batch_size=16", "hardware=cpu")
     assert in_process.rlforge_here(*train_arguments(small_model, *settings)) == 1
     samples = read_samples(Path("run/batches/batch-000001.parquet"))
-    assert len({(one.step.game_id, one.step.player_id) for one in samples}) == 16
+    assert len({one.sample.episode for one in samples}) == 16
     assert {one.advantage for one in samples} == {None}
 
 
@@ -142,8 +142,8 @@ def test_groups_with_advantages_only_play_against_lagged_opponents(
     assert sum(row["episodes_replaced"] for row in metrics) > 0
     for update in (1, 2, 3, 4):
         scores: dict[str | None, set[tuple[int, float]]] = {}
-        for step in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).steps:
-            scores.setdefault(step.group_id, set()).add((step.player_id, step.reward))
+        for sample in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).samples:
+            scores.setdefault(sample.group_id, set()).add((sample.player_id, sample.reward))
         assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
@@ -167,13 +167,12 @@ def test_versions_are_measured_exactly_as_they_are_evaluated(
         assert row["illegal"] == pytest.approx(exact.illegal, abs=1e-4)
     assert average.policy_uid == "step-5-average"
     assert average.nash_conv != pytest.approx(saved[-1].nash_conv, abs=1e-6)
-    steps = [
-        step for path in Path("run/batches").glob("*.parquet") for step in read_batch(path).steps
-    ]
-    legal = [step for step in steps if step.info["legal"] and step.legal_tokens]
+    files = Path("run/batches").glob("*.parquet")
+    samples = [sample for path in files for sample in read_batch(path).samples]
+    legal = [sample for sample in samples if sample.info["legal"] and sample.legal_tokens]
     assert legal
-    for step in legal:
-        assert all(t in tokens for t, tokens in zip(step.token_ids, step.legal_tokens, strict=True))
+    for one in legal:
+        assert all(t in tokens for t, tokens in zip(one.token_ids, one.legal_tokens, strict=True))
     assert all("kl" in row for row in rows("metrics.jsonl"))
 
 

@@ -213,8 +213,8 @@ def check_games_of_one_update_each(run: Path, updates: int) -> None:
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, updates + 1)]
     for number in range(1, updates + 1):
         newest: dict[str, int] = {}
-        for step in read_batch(run / "batches" / f"batch-{number:06d}.parquet").steps:
-            newest[step.game_id] = max(step.policy_version, newest.get(step.game_id, 0))
+        for sample in read_batch(run / "batches" / f"batch-{number:06d}.parquet").samples:
+            newest[sample.origin] = max(sample.policy_version, newest.get(sample.origin, 0))
         assert min(newest.values()) >= number - 2, number
     games = [record for record in read_games(run) if record.spec.purpose == "train"]
     assert len(games) == len({record.spec.game_id for record in games})

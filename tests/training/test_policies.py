@@ -53,7 +53,7 @@ def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
         assert ("loss" in row) == (prefix == "")
         assert row[f"{prefix}lag_max"] <= 2  # updates of the others between two of its own
         batch = read_batch(Path(f"run/batches/batch-{number:06d}.parquet"))
-        assert {policy_in(step.policy_uid) for step in batch.steps} == {order[number - 1]}
+        assert {policy_in(sample.policy_uid) for sample in batch.samples} == {order[number - 1]}
     for game in read_games(Path("run")):
         if game.spec.purpose == "train" and game.error is None:
             trained = {game.spec.seats[player].policy.name for player in game.spec.trained}

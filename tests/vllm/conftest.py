@@ -119,8 +119,8 @@ def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) ->
     from rlforge.learner.scorer import Scorer, ScorerOptions
 
     sampled = ("prompt_token_ids", "token_ids", "logprobs")
-    step = factories.step(**{name: getattr(completion, name) for name in sampled})
-    micro = collate(select_rows([step], None).rows, 0, torch.device("cpu"))
+    sample = factories.sample(**{name: getattr(completion, name) for name in sampled})
+    micro = collate(select_rows([sample], None).rows, 0, torch.device("cpu"))
     with torch.no_grad():
         scored = Scorer(model, ScorerOptions(temperature=temperature)).score(micro).logprobs
     return float((scored - torch.tensor(completion.logprobs)).abs().mean())

@@ -132,7 +132,7 @@ class LearnerActor:
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
         """How likely the policy is to give the answers in ``batch``."""
-        return self._learners.turn().measure(batch.steps)
+        return self._learners.turn().measure(batch.samples)
 
     def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
         """``function(learner, rank, kept, *arguments)``; name: the policy that the learner holds.

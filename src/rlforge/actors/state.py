@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.actors.process import begin
-from rlforge.buffer import BUFFERS, EpisodeBuffer
+from rlforge.buffer import BUFFERS, EpisodeBuffer, Shaped
 from rlforge.buffer.admission import Flow
 from rlforge.buffer.batches import Decode, write_batch
 from rlforge.config.per_policy import entry_of, of_policy, policy_names, turns
@@ -209,14 +209,18 @@ class _Samples:
 
     def add(self, collector: str, games: Sequence[tuple[GameRecord, Sequence[Episode]]]) -> None:
         """Add shaped games; release the places of those that ended."""
-        begun, now = dict[str, float](), time.monotonic()
-        if self._flowing:
-            begun = {record.spec.game_id: now - record.duration_s for record, _ in games}
-        self.buffer.add([episode for _, episodes in games for episode in episodes], begun)
-        for record, episodes in games:
-            # A failed game is replayed: its group waits for the replacement.
-            if not episodes and record.error is None and record.spec.group_id is not None:
-                self.buffer.pass_over(record.spec.group_id, record.spec.group_size)
+        now = time.monotonic()
+        # A failed game is replayed: its group waits for the replacement.
+        self.buffer.add(
+            Shaped(
+                episodes,
+                record.spec.group_id,
+                record.spec.group_size,
+                begun=now - record.duration_s if self._flowing else None,
+            )
+            for record, episodes in games
+            if record.error is None
+        )
         # A failed game keeps its place for its replacement: only played games release theirs.
         durations = [record.duration_s for record, _ in games if record.error is None]
         ended = min(len(durations), self.reserved[collector])
@@ -259,7 +263,7 @@ PACE_S = 0.1
 
 
 class BufferActor:
-    """Shaped steps between collectors and learner; collectors wait while it is full."""
+    """Shaped samples between collectors and learner; collectors wait while it is full."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         begin("buffer", run_dir)
@@ -368,14 +372,14 @@ class BufferActor:
                 if drawn is None:
                     await self._changed.wait()
             self._update = update + 1
-        batch = dataclasses.replace(drawn, steps=tuple(samples.rewards.on_draw(drawn.steps)))
+        batch = dataclasses.replace(drawn, samples=tuple(samples.rewards.on_draw(drawn.samples)))
         self._drawn = batch
         return batch, await asyncio.to_thread(digest_of_batch, batch)
 
     async def write_batch(self, update: int, advantages: Sequence[float] | None = None) -> None:
         """Write the batch drawn for ``update``, if that is switched on.
 
-        advantages: of its steps; None: the update failed.
+        advantages: of its samples; None: the update failed.
         """
         batch, self._drawn = self._drawn, None
         if batch is None:

@@ -1,4 +1,4 @@
-"""RL algorithms: advantages of a batch's steps and losses of its tokens, as pure functions.
+"""RL algorithms: advantages of a batch's samples and losses of its tokens, as pure functions.
 
 An algorithm is a class of (config, max_tokens), most simply a subclass of ``PolicyGradient``; its
 ``config_class`` holds its settings.

@@ -1,4 +1,4 @@
-"""One advantage per step from the rewards of a batch's steps. Plain Python, no tensors."""
+"""One advantage per sample from the rewards of a batch's samples. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlforge.errors import RunError
 from rlforge.rewards.sampling import is_constant
-from rlforge.types import Step, value
+from rlforge.types import Sample, value
 
 Formula = Callable[[Sequence[float]], Sequence[float]]
 """Advantages of the episodes of one group from their scores."""
@@ -15,7 +15,7 @@ Formula = Callable[[Sequence[float]], Sequence[float]]
 
 @value
 class GroupAdvantages:
-    """advantages: one per step. groups: their number. constant: groups of equal scores."""
+    """advantages: one per sample. groups: their number. constant: groups of equal scores."""
 
     advantages: tuple[float, ...]
     groups: int
@@ -74,77 +74,74 @@ def max_rl(scores: Sequence[float]) -> list[float]:
     return [x / mean for x in centred] if any(centred) else centred
 
 
-def in_groups(steps: Sequence[Step], formula: Formula) -> GroupAdvantages:
+def in_groups(samples: Sequence[Sample], formula: Formula) -> GroupAdvantages:
     """Advantages of episodes relative to their group: ``formula`` of the scores of each group.
 
     A group is the episodes of one player (role) in the games of one ``group_id``. The score R_i of
-    an episode is the mean reward of its steps: the outcome, which every step carries, plus the mean
-    feedback on its turns. All steps of an episode get its advantage. GRPO's formula (Shao et al.
-    2024, section 4.1.2) is ``standardize``, without the division in Dr. GRPO. Raises RunError on a
-    step without a group, and for scores that ``formula`` refuses with a ValueError.
+    an episode is the mean reward of its samples: the outcome, which every sample carries, plus the
+    mean feedback on its turns. All samples of an episode get its advantage. GRPO's formula (Shao et
+    al. 2024, section 4.1.2) is ``standardize``, without the division in Dr. GRPO. Raises RunError
+    on a sample without a group, and for scores that ``formula`` refuses with a ValueError.
     """
     rewards: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for step in steps:
-        if step.group_id is None:
+    for sample in samples:
+        if sample.group_id is None:
             raise RunError(
-                f"grpo: game {step.game_id} belongs to no group; group-relative advantages need "
+                f"grpo: game {sample.origin} belongs to no group; group-relative advantages need "
                 "games in groups and buffer.kind=episode"
             )
-        group = rewards.setdefault((step.group_id, step.player_id), {})
-        group.setdefault(step.game_id, []).append(step.reward)
-    advantages: dict[tuple[str, int, str], float] = {}
+        group = rewards.setdefault((sample.group_id, sample.player_id), {})
+        group.setdefault(sample.origin, []).append(sample.reward)
+    advantages: dict[tuple[str, int], float] = {}
     constant = 0
-    for (group_id, player_id), games in rewards.items():
+    for (_, player_id), games in rewards.items():
         scores = [math.fsum(of_game) / len(of_game) for of_game in games.values()]
         constant += is_constant(scores)
         try:
             found = formula(scores)
         except ValueError as error:
             raise RunError(f"games {', '.join(games)}, player {player_id}: {error}") from error
-        for game_id, advantage in zip(games, found, strict=True):
-            advantages[group_id, player_id, game_id] = advantage
+        for origin, advantage in zip(games, found, strict=True):
+            advantages[origin, player_id] = advantage
     return GroupAdvantages(
-        advantages=tuple(
-            advantages[step.group_id or "", step.player_id, step.game_id] for step in steps
-        ),
+        advantages=tuple(advantages[sample.episode] for sample in samples),
         groups=len(rewards),
         constant=constant,
     )
 
 
-def episodes_of(steps: Sequence[Step]) -> Iterable[slice]:
-    """The slice of ``steps`` that holds each episode.
+def episodes_of(samples: Sequence[Sample]) -> Iterable[slice]:
+    """The slice of ``samples`` that holds each episode.
 
-    Raises RunError where the turns of one (game, player) are not complete, adjacent and in order.
+    Raises RunError where the samples of one are not complete, adjacent and in order.
     """
     start = 0
-    for index, step in enumerate(steps):
-        first = steps[start]
-        same = (step.game_id, step.player_id) == (first.game_id, first.player_id)
-        if not same or step.turn_index != index - start:
-            raise RunError(_broken(step))
-        if step.last_turn:
+    for index, sample in enumerate(samples):
+        same = sample.episode == samples[start].episode
+        if not same or sample.turn_index != index - start:
+            raise RunError(_broken(sample))
+        if sample.last_turn:
             yield slice(start, index + 1)
             start = index + 1
-    if start < len(steps):
-        raise RunError(_broken(steps[-1]))
+    if start < len(samples):
+        raise RunError(_broken(samples[-1]))
 
 
-def _broken(step: Step) -> str:
+def _broken(sample: Sample) -> str:
     return (
-        f"game {step.game_id}, player {step.player_id}: the episode is not whole at turn "
-        f"{step.turn_index}; a critic needs whole episodes, buffer.kind=episode"
+        f"game {sample.origin}, player {sample.player_id}: the episode is not whole at turn "
+        f"{sample.turn_index}; a critic needs whole episodes, buffer.kind=episode"
     )
 
 
-def turn_rewards(steps: Sequence[Step]) -> list[float]:
+def turn_rewards(samples: Sequence[Sample]) -> list[float]:
     """Reward of each turn of one episode: its feedback, plus the outcome on the last turn.
 
-    The ``reward`` of every step includes ``outcome_reward``; summed over the turns, the outcome
+    The ``reward`` of every sample includes ``outcome_reward``; summed over the turns, the outcome
     would count once per turn.
     """
-    paid = [step.reward - step.outcome_reward for step in steps[:-1]]
-    return [*paid, steps[-1].reward]
+    paid = [sample.reward - sample.outcome_reward for sample in samples[:-1]]
+    return [*paid, samples[-1].reward]
 
 
 def generalized_advantages(

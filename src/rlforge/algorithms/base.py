@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from rlforge.types import Step, value
+from rlforge.types import Sample, value
 
 
 @value
 class Targets:
-    """Per step of a batch, in order: its advantage and, for a critic, its value target.
+    """Per sample of a batch, in order: its advantage and, for a critic, its value target.
 
     metrics: statistics of the targets, e.g. ``constant_groups``.
 
@@ -51,8 +51,8 @@ class LossInputs:
     progress: share of the run's updates that are done, in [0, 1).
     values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
         gradient; the same at the start of the update; its target.
-    total_tokens, total_sequences: of the whole optimizer step, with its part of the steps of which
-        ``learner.max_train_len`` leaves only the prompt.
+    total_tokens, total_sequences: of the whole optimizer step, with its part of the samples of
+        which ``learner.max_train_len`` leaves only the prompt.
 
     Example: one answer of two tokens.
         >>> from torch import tensor
@@ -118,7 +118,7 @@ class LossOutput:
 
 
 class Algorithm(Protocol):
-    """Advantages from a batch of steps, and the loss of a micro-batch. Pure; holds only config.
+    """Advantages from a batch of samples, and the loss of a micro-batch. Pure; holds only config.
 
     Example: see ``rlforge.algorithms.make_algorithm``.
     """
@@ -135,8 +135,8 @@ class Algorithm(Protocol):
     def needs_entropy(self) -> bool:
         """Whether ``entropy`` must be given with gradient."""
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        """Advantages (and returns) of a batch's steps; ``values``: critic estimates or None."""
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
+        """Advantages (and returns) of a batch's samples; ``values``: critic estimates or None."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         """Loss of one micro-batch."""

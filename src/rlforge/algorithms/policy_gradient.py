@@ -46,7 +46,7 @@ from rlforge.config.schema import (
 )
 from rlforge.config.training import SupervisedConfig
 from rlforge.rewards.sampling import is_constant
-from rlforge.types import Step
+from rlforge.types import Sample
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
@@ -66,9 +66,9 @@ class PolicyGradient(ABC, Generic[Config]):
 
     Example: each reward against the mean of the batch.
         >>> class Centred(Reinforce):
-        ...     def targets(self, steps, values):
-        ...         mean = sum(step.reward for step in steps) / len(steps)
-        ...         return Targets(advantages=tuple(s.reward - mean for s in steps), metrics={})
+        ...     def targets(self, samples, values):
+        ...         mean = sum(sample.reward for sample in samples) / len(samples)
+        ...         return Targets(advantages=tuple(s.reward - mean for s in samples), metrics={})
         >>> Centred(ReinforceConfig(), max_tokens=64).needs_values
         False
     """
@@ -92,7 +92,7 @@ class PolicyGradient(ABC, Generic[Config]):
         return self.config.entropy_coef != 0
 
     @abstractmethod
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets: ...
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets: ...
 
     @abstractmethod
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
@@ -168,8 +168,8 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
 
     config_class = ReinforceConfig
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        return Targets(advantages=tuple(step.reward for step in steps), metrics={})
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
+        return Targets(advantages=tuple(sample.reward for sample in samples), metrics={})
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
         return score_function_loss(inputs, self.config.importance_cap, self.config.masked_below)
@@ -191,13 +191,13 @@ class Grpo(PolicyGradient[GrpoConfig]):
 
     config_class = GrpoConfig
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
         formulas: dict[str, Formula] = {
             "group_relative": partial(standardize, divide=self.config.normalize_std),
             "leave_one_out": leave_one_out,
             "max_rl": max_rl,
         }
-        relative = in_groups(steps, formulas[self.config.advantage])
+        relative = in_groups(samples, formulas[self.config.advantage])
         return Targets(
             advantages=relative.advantages,
             metrics=_group_metrics(relative.groups, relative.constant),
@@ -220,8 +220,8 @@ class Supervised(PolicyGradient[SupervisedConfig]):
 
     config_class = SupervisedConfig
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        return Targets(advantages=(1.0,) * len(steps), metrics={})
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
+        return Targets(advantages=(1.0,) * len(samples), metrics={})
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
         return score_function_loss(inputs, None)
@@ -230,8 +230,8 @@ class Supervised(PolicyGradient[SupervisedConfig]):
 class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
     """The clipped objective on the decisions of a time window, grouped by agent.
 
-    An agent's group is its decisions in the batch: the steps of one (game, player), which need not
-    be a whole game. ``advantage: documented`` is r - mean over the whole batch, which equals
+    An agent's group is its decisions in the batch: the samples of one episode, which need not be
+    whole. ``advantage: documented`` is r - mean over the whole batch, which equals
     (r - mean of the agent) + (mean of the agent - mean of all); ``group_relative`` is
     r - mean of the agent. With ``kl.to: previous`` the objective is
     E[log pi(a | s) A] - beta KL(pi || pi_old) within the clip: at pi / pi_old = 1 the gradient of
@@ -240,14 +240,14 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
 
     config_class = WindowGrpoConfig
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        rewards = [step.reward for step in steps]
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
+        rewards = [sample.reward for sample in samples]
         by_agent: dict[tuple[str, int], list[int]] = {}
-        for index, step in enumerate(steps):
-            by_agent.setdefault((step.game_id, step.player_id), []).append(index)
+        for index, sample in enumerate(samples):
+            by_agent.setdefault(sample.episode, []).append(index)
         agents = list(by_agent.values())
-        compared = [list(range(len(steps)))] if self.config.advantage == "documented" else agents
-        advantages = [0.0] * len(steps)
+        compared = [list(range(len(samples)))] if self.config.advantage == "documented" else agents
+        advantages = [0.0] * len(samples)
         for group in compared:
             relative = standardize([rewards[i] for i in group], self.config.normalize_std)
             for index, advantage in zip(group, relative, strict=True):
@@ -273,15 +273,15 @@ class ActorCritic(PolicyGradient[CriticConfig]):
 
     needs_values = True
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
         """Raises ValueError without values, RunError where an episode is not whole."""
-        if values is None or len(values) != len(steps):
-            raise ValueError("an actor-critic needs one value per step")
+        if values is None or len(values) != len(samples):
+            raise ValueError("an actor-critic needs one value per sample")
         config = self.config
         advantages: list[float] = []
-        for where in episodes_of(steps):
+        for where in episodes_of(samples):
             advantages += generalized_advantages(
-                turn_rewards(steps[where]), values[where], config.gamma, config.gae_lambda
+                turn_rewards(samples[where]), values[where], config.gamma, config.gae_lambda
             )
         returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
         if config.normalize_advantages:

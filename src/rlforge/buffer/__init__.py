@@ -1,10 +1,10 @@
 """The sample buffer between collector and learner: eviction, staleness, batches, admission."""
 
-from rlforge.buffer.base import Buffer, BufferSettings
+from rlforge.buffer.base import Buffer, BufferSettings, Shaped
 from rlforge.buffer.episodes import EpisodeBuffer
 from rlforge.buffer.steps import StepBuffer
 
-__all__ = ["BUFFERS", "Buffer", "BufferSettings", "EpisodeBuffer", "StepBuffer"]
+__all__ = ["BUFFERS", "Buffer", "BufferSettings", "EpisodeBuffer", "Shaped", "StepBuffer"]
 
 BUFFERS: dict[str, type[Buffer]] = {"step": StepBuffer, "episode": EpisodeBuffer}
 """By ``buffer.kind``."""

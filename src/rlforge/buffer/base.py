@@ -11,14 +11,15 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from rlforge.buffer.admission import Admission, Flow, Yield
 from rlforge.errors import CheckpointError
-from rlforge.types import Episode, Step, TrainBatch, value
+from rlforge.types import Episode, Sample, TrainBatch, value
 
 _T = TypeVar("_T")
+
+_FORM = 2  # of a saved buffer; before, samples had other fields
 
 
 class VersionQueue(Generic[_T]):
@@ -128,20 +129,20 @@ class Stamp(NamedTuple):
     """How long the samples of a game, or of a group of games, may be trained on.
 
     last: the last version. old: it follows from the age of the oldest turn, else from that of the
-    newest. steps: of the game or group.
+    newest. turns: of the game or group.
     """
 
     last: int
     old: bool
-    steps: int
+    turns: int
 
 
 @dataclasses.dataclass
 class Losses:
-    """Steps thrown away between two draws.
+    """Turns thrown away between two draws.
 
     stale: their newest turn passed ``max_staleness``. old: their oldest turn passed ``max_age``.
-    evicted: there was no room. old_squares: Σ steps · steps of the game, over those of ``old``.
+    evicted: there was no room. old_squares: Σ turns · turns of the game, over those of ``old``.
     """
 
     stale: int = 0
@@ -150,27 +151,41 @@ class Losses:
     old_squares: int = 0
 
     @property
-    def steps(self) -> int:
+    def turns(self) -> int:
         return self.stale + self.old + self.evicted
 
     @property
     def old_length(self) -> float:
-        """Mean trained turns of a game that a step in ``old`` is from; 0 without any."""
+        """Mean trained turns of a game that a turn in ``old`` is from; 0 without any."""
         return self.old_squares / self.old if self.old else 0.0
 
-    def add(self, stamp: Stamp, steps: int) -> None:
-        """Count ``steps`` that may not be trained on any more, of a game with ``stamp``."""
+    def add(self, stamp: Stamp, turns: int) -> None:
+        """Count ``turns`` that may not be trained on any more, of a game with ``stamp``."""
         if stamp.old:
-            self.old += steps
-            self.old_squares += steps * stamp.steps
+            self.old += turns
+            self.old_squares += turns * stamp.turns
         else:
-            self.stale += steps
+            self.stale += turns
+
+
+class Shaped(NamedTuple):
+    """A finished game with shaped rewards: an episode of each player who is learned from.
+
+    group_size: games of the group ``group_id``, which it leaves if it has no episode. begun: when
+    it began, by the clock of ``Buffer.reserve``; None: it was played in a round.
+    """
+
+    episodes: Sequence[Episode]
+    group_id: str | None = None
+    group_size: int = 1
+    begun: float | None = None
 
 
 class Buffer(ABC):
     """Stores samples until the learner draws them, once each.
 
-    A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
+    It counts in turns, each a ``Sample``, or in episodes, by subclass: its samples are of that unit
+    wherever turns are not named.
     Beyond ``max_size`` that may be drawn, samples are evicted uniformly at random, old and new
     alike; those of a group that is not complete are as good as in progress.
     Batches are drawn by the last version that may be trained on a sample, uniformly among those of
@@ -232,19 +247,11 @@ class Buffer(ABC):
             return False
         return self.drawable() >= self._settings.ready_size
 
-    def add(
-        self, episodes: Sequence[Episode], begun: Mapping[str, float] = MappingProxyType({})
-    ) -> None:
-        """Store finished games; all episodes of one game come in one call.
-
-        Stale games, and those of dropped groups, are refused. begun: when each game began, by the
-        clock of ``reserve``; none of games that are played in rounds.
-        """
-        games: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            games.setdefault(episode.game_id, []).append(episode)
-        for game in games.values():
-            self._store(game, begun.get(game[0].game_id))
+    def add(self, games: Iterable[Shaped]) -> None:
+        """Store finished games; those that are stale or of dropped groups are refused."""
+        # Draws depend on the order: games that only leave their group come last.
+        for game in sorted(games, key=lambda game: not game.episodes):
+            self._store(game)
         self._evict_surplus()
 
     def _evict_surplus(self) -> None:
@@ -263,41 +270,32 @@ class Buffer(ABC):
         if self.drawable() < n:
             return None
         self._max_age = self._age_limit()
-        steps, samples = self._take(n)
+        turns, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
-        lost = self.losses.steps
-        self._admission.drawn(samples, version, lost / (lost + len(steps)), now)
-        versions = [step.policy_version for step in steps]
+        lost = self.losses.turns
+        self._admission.drawn(samples, version, lost / (lost + len(turns)), now)
         return TrainBatch(
-            steps=tuple(steps),
+            samples=tuple(turns),
             whole_episodes=self.kind == "episode",
-            min_version=min(versions),
-            max_version=max(versions),
             dropped_stale=self.losses.stale,
         )
 
     def set_version(self, version: int) -> int:
-        """New games play with ``version`` from now on; returns the steps that are dropped.
+        """New games play with ``version`` from now on; returns the turns that are dropped.
 
         Until then, the batches drawn to make it count against admission: with max_staleness + 1
         unpublished batches, no game starts until a newer version is published.
         """
         self._admission.published(version)
-        before = self._losses.steps
+        before = self._losses.turns
         self._advance(version)
-        return self._losses.steps - before
+        return self._losses.turns - before
 
     def _advance(self, version: int) -> None:
         """Drop what may not be trained on at ``version``, published or not."""
         if version > self.version:
             self.version = version
             self._drop_before(max(version, self._first_version))
-
-    def pass_over(self, group_id: str, group_size: int) -> None:  # noqa: B027
-        """A game of a group of ``group_size`` ended without an episode to learn from.
-
-        Buffers that do not keep groups together have nothing to do.
-        """
 
     def begin_anew(self, version: int) -> None:
         """Remove all samples, and take none that a version before ``version`` played."""
@@ -345,6 +343,7 @@ class Buffer(ABC):
         """Everything but the games in progress, as plain data: later draws are the same."""
         kind, internal, gauss = self._random.getstate()
         return {
+            "form": _FORM,
             "kind": self.kind,
             "version": self.version,
             "first_version": self._first_version,
@@ -355,7 +354,12 @@ class Buffer(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``. Raises CheckpointError for another kind of buffer."""
+        """Restore ``state_dict``. Raises CheckpointError for that of another kind or version."""
+        if state.get("form") != _FORM:
+            raise CheckpointError(
+                "the checkpoint holds a buffer of an earlier version of rlforge; go on with that "
+                "version, or start a new run with the checkpoint as learner.initial_adapter"
+            )
         if state["kind"] != self.kind:
             raise CheckpointError(
                 f"the checkpoint holds a buffer of kind {state['kind']}, the configuration asks "
@@ -372,19 +376,16 @@ class Buffer(ABC):
     # ------------------------------------------------------------ for subclasses
 
     @abstractmethod
-    def _samples_in(self, episode: Episode) -> int: ...
-
-    @abstractmethod
-    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
-        """Store the episodes of one game unless they may not be trained on any more."""
+    def _store(self, game: Shaped) -> None:
+        """Store a game unless it may not be trained on any more."""
 
     @abstractmethod
     def _evict_one(self) -> int:
-        """Remove one random sample or group; returns its steps."""
+        """Remove one random sample or group; returns its turns."""
 
     @abstractmethod
-    def _take(self, n: int) -> tuple[list[Step], int]:
-        """Remove ``n`` samples, or more to keep groups whole; returns their steps and number."""
+    def _take(self, n: int) -> tuple[list[Sample], int]:
+        """Remove ``n`` samples, or more to keep groups whole; returns their turns and number."""
 
     @abstractmethod
     def _drop_before(self, version: int) -> None:
@@ -396,18 +397,15 @@ class Buffer(ABC):
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None: ...
 
-    def _observe(self, game: Iterable[Episode], begun: float | None) -> None:
-        """Let admission see a game, with all its episodes, that can be drawn or was dropped."""
-        samples = turns = 0
-        for episode in game:
-            samples += self._samples_in(episode)
-            turns += len(episode.steps)
-        life = self._admission.draws_since(begun)
-        self._admission.observe(Yield(samples, turns, life))
+    def _observe(self, game: Shaped) -> None:
+        """Let admission see a game that can be drawn or was dropped."""
+        turns = sum(map(len, game.episodes))
+        samples = len(game.episodes) if self.kind == "episode" else turns
+        self._admission.observe(Yield(samples, turns, self._admission.draws_since(game.begun)))
 
-    def _stamp(self, episodes: Sequence[Episode]) -> Stamp:
-        """The stamp of a game or group with the turns of ``episodes``."""
-        versions = [step.policy_version for episode in episodes for step in episode.steps]
+    def _stamp(self, turns: Iterable[Sample]) -> Stamp:
+        """The stamp of a game or group with these ``turns``."""
+        versions = [turn.policy_version for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
         if newest < self._first_version:
             return Stamp(-1, False, len(versions))

@@ -1,4 +1,4 @@
-"""Drawn batches as files: one row per step, a column per field of ``Step`` and some to read.
+"""Drawn batches as files: a row per sample, a column per field of ``Sample`` and some to read.
 
 ``batch-NUMBER.parquet`` keeps all types; ``batch-NUMBER.csv`` is for eyes and spreadsheets: lists
 (token ids, log-probs) are JSON text there. ``rewards`` and ``info`` are in both.
@@ -18,20 +18,19 @@ import pyarrow.parquet as pq
 from rlforge.errors import RunError
 from rlforge.system.files import atomic_path
 from rlforge.system.values import Codec, writable
-from rlforge.types import Step, TrainBatch, value
+from rlforge.types import Sample, TrainBatch, value
 
-_STEPS = Codec(Step)
+_SAMPLES = Codec(Sample)
 #: The columns that say in words what was trained on, and what it counted for.
 READABLE = {"prompt": pa.string(), "answer": pa.string(), "advantage": pa.float64()}
-#: One column per field of ``Step``, where ``rewards`` and ``info`` are JSON text, after these.
-SCHEMA = pa.schema([*READABLE.items(), *_STEPS.arrow_type])
+#: One column per field of ``Sample``, where ``rewards`` and ``info`` are JSON text, after these.
+SCHEMA = pa.schema([*READABLE.items(), *_SAMPLES.arrow_type])
 _LISTS = frozenset(field.name for field in SCHEMA if pa.types.is_list(field.type))
-_BATCH_FIELDS = ("whole_episodes", "min_version", "max_version", "dropped_stale")
 _BATCH_KEY = b"rlforge.batch"
 #: The batch's own fields, as the last columns of a CSV file: they are the same in every row.
 _BATCH_COLUMNS = {
     f"batch_{name}": pa.bool_() if name == "whole_episodes" else pa.int64()
-    for name in _BATCH_FIELDS
+    for name in TrainBatch(samples=(), whole_episodes=False).facts
 }
 
 Decode = Callable[[Iterable[Sequence[int]]], list[str]]
@@ -39,13 +38,13 @@ Decode = Callable[[Iterable[Sequence[int]]], list[str]]
 
 
 @value
-class Sample:
-    """A step of a batch in words: the whole prompt and answer with their control tokens.
+class ShownSample:
+    """A sample of a batch in words: the whole prompt and answer with their control tokens.
 
     advantage: None where there was no update, as in the samples of supervised fine-tuning.
     """
 
-    step: Step
+    sample: Sample
     prompt: str
     answer: str
     advantage: float | None
@@ -60,34 +59,38 @@ def write_batch(
     """Write ``batch`` to ``path``, as its suffix says: ``.parquet`` or ``.csv``.
 
     Whole or not at all; makes the folder. In Parquet the fields of the batch itself are in the
-    file's metadata. decode: for the columns ``prompt`` and ``answer``; advantages: of the steps;
+    file's metadata. decode: for the columns ``prompt`` and ``answer``; advantages: of the samples;
     what is left out is null. Raises OSError as the disk does.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unknown = [None] * len(batch.steps)
+    unknown = [None] * len(batch.samples)
     prompts, answers = (
         unknown
         if decode is None
-        else map(writable, decode(getattr(step, ids) for step in batch.steps))
+        else map(writable, decode(getattr(each, ids) for each in batch.samples))
         for ids in ("prompt_token_ids", "token_ids")
     )
     columns = zip(prompts, answers, advantages or unknown, strict=True)
     rows = [
-        dict(zip(READABLE, cells, strict=True)) | _STEPS.encode(step)
-        for cells, step in zip(columns, batch.steps, strict=True)
+        dict(zip(READABLE, cells, strict=True)) | _SAMPLES.encode(sample)
+        for cells, sample in zip(columns, batch.samples, strict=True)
     ]
     with atomic_path(path) as work:
-        _WRITERS[path.suffix](work, rows, {name: getattr(batch, name) for name in _BATCH_FIELDS})
+        _WRITERS[path.suffix](work, rows, batch.facts)
 
 
 def read_batch(path: Path) -> TrainBatch:
     """The batch that ``write_batch`` wrote, field for field."""
     rows, about = _read(path)
-    return TrainBatch(steps=tuple(map(_STEPS.decode, rows)), **about)
+    return TrainBatch(
+        samples=tuple(map(_SAMPLES.decode, rows)),
+        whole_episodes=about["whole_episodes"],
+        dropped_stale=about["dropped_stale"],
+    )
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """The steps that ``write_batch`` wrote, with their texts.
+def read_samples(path: Path) -> list[ShownSample]:
+    """The samples that ``write_batch`` wrote, with their texts.
 
     Raises RunError where it wrote none, as in the files of earlier versions.
     """
@@ -98,7 +101,8 @@ def read_samples(path: Path) -> list[Sample]:
             "earlier version of rlforge"
         )
     return [
-        Sample(step=_STEPS.decode(row), **{name: row[name] for name in READABLE}) for row in rows
+        ShownSample(sample=_SAMPLES.decode(row), **{name: row[name] for name in READABLE})
+        for row in rows
     ]
 
 
@@ -106,7 +110,11 @@ _Rows = list[dict[str, Any]]
 
 
 def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
-    return (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    rows, about = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    for row in rows:  # of versions in which only games were learned from
+        if "game_id" in row:
+            row["origin"] = row.pop("game_id")
+    return rows, about
 
 
 def _write_parquet(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
@@ -126,7 +134,7 @@ def _write_csv(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
         return [json.dumps(row[name]) if name in _LISTS else row[name] for row in rows]
 
     columns = {name: column(name) for name in SCHEMA.names}
-    columns |= {f"batch_{name}": [about[name]] * len(rows) for name in _BATCH_FIELDS}
+    columns |= {f"batch_{name}": [fact] * len(rows) for name, fact in about.items()}
     pyarrow.csv.write_csv(pa.table(columns, _csv_schema()), path)
 
 
@@ -148,7 +156,7 @@ def _read_csv(path: Path) -> tuple[_Rows, dict[str, Any]]:
         {name: json.loads(cell) if name in _LISTS else cell for name, cell in row.items()}
         for row in table.to_pylist()
     ]
-    return rows, {name: rows[0][f"batch_{name}"] for name in _BATCH_FIELDS}
+    return rows, {name.removeprefix("batch_"): rows[0][name] for name in _BATCH_COLUMNS}
 
 
 def _csv_schema() -> Any:

@@ -5,47 +5,51 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, Stamp, VersionQueue
+from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
 from rlforge.rewards.sampling import is_constant
 from rlforge.system.values import Codec
-from rlforge.types import Episode, Step
+from rlforge.types import Episode, Sample
 
-_EPISODES = Codec(Episode, form="json")
+_TURNS = Codec(Sample, form="json")
 
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """Episodes that stay together: a GRPO group, or a single episode that has no group.
+    """Games that stay together: a GRPO group, or a single episode that has no group.
 
-    games: those that bring episodes: all of the group but the ones passed over. stamp: None without
-    episodes. ended: sum of the versions in which its games ended. begun: when they began.
+    games: those that bring episodes: all of the group but the ones without any. stamp: None before
+    one is played. ended: sum of the versions in which they ended.
     """
 
     group_id: str | None
     games: int
-    episodes: list[Episode]
+    played: list[Shaped]
     stamp: Stamp | None = None
     ended: int = 0
-    begun: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        return len({episode.game_id for episode in self.episodes}) >= self.games
+        return len(self.played) >= self.games
 
     @property
-    def steps(self) -> int:
-        return sum(len(episode.steps) for episode in self.episodes)
+    def episodes(self) -> list[Episode]:
+        return [episode for game in self.played for episode in game.episodes]
+
+    @property
+    def turns(self) -> int:
+        return sum(map(len, self.episodes))
 
     @property
     def has_advantage(self) -> bool:
         """Whether the scores of any player differ; a score is the mean reward of the turns."""
         scores: dict[int, list[float]] = {}
         for episode in self.episodes:
-            rewards = [step.reward for step in episode.steps]
-            scores.setdefault(episode.player_id, []).append(math.fsum(rewards) / len(rewards))
+            rewards = [turn.reward for turn in episode]
+            scores.setdefault(episode[0].player_id, []).append(math.fsum(rewards) / len(rewards))
         return not all(is_constant(of_player) for of_player in scores.values())
 
 
@@ -58,7 +62,7 @@ class EpisodeBuffer(Buffer):
     """Stores whole episodes, for group advantages and critics.
 
     Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
-    only once all ``group_size`` games of it are stored or passed over. Where episodes of a group
+    only once all ``group_size`` games of it are stored or have left it. Where episodes of a group
     were filtered, those left are compared with each other. A batch takes whole groups until it has
     at least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
     otherwise fewer than n plus one group.
@@ -111,65 +115,55 @@ class EpisodeBuffer(Buffer):
         for group_id in list(self._open):
             self._give_up(group_id)
 
-    def pass_over(self, group_id: str, group_size: int) -> None:
-        """A game of the group ended without an episode: the group is complete without it."""
-        if group_id in self._given_up:
-            return
-        group = self._open.setdefault(group_id, _Group(group_id, group_size, []))
-        group.games -= 1
-        self._close_if_complete(group_id)
-        self._evict_surplus()
-
-    def _samples_in(self, episode: Episode) -> int:
-        return 1
-
     @property
     def group_wait(self) -> float:
         """Mean updates that a game of a group waits for the last one of its group."""
         return math.fsum(self._group_waits) / max(1, len(self._group_waits))
 
-    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
-        group_id = game[0].group_id
+    def _store(self, game: Shaped) -> None:
+        group_id = game.group_id
         if group_id in self._given_up:
-            self._observe(game, begun)
-            self._losses.stale += sum(len(episode.steps) for episode in game)
+            self._observe(game)
+            self._losses.stale += sum(map(len, game.episodes))
             return
-        known = self._open.get(group_id) if group_id is not None else None
-        stamp = self._stamp([*(known.episodes if known is not None else ()), *game])
-        if self._too_old(stamp):
-            self._observe(game, begun)
-            self._losses.add(stamp, stamp.steps)
-            if group_id is not None:
-                self._give_up(group_id)
-            return
+        open_group = None if group_id is None else self._open.get(group_id)
+        group = open_group or _Group(group_id, game.group_size, [])
+        if game.episodes:
+            group.stamp = self._stamp(chain(*group.episodes, *game.episodes))
+            if self._too_old(group.stamp):
+                self._observe(game)
+                self._losses.add(group.stamp, group.stamp.turns)
+                if group_id is not None:
+                    self._give_up(group_id)
+                return
         if group_id is None:
-            self._observe(game, begun)
-            for episode in game:
-                self._add_complete(_Group(None, 1, [episode], stamp))
+            self._observe(game)
+            for episode in game.episodes:
+                self._add_complete(_Group(None, 1, [Shaped([episode])], group.stamp))
             return
-        group = self._open.setdefault(group_id, _Group(group_id, game[0].group_size, []))
-        group.episodes += game
-        group.stamp = stamp
-        group.ended += self.version
-        group.begun[game[0].game_id] = begun
-        self._open_size += len(game)
-        self._close_if_complete(group_id)
-
-    def _close_if_complete(self, group_id: str) -> None:
-        group = self._open[group_id]
+        self._open[group_id] = group
+        if game.episodes:
+            group.played.append(game)
+            group.ended += self.version
+            self._open_size += len(game.episodes)
+        else:
+            group.games -= 1
         if group.complete:
-            del self._open[group_id]
-            self._open_size -= len(group.episodes)
-            if group.episodes:
-                for game_id in dict.fromkeys(episode.game_id for episode in group.episodes):
-                    game = (each for each in group.episodes if each.game_id == game_id)
-                    self._observe(game, group.begun.get(game_id))
-                self._group_waits.append(self.version - group.ended / group.games)
-            replacing = self._replacing + len(group.episodes)
-            if replacing <= self._settings.max_replaced and not group.has_advantage:
-                self._replacing = replacing  # none of its episodes teaches anything
-            elif group.episodes:
-                self._add_complete(group)
+            self._close(group_id)
+
+    def _close(self, group_id: str) -> None:
+        """Make a group that is complete drawable, or leave it out."""
+        group = self._open.pop(group_id)
+        self._open_size -= len(group.episodes)
+        if group.played:
+            for game in group.played:
+                self._observe(game)
+            self._group_waits.append(self.version - group.ended / group.games)
+        replacing = self._replacing + len(group.episodes)
+        if replacing <= self._settings.max_replaced and not group.has_advantage:
+            self._replacing = replacing  # none of its episodes teaches anything
+        elif group.episodes:
+            self._add_complete(group)
 
     def _add_complete(self, group: _Group) -> None:
         self._complete.add([group])
@@ -178,7 +172,7 @@ class EpisodeBuffer(Buffer):
     def _evict_one(self) -> int:
         gone = self._complete.evict()
         self._complete_size -= len(gone.episodes)
-        return gone.steps
+        return gone.turns
 
     def _give_up(self, group_id: str) -> None:
         """Drop an open group and refuse its later episodes."""
@@ -186,22 +180,22 @@ class EpisodeBuffer(Buffer):
             self._open_size -= len(group.episodes)
         self._given_up[group_id] = self.version
 
-    def _take(self, n: int) -> tuple[list[Step], int]:
+    def _take(self, n: int) -> tuple[list[Sample], int]:
         episodes: list[Episode] = []
         while len(episodes) < n:
             episodes += self._complete.take().episodes
         self._complete_size -= len(episodes)
         self.replaced, self._replacing = self._replacing, 0
-        return [step for episode in episodes for step in episode.steps], len(episodes)
+        return [*chain(*episodes)], len(episodes)
 
     def _drop_before(self, version: int) -> None:
         for group in self._complete.drop_older(version):
             self._complete_size -= len(group.episodes)
             assert group.stamp is not None
-            self._losses.add(group.stamp, group.steps)
+            self._losses.add(group.stamp, group.turns)
         for group_id, group in list(self._open.items()):
             if group.stamp is not None and group.stamp.last < version:
-                self._losses.add(group.stamp, group.steps)
+                self._losses.add(group.stamp, group.turns)
                 self._give_up(group_id)
         # A game that ends even later reopens its group, which then goes stale.
         oldest = version - self._settings.max_staleness * self._settings.wait
@@ -216,7 +210,10 @@ class EpisodeBuffer(Buffer):
                     "games": group.games,
                     "stamp": group.stamp,
                     "ended": group.ended,
-                    "episodes": [_EPISODES.encode(episode) for episode in group.episodes],
+                    "played": [
+                        [[*map(_TURNS.encode, turns)] for turns in game.episodes]
+                        for game in group.played
+                    ],
                 }
                 for group in groups
             ],
@@ -229,7 +226,10 @@ class EpisodeBuffer(Buffer):
             _Group(
                 group["group_id"],
                 group["games"],
-                list(map(_EPISODES.decode, group["episodes"])),
+                [
+                    Shaped([tuple(map(_TURNS.decode, turns)) for turns in game])
+                    for game in group["played"]
+                ],
                 None if group["stamp"] is None else Stamp(*group["stamp"]),
                 group["ended"],
             )

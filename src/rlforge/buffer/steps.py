@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, Stamp, VersionQueue
+from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
 from rlforge.system.values import Codec
-from rlforge.types import Episode, Step
+from rlforge.types import Sample
 
-_STEPS = Codec(Step, form="json")
+_TURNS = Codec(Sample, form="json")
 
 
 class StepBuffer(Buffer):
@@ -22,15 +23,13 @@ class StepBuffer(Buffer):
         ...     max_size=64, max_staleness=1, batch_size=1, batch_delay=1.0, seed=0
         ... )
         >>> buffer = StepBuffer(settings)
-        >>> step = Step(
-        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
-        ...     last_turn=True, observation="", action="[0 1]", prompt_token_ids=(1,),
+        >>> turn = Sample(
+        ...     origin="g", turn_index=0, last_turn=True, action="[0 1]", prompt_token_ids=(1,),
         ...     token_ids=(2,), logprobs=(-0.1,), raw_reward=1.0, reward=1.0,
         ...     policy_uid="step-0", policy_version=0,
         ... )
-        >>> about = {"game_id": "g", "env_id": "Nim-v0", "player_id": 0, "group_id": None}
-        >>> buffer.add([Episode(**about, group_size=1, steps=(step,))])
-        >>> buffer.draw(1, version=0).steps[0].action
+        >>> buffer.add([Shaped([(turn,)])])
+        >>> buffer.draw(1, version=0).samples[0].action
         '[0 1]'
     """
 
@@ -39,52 +38,49 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        #: Steps with the stamps of their games.
-        self._steps: VersionQueue[tuple[Stamp, Step]] = VersionQueue(
+        #: Turns with the stamps of their games.
+        self._turns: VersionQueue[tuple[Stamp, Sample]] = VersionQueue(
             lambda item: item[0].last, self._random
         )
 
     def size(self) -> int:
-        return len(self._steps)
+        return len(self._turns)
 
     def drawable(self) -> int:
-        return len(self._steps)
+        return len(self._turns)
 
     def clear(self) -> None:
-        self._steps.clear()
+        self._turns.clear()
 
-    def _samples_in(self, episode: Episode) -> int:
-        return len(episode.steps)
-
-    def _store(self, game: Sequence[Episode], begun: float | None) -> None:
-        self._observe(game, begun)
-        steps = [step for episode in game for step in episode.steps]
-        if not steps:
+    def _store(self, game: Shaped) -> None:
+        self._observe(game)
+        turns = [*chain(*game.episodes)]
+        if not turns:
             return
-        stamp = self._stamp(game)
+        stamp = self._stamp(turns)
         if self._too_old(stamp):
-            self._losses.add(stamp, len(steps))
+            self._losses.add(stamp, len(turns))
         else:
-            self._steps.add((stamp, step) for step in steps)
+            self._turns.add((stamp, turn) for turn in turns)
 
     def _evict_one(self) -> int:
-        self._steps.evict()
+        self._turns.evict()
         return 1
 
-    def _take(self, n: int) -> tuple[list[Step], int]:
-        return [self._steps.take()[1] for _ in range(n)], n
+    def _take(self, n: int) -> tuple[list[Sample], int]:
+        return [self._turns.take()[1] for _ in range(n)], n
 
     def _drop_before(self, version: int) -> None:
-        for stamp, _ in self._steps.drop_older(version):
+        for stamp, _ in self._turns.drop_older(version):
             self._losses.add(stamp, 1)
 
     def _contents(self) -> dict[str, Any]:
         return {
-            "steps": [_STEPS.encode(step) for _, step in self._steps],
-            "stamps": [list(stamp) for stamp, _ in self._steps],
+            "turns": [_TURNS.encode(turn) for _, turn in self._turns],
+            "stamps": [list(stamp) for stamp, _ in self._turns],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        steps = list(map(_STEPS.decode, state["steps"]))
-        self._steps.clear()
-        self._steps.add(zip((Stamp(*stamp) for stamp in state["stamps"]), steps, strict=True))
+        turns = list(map(_TURNS.decode, state["turns"]))
+        self._turns.clear()
+        self._turns.add(zip((Stamp(*stamp) for stamp in state["stamps"]), turns, strict=True))

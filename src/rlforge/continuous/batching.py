@@ -19,9 +19,7 @@ from rlforge.rewards.sampling import is_constant
 from rlforge.rollout.episode import seed_of
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.reward import returns_to_go
-from rlforge.types import OTHER_RUN, Completion, Step, TrainBatch, value
-
-ENV_ID = "market"
+from rlforge.types import OTHER_RUN, Completion, Sample, TrainBatch, value
 
 
 @value
@@ -68,10 +66,10 @@ class WindowBatch:
 
     def figures(self) -> Mapping[str, int]:
         """Its counts, with how many decisions are learned from, ready for JSON."""
-        steps = self.batch.steps if self.batch is not None else ()
+        samples = self.batch.samples if self.batch is not None else ()
         return {
             "selected": self.selected,
-            "trained_decisions": len(steps),
+            "trained_decisions": len(samples),
             "refused": self.refused,
             "unscored": self.unscored,
             "stale": self.stale,
@@ -148,20 +146,15 @@ class WindowFilter:
         room = math.inf if self.max_length is None else self.max_length
         fitting = keep("too_long", lambda one: len(one.completion.prompt_token_ids) < room, fresh)
         shared = self._shared(batch_id, fitting)
-        steps = self._steps(batch_id, shared)
+        samples = self._samples(batch_id, shared)
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
-        reason = self._obstacle(decisions, len(ours), len(chosen), dropped, steps)
+        reason = self._obstacle(decisions, len(ours), len(chosen), dropped, samples)
         unscored = sum(one.score is None for one in ours)
         if reason and unscored and why_unscored:
             reason = f"{reason}; {unscored} have no score: {why_unscored}"
-        versions = [step.policy_version for step in steps]
         batch = TrainBatch(
-            steps=tuple(steps),
-            whole_episodes=True,
-            min_version=min(versions, default=self.version),
-            max_version=max(versions, default=self.version),
-            dropped_stale=dropped["stale"],
+            samples=tuple(samples), whole_episodes=True, dropped_stale=dropped["stale"]
         )
         return WindowBatch(
             batch=None if reason else batch,
@@ -221,24 +214,23 @@ class WindowFilter:
 
     # ------------------------------------------------------------ the batch
 
-    def _steps(self, batch_id: str, decisions: Sequence[Scored]) -> list[Step]:
+    def _samples(self, batch_id: str, decisions: Sequence[Scored]) -> list[Sample]:
         by_agent: dict[str, list[Scored]] = {}
         for one in decisions:
             by_agent.setdefault(one.decision.agent_id, []).append(one)
         return [
-            self._step(batch_id, one, index, last=index == len(own) - 1)
+            self._sample(batch_id, one, index, last=index == len(own) - 1)
             for _, own in sorted(by_agent.items())
             for index, one in enumerate(own)
         ]
 
-    def _step(self, batch_id: str, one: Scored, index: int, *, last: bool) -> Step:
+    def _sample(self, batch_id: str, one: Scored, index: int, *, last: bool) -> Sample:
         decision, completion = one.decision, one.completion
         assert decision.reward is not None
         about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
-        return Step(
-            game_id=f"{batch_id}/{decision.agent_id}",
-            env_id=ENV_ID,
-            player_id=0,
+        return Sample(
+            origin=f"{batch_id}/{decision.agent_id}",
+            env_id=self.settings.source,
             group_id=batch_id,
             turn_index=index,
             last_turn=last,
@@ -260,9 +252,9 @@ class WindowFilter:
         ours: int,
         chosen: int,
         dropped: Mapping[str, int],
-        steps: Sequence[Step],
+        samples: Sequence[Sample],
     ) -> str:
-        """Why ``steps`` are not trained on; empty when they are."""
+        """Why ``samples`` are not trained on; empty when they are."""
         settings = self.settings
         if not ours:
             uids = {one.completion.policy_uid for one in decisions if is_ours(one.decision)}
@@ -277,7 +269,7 @@ class WindowFilter:
                 f"{chosen} of the model's {ours} decisions are selected, and "
                 f"continuous.min_selected is {settings.min_selected}"
             )
-        if not steps:
+        if not samples:
             left_out = []
             if dropped["stale"]:
                 left_out.append(
@@ -295,12 +287,12 @@ class WindowFilter:
                     f"{settings.max_agent_share:g}"
                 )
             return f"no selected decision can be learned from: {', '.join(left_out)}"
-        if is_constant([step.reward for step in steps]):
-            same = f"all {len(steps)} decisions have the same {settings.train_on}"
+        if is_constant([sample.reward for sample in samples]):
+            same = f"all {len(samples)} decisions have the same {settings.train_on}"
             return f"{same}: there is no gradient"
         # With a critic, advantages differ even where rewards do not: only rewards are compared.
         if not self.algorithm.needs_values and not any(
-            self.algorithm.targets(steps, None).advantages
+            self.algorithm.targets(samples, None).advantages
         ):
             return "every advantage is 0: no decision differs from those that it is compared with"
         return ""

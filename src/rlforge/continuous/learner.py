@@ -109,8 +109,8 @@ class WindowLearner:
                 await self.restore(parent)
                 return None
             # Without the names of deployments, which count interrupted ones too.
-            steps = tuple(dataclasses.replace(step, policy_uid="") for step in batch.steps)
-            digest = digest_of_batch(dataclasses.replace(batch, steps=steps))
+            samples = tuple(dataclasses.replace(sample, policy_uid="") for sample in batch.samples)
+            digest = digest_of_batch(dataclasses.replace(batch, samples=samples))
             facts = {
                 "samples": result.samples,
                 "metrics": dict(result.metrics),

@@ -36,7 +36,7 @@ from rlforge.rollout.demonstrations import SAY_EVERY_S
 from rlforge.rollout.schedule import derive_seed
 from rlforge.run.teachers import Players
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import OTHER_RUN, PolicyRef, Step
+from rlforge.types import OTHER_RUN, PolicyRef, Sample
 
 AGENTS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""
@@ -81,15 +81,15 @@ class Traders(Players):
 
     async def answers(
         self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
-    ) -> list[Step]:
-        steps, data, reported = list[Step](), config.data, time.monotonic()
+    ) -> list[Sample]:
+        found, data, reported = list[Sample](), config.data, time.monotonic()
         say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
-        for step in trader_samples(config, market_of(config), encoder, out):
-            steps.append(step)
+        for sample in trader_samples(config, market_of(config), encoder, out):
+            found.append(sample)
             if time.monotonic() - reported >= SAY_EVERY_S:
                 reported = time.monotonic()
-                say(f"{len(steps):,} decisions of {step.game_id} and the episodes before it")
-        return steps
+                say(f"{len(found):,} decisions of {sample.origin} and the episodes before it")
+        return found
 
 
 TRADERS = Traders()
@@ -105,7 +105,7 @@ def market_of(config: SftConfig) -> MarketConfig:
 
 def trader_samples(
     config: SftConfig, market: MarketConfig, encoder: AnswerEncoder, left_out: Counter[str]
-) -> Iterator[Step]:
+) -> Iterator[Sample]:
     """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes.
 
     left_out: counts decisions that are no samples, by reason.
@@ -122,7 +122,7 @@ def _episode(
     prompter: AgentPrompter,
     number: int,
     left_out: Counter[str],
-) -> Iterator[Step]:
+) -> Iterator[Sample]:
     data, seed = config.data, derive_seed(config.seed, "data-game", number)
     world = World(market, seed)
     names = list(itertools.islice(itertools.cycle(data.players), AGENTS))
@@ -133,7 +133,7 @@ def _episode(
         make_trader(KINDS[name], market, random.Random(f"{seed}/{place}"))
         for place, name in enumerate(names)
     ]
-    open_samples: dict[int, Step] = {}
+    open_samples: dict[int, Sample] = {}
     for turn in range(market.episode_ticks):
         # As in a continuous run, all of them see the market as it was before the tick.
         states = [world.state(f"agent-{place}") for place in range(AGENTS)]
@@ -149,11 +149,10 @@ def _episode(
                 if prompter.read(question, encoder.text(tokens)).action != action:
                     left_out["not read as their action"] += 1
                     continue
-                open_samples[receipt.ticket] = Step(
-                    game_id=f"data-{number:07d}",
+                open_samples[receipt.ticket] = Sample(
+                    origin=f"data-{number:07d}",
                     env_id="market",
                     player_id=place,
-                    group_id=None,
                     turn_index=turn,
                     last_turn=False,
                     observation=question.text,
@@ -161,8 +160,6 @@ def _episode(
                     prompt_token_ids=question.token_ids,
                     token_ids=tokens,
                     logprobs=(0.0,) * len(tokens),
-                    raw_reward=0.0,
-                    reward=0.0,
                     policy_uid=name,
                     policy_version=OTHER_RUN,
                 )

@@ -1,4 +1,4 @@
-"""The learner: batches of steps in, better weights out.
+"""The learner: batches of samples in, better weights out.
 
 ``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
 ``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,

@@ -1,4 +1,4 @@
-"""From steps to micro-batches: rows to train on, cut to length, and padded or packed.
+"""From samples to micro-batches: rows to train on, cut to length, and padded or packed.
 
 The turns of a conversation are one row: each token is computed once, and every answer is read from
 the same row. Padding is on the right. Under causal attention no position attends to one on its
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlforge.errors import RunError
 from rlforge.learner.packing import Packing, Segment, Segments, to_device
-from rlforge.types import Step, continues, value
+from rlforge.types import Sample, continues, value
 
 Layout = Literal["padded", "distinct", "packed", "shared"]
 """How rows of one forward pass are arranged: padded to the same length, the same with rows of equal
@@ -27,21 +27,21 @@ tokens only once, concatenated, or concatenated with each shared prefix only onc
 
 @value
 class Row:
-    """One step of the batch, cut to the allowed length, and earlier turns of its conversation.
+    """A sample of the batch, cut to the allowed length, and earlier turns of its conversation.
 
-    step: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
+    sample: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
     its first answer token among all answer tokens of the batch. earlier: turns whose prompt and
     answer begin ``prompt``; their answers are trained on, too. legal: for each token of ``answer``,
     those with which a legal answer goes on; empty where they are not known.
 
     Example: a conversation of two turns.
-        >>> first = Row(step=0, prompt=(1, 2), answer=(3,))
-        >>> second = Row(step=1, prompt=(1, 2, 3, 4), answer=(5, 6), start=1, earlier=(first,))
+        >>> first = Row(sample=0, prompt=(1, 2), answer=(3,))
+        >>> second = Row(sample=1, prompt=(1, 2, 3, 4), answer=(5, 6), start=1, earlier=(first,))
         >>> [turn.answer for turn in second.turns], second.input_length
         ([(3,), (5, 6)], 5)
     """
 
-    step: int
+    sample: int
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     behaviour: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def turns(self) -> tuple[Row, ...]:
-        """The turns of the row in order; of all but the last only step, prompt and answer count."""
+        """The turns in order; of all but the last only sample, prompt and answer count."""
         return (*self.earlier, self) if self.earlier else (self,)
 
     @property
@@ -69,9 +69,9 @@ class Row:
 class Selection:
     """The trainable part of a batch, and how much of it is left out.
 
-    turns: one per step, in order. rows: the same with the turns of a conversation in one. tokens:
-    answer tokens in ``turns``. empty: steps without tokens. too_long: steps whose prompt leaves no
-    room for an answer. truncated: turns whose answer is cut.
+    turns: one per sample, in order. rows: the same with the turns of a conversation in one. tokens:
+    answer tokens in ``turns``. empty: samples without tokens. too_long: samples whose prompt leaves
+    no room for an answer. truncated: turns whose answer is cut.
     """
 
     turns: tuple[Row, ...]
@@ -85,8 +85,8 @@ class Selection:
     def share(self) -> float:
         """Share of ``turns`` in what a mean over sequences is taken of.
 
-        A step whose prompt leaves no room counts there with a loss of 0, as an answer does that is
-        cut: otherwise the others would weigh more, the more of such steps a batch has.
+        A sample whose prompt leaves no room counts there with a loss of 0, as an answer does that
+        is cut: otherwise the others would weigh more, the more of such samples a batch has.
         """
         return len(self.turns) / max(1, len(self.turns) + self.too_long)
 
@@ -100,13 +100,12 @@ class MicroBatch:
     mask [B, T]: 1.0 at answer tokens. token_ids [M]: the answer tokens to score, those that follow
     the same tokens once; positions [M]: of the token that predicts each; legal_ids [M, K]: the
     tokens with which a legal answer goes on there, then -1; None where none are known. copies [N]:
-    for each
-    answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N. slots [N]:
-    its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the batch. steps
-    [B]: index in the batch. last_prompt [B]: position of the last prompt token. reads: those of
-    ``positions`` and ``last_prompt``, each once. padding: positions that belong to no row. reused:
-    tokens of turns that are not computed again, as another turn has them. packing: None where rows
-    are padded.
+    for each answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N.
+    slots [N]: its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the
+    batch. samples [B]: index in the batch. last_prompt [B]: position of the last prompt token.
+    reads: those of ``positions`` and ``last_prompt``, each once. padding: positions that belong to
+    no row. reused: tokens of turns that are not computed again, as another turn has them. packing:
+    None where rows are padded.
     """
 
     input_ids: Tensor
@@ -117,7 +116,7 @@ class MicroBatch:
     copies: Tensor | None
     slots: Tensor
     flat: Tensor
-    steps: Tensor
+    samples: Tensor
     last_prompt: Tensor
     padding: int
     reused: int
@@ -131,44 +130,44 @@ class MicroBatch:
         return zeros.index_copy(0, self.slots, per_token).view(*self.mask.shape, *rest)
 
 
-def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
-    """The steps that can be trained on, in order.
+def select_rows(samples: Sequence[Sample], max_train_len: int | None) -> Selection:
+    """The samples that can be trained on, in order.
 
     max_train_len: most tokens of prompt and answer together; the end of the answer is cut.
-    Raises RunError when a step's log-probs do not match its tokens in number.
+    Raises RunError when a sample's log-probs do not match its tokens in number.
     """
     turns: list[Row] = []
     tokens = empty = too_long = truncated = 0
-    for index, step in enumerate(steps):
-        if len(step.logprobs) != len(step.token_ids):
+    for index, sample in enumerate(samples):
+        if len(sample.logprobs) != len(sample.token_ids):
             raise RunError(
-                f"game {step.game_id}, turn {step.turn_index}: {len(step.token_ids)} tokens but "
-                f"{len(step.logprobs)} log-probs; the engine must return one per sampled token"
+                f"{sample.origin}, turn {sample.turn_index}: {len(sample.token_ids)} tokens but "
+                f"{len(sample.logprobs)} log-probs; the engine must return one per sampled token"
             )
-        if not step.token_ids or not step.prompt_token_ids:
+        if not sample.token_ids or not sample.prompt_token_ids:
             empty += 1
             continue
-        room = len(step.token_ids)
+        room = len(sample.token_ids)
         if max_train_len is not None:
-            room = min(room, max_train_len - len(step.prompt_token_ids))
+            room = min(room, max_train_len - len(sample.prompt_token_ids))
         if room <= 0:
             too_long += 1
             continue
-        truncated += room < len(step.token_ids)
+        truncated += room < len(sample.token_ids)
         turns.append(
             Row(
-                step=index,
-                prompt=step.prompt_token_ids,
-                answer=step.token_ids[:room],
-                behaviour=step.logprobs[:room],
+                sample=index,
+                prompt=sample.prompt_token_ids,
+                answer=sample.token_ids[:room],
+                behaviour=sample.logprobs[:room],
                 start=tokens,
-                legal=step.legal_tokens[:room],
+                legal=sample.legal_tokens[:room],
             )
         )
         tokens += room
     return Selection(
         turns=tuple(turns),
-        rows=tuple(join_turns(turns, steps)),
+        rows=tuple(join_turns(turns, samples)),
         tokens=tokens,
         empty=empty,
         too_long=too_long,
@@ -176,7 +175,7 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
     )
 
 
-def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
+def join_turns(turns: Iterable[Row], samples: Sequence[Sample]) -> list[Row]:
     """``turns`` with those of a conversation in one row: prompts that continue a turn's answer.
 
     Turns between them may be missing: their answers are then context only. Rows are in the order of
@@ -184,18 +183,17 @@ def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
     """
     last: dict[tuple[str, int], Row] = {}
     rows: list[Row] = []
-    for turn in sorted(turns, key=lambda turn: steps[turn.step].turn_index):
-        step = steps[turn.step]
-        player = (step.game_id, step.player_id)
-        before = last.pop(player, None)
+    for turn in sorted(turns, key=lambda turn: samples[turn.sample].turn_index):
+        episode = samples[turn.sample].episode
+        before = last.pop(episode, None)
         if before is not None:
             if continues(turn.prompt, before.prompt, before.answer):
                 bare = dataclasses.replace(before, earlier=())
                 turn = dataclasses.replace(turn, earlier=(*before.earlier, bare))
             else:
                 rows.append(before)
-        last[player] = turn
-    return sorted([*rows, *last.values()], key=lambda row: row.step)
+        last[episode] = turn
+    return sorted([*rows, *last.values()], key=lambda row: row.sample)
 
 
 def rows_of(answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[list[Row], int]:
@@ -203,7 +201,7 @@ def rows_of(answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple
     rows: list[Row] = []
     total = 0
     for index, (prompt, answer) in enumerate(answers):
-        rows.append(Row(step=index, prompt=prompt, answer=answer, start=total))
+        rows.append(Row(sample=index, prompt=prompt, answer=answer, start=total))
         total += len(answer)
     return rows, total
 
@@ -285,7 +283,7 @@ def collate(
         copies=None if copies is None else to_device(copies, device),
         slots=to_device(slots, device),
         flat=to_device(np.repeat([turn.start for turn in turns], counts) + within, device),
-        steps=to_device(np.array([turn.step for turn in turns], dtype=np.int64), device),
+        samples=to_device(np.array([turn.sample for turn in turns], dtype=np.int64), device),
         last_prompt=to_device(last_prompt, device),
         padding=input_ids.size - computed,
         reused=sum(turn.input_length for turn in turns) - computed,

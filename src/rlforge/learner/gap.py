@@ -19,7 +19,7 @@ from rlforge.learner.batching import Selection, join_turns
 from rlforge.learner.policy import Policy
 from rlforge.learner.update_metrics import gap_metrics
 from rlforge.system.checkpoint import step_name
-from rlforge.types import Step
+from rlforge.types import Sample
 
 log = logging.getLogger(__name__)
 
@@ -71,22 +71,22 @@ class EarlierVersions:
                 self.keep(version)
         self._policy.followers.put(own)
 
-    def gap(self, selection: Selection, steps: Sequence[Step], current: int) -> dict[str, float]:
+    def gap(self, selection: Selection, batch: Sequence[Sample], current: int) -> dict[str, float]:
         """The gap over a sample of the turns of the newest version that is kept.
 
         Empty where the ``current`` version drew as many turns, or no version that is kept did any.
         """
-        versions = [steps[turn.step].policy_version for turn in selection.turns]
+        versions = [batch[turn.sample].policy_version for turn in selection.turns]
         wanted = min(MOST_SAMPLED, -(-len(versions) // TURNS_PER_SAMPLED))
         known = self._kept.keys() & set(versions) - {current}
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)
-        turns = [turn for turn in selection.turns if steps[turn.step].policy_version == version]
+        turns = [turn for turn in selection.turns if batch[turn.sample].policy_version == version]
         turns = turns[:: -(-len(turns) // wanted)]  # evenly spread: neighbours may be of one game
         self._policy.train(False)
         with self._policy.followers.worn(self._kept[version]):
-            scored = self._policy.logprobs(join_turns(turns, steps), selection.tokens)
+            scored = self._policy.logprobs(join_turns(turns, batch), selection.tokens)
         logprobs = scored.sampled.cpu()
         self._policy.train()
         learner = torch.cat([logprobs[turn.start :][: len(turn.answer)] for turn in turns])

@@ -15,7 +15,7 @@ from rlforge.types import value
 
 @value
 class UpdateInputs:
-    """Values computed once per update, for the S steps and N answer tokens of a batch.
+    """Values computed once per update, for the S samples and N answer tokens of a batch.
 
     behaviour [N]: log-probs of the engine that sampled the tokens. proximal: of the policy at the
     start of the update (an update of a single optimizer step fills them in as it goes); reference:
@@ -58,7 +58,7 @@ def loss_inputs(
         return micro.padded(known.legal[micro.flat, : legal.shape[1]])
 
     def of_steps(numbers: Tensor | None) -> Tensor | None:
-        return None if numbers is None else numbers[micro.steps]
+        return None if numbers is None else numbers[micro.samples]
 
     return LossInputs(
         logprobs=micro.padded(scores.logprobs),
@@ -66,7 +66,7 @@ def loss_inputs(
         present_logprobs=None if present is None else micro.padded(present),
         proximal_logprobs=of_tokens(inputs.proximal.sampled),
         mask=micro.mask,
-        advantages=inputs.advantages[micro.steps],
+        advantages=inputs.advantages[micro.samples],
         reference_logprobs=(
             None if inputs.reference is None else of_tokens(inputs.reference.sampled)
         ),

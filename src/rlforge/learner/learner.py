@@ -1,4 +1,4 @@
-"""One update: a batch of steps in, a better policy and its metrics out."""
+"""One update: a batch of samples in, a better policy and its metrics out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from rlforge.learner.update_metrics import (
     optimizer_metrics,
 )
 from rlforge.models.devices import give_back, move
-from rlforge.types import Step, TrainBatch, UpdateResult
+from rlforge.types import Sample, TrainBatch, UpdateResult
 
 STATE_FILE = "learner.pt"
 
@@ -65,7 +65,7 @@ class Learner:
     rows of every pass among them, and make the same update (see ``Ranks``).
 
     version: number of the newest update, its own or, of several policies, of any. updates: made
-    since its weights began. samples_seen: steps trained on so far.
+    since its weights began. samples_seen: samples trained on so far.
 
     Example: one update of a random model on one turn of two tokens:
         >>> from rlforge.algorithms import make_algorithm
@@ -77,12 +77,11 @@ class Learner:
         >>> spec = PolicySpec(model=model, lora=lora, temperature=1.0, pad_token_id=0, seed=0)
         >>> algorithm = make_algorithm(AlgorithmConfig(), max_tokens=2)
         >>> learner = Learner(spec, LearnerConfig(), algorithm, device="cpu")
-        >>> step = Step(
-        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
-        ...     last_turn=True, observation="", action="", prompt_token_ids=(5,), token_ids=(7, 8),
+        >>> sample = Sample(
+        ...     origin="g", turn_index=0, last_turn=True, prompt_token_ids=(5,), token_ids=(7, 8),
         ...     logprobs=(-4.2, -4.2), raw_reward=1, reward=1, policy_uid="", policy_version=0,
         ... )
-        >>> batch = TrainBatch(steps=(step,), whole_episodes=False, min_version=0, max_version=0)
+        >>> batch = TrainBatch(samples=(sample,), whole_episodes=False)
         >>> learner.update(batch).version
         1
     """
@@ -164,12 +163,12 @@ class Learner:
         factor = learning_rate_factor(self.version, config, self._total_updates)
         factor *= self._step_factor
         set_learning_rate(self._optimizer, factor)
-        selection = select_rows(batch.steps, config.max_train_len)
+        selection = select_rows(batch.samples, config.max_train_len)
         with self._random_state() as generator:
             with watch.phase("scoring"):
-                gap = self._earlier.gap(selection, batch.steps, self._weights_version)
+                gap = self._earlier.gap(selection, batch.samples, self._weights_version)
             self._earlier.keep(self._weights_version)
-            inputs = self._inputs(batch.steps, selection, watch)
+            inputs = self._inputs(batch.samples, selection, watch)
             steps = steps_per_pass(config, len(selection.rows))
             done = [
                 self._optimizer_step(rows, inputs, watch, selection.share)
@@ -184,7 +183,7 @@ class Learner:
             **batch_metrics(batch, selection, self.version),
             **logprob_metrics(
                 selection,
-                batch.steps,
+                batch.samples,
                 inputs.proximal.sampled,
                 inputs.behaviour,
                 self._weights_version,
@@ -220,14 +219,14 @@ class Learner:
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
 
-    def measure(self, steps: Sequence[Step]) -> dict[str, float]:
-        """How likely the policy is to give the answers of ``steps``; every rank calls it.
+    def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """How likely the policy is to give the answers of ``samples``; every rank calls it.
 
         ``validation_loss``: mean of -log p over their tokens, in nats. ``validation_answer_prob``:
         mean over the answers of their probability as a whole, which is how often a sampled answer
         would be the given one.
         """
-        selection = select_rows(steps, None)
+        selection = select_rows(samples, None)
         self._policy.train(False)
         logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled.cpu()
         self._policy.train()
@@ -385,7 +384,7 @@ class Learner:
         self._earlier.recall(saved, self.version, self._weights_version)
 
     def _inputs(
-        self, steps: Sequence[Step], selection: Selection, watch: Stopwatch
+        self, samples: Sequence[Sample], selection: Selection, watch: Stopwatch
     ) -> UpdateInputs:
         """Targets and log-probs, computed before the first optimizer step."""
         rows, total = selection.rows, selection.tokens
@@ -394,16 +393,16 @@ class Learner:
         with watch.phase("scoring"):
             proximal, values = TokenLogprobs.zeros(total, most_legal(rows), self._device), None
             if algorithm.needs_values and not self._single_step:
-                proximal, values = policy.logprobs_and_values(rows, total, steps)
+                proximal, values = policy.logprobs_and_values(rows, total, samples)
             elif algorithm.needs_values:
-                values = policy.values(steps)
+                values = policy.values(samples)
             elif not self._single_step:
                 proximal = policy.logprobs(rows, total)
             reference = None
             if algorithm.reference is not None:
                 reference = policy.reference_logprobs(rows, total)
         with watch.phase("targets"):
-            targets = algorithm.targets(steps, values)
+            targets = algorithm.targets(samples, values)
         policy.train()
         return UpdateInputs(
             behaviour=self._tensor([logp for turn in selection.turns for logp in turn.behaviour]),

@@ -129,8 +129,8 @@ def segments(rows: Sequence[Row]) -> Segments:
 
     Example:
         >>> rows = [
-        ...     Row(step=0, prompt=(1, 2, 3, 4), answer=(5,)),
-        ...     Row(step=1, prompt=(1, 2, 7), answer=(8, 9)),
+        ...     Row(sample=0, prompt=(1, 2, 3, 4), answer=(5,)),
+        ...     Row(sample=1, prompt=(1, 2, 7), answer=(8, 9)),
         ... ]
         >>> [(s.row, s.begin, s.end, s.parent) for s in segments(rows).segments]
         [(0, 0, 2, None), (0, 2, 4, 0), (1, 2, 4, 0)]

@@ -34,7 +34,7 @@ from rlforge.learner.weights import (
 from rlforge.models.files import AVERAGE, VALUE_HEAD
 from rlforge.models.last_layer import difference
 from rlforge.models.products import speed_up_linear_layers
-from rlforge.types import Step, value
+from rlforge.types import Sample, value
 
 log = logging.getLogger(__name__)
 
@@ -328,18 +328,18 @@ class Policy:
                 logprobs.fill(part.micro, scores)
                 if values is not None:
                     assert scores.values is not None
-                    values[part.micro.steps] = scores.values
+                    values[part.micro.samples] = scores.values
         return logprobs.sum_(self._ranks)
 
     @torch.no_grad()
     def logprobs_and_values(
-        self, rows: Sequence[Row], total: int, steps: Sequence[Step]
+        self, rows: Sequence[Row], total: int, samples: Sequence[Sample]
     ) -> tuple[TokenLogprobs, list[float]]:
-        """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
-        values = torch.zeros(len(steps), device=self._device)
+        """``logprobs`` of ``rows``, and ``values`` of their ``samples``, from the same passes."""
+        values = torch.zeros(len(samples), device=self._device)
         logprobs = self.logprobs(rows, total, values)
-        have = {turn.step for row in rows for turn in row.turns}
-        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), steps, have)
+        have = {turn.sample for row in rows for turn in row.turns}
+        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), samples, have)
 
     @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
@@ -352,13 +352,13 @@ class Policy:
             return self.logprobs(rows, total)
 
     @torch.no_grad()
-    def values(self, steps: Sequence[Step]) -> list[float]:
-        """The critic's estimate for every step, trained on or not; 0 for a step without a prompt.
+    def values(self, samples: Sequence[Sample]) -> list[float]:
+        """The critic's estimate for every sample, trained on or not; 0 for one without a prompt.
 
         Of a prompt longer than ``max_train_len`` the last tokens are read.
         """
-        none = torch.zeros(len(steps), device=self._device)
-        return self._with_rest_of_values(none, steps, frozenset())
+        none = torch.zeros(len(samples), device=self._device)
+        return self._with_rest_of_values(none, samples, frozenset())
 
     def save(self, directory: Path | None) -> None:
         """Write adapter or full weights, and the critic if there is one; the average in a folder.
@@ -428,20 +428,20 @@ class Policy:
         return trained
 
     def _with_rest_of_values(
-        self, known: Tensor, steps: Sequence[Step], have: Collection[int]
+        self, known: Tensor, samples: Sequence[Sample], have: Collection[int]
     ) -> list[float]:
-        """``known`` [len(steps)], and the estimates of steps that are not in ``have``."""
+        """``known`` [len(samples)], and the estimates of samples that are not in ``have``."""
         limit = self._config.max_train_len or 0
         prompts = [
-            Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
-            for index, step in enumerate(steps)
-            if step.prompt_token_ids and index not in have
+            Row(sample=index, prompt=sample.prompt_token_ids[-limit:], answer=())
+            for index, sample in enumerate(samples)
+            if sample.prompt_token_ids and index not in have
         ]
         values = torch.zeros_like(known)
-        for part in self.passes(join_turns(prompts, steps)) if prompts else ():
+        for part in self.passes(join_turns(prompts, samples)) if prompts else ():
             computed = self._scorer.values(part.micro)
             if part.counts:
-                values[part.micro.steps] = computed
+                values[part.micro.samples] = computed
         return (known + self._ranks.sum_(values)).tolist()
 
 

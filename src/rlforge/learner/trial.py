@@ -77,7 +77,7 @@ def _rows(vocab_size: int) -> tuple[Row, ...]:
     texts = [tuple(tokens[number] for number in text) for text in _TEXTS]
     rows, start = [], 0
     for index, text in enumerate(sorted(texts)):
-        rows.append(Row(step=index, prompt=text[:1], answer=text[1:], start=start))
+        rows.append(Row(sample=index, prompt=text[:1], answer=text[1:], start=start))
         start += len(text) - 1
     return tuple(rows)
 

@@ -15,9 +15,9 @@
 ``padding_share``    share of the computed positions that were padding
 ``reused_share``     share of the tokens that were not computed because rows share prefixes, or
                      because turns of a conversation are one row
-``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
+``samples_empty``    samples without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
-``samples_seen``     steps trained on since the start
+``samples_seen``     samples trained on since the start
 ``logprob_gap_mean`` |learner - engine| log-prob over the tokens sampled by the version that is
                      updated or, where they are few, a sample of those of an earlier version, scored
                      with it (``rlforge.learner.gap``); with ``logprob_gap_max``; absent for tokens
@@ -27,11 +27,11 @@
 ``seat_gap``         mean raw reward of the turns of the first seat, less that of the others; absent
                      where one of the two has none. ``no_advantage_share`` of the turns have an
                      advantage of 0, and teach nothing
-``lag_mean``         updates between a step's policy and the one updated; ``lag_max``; both absent
-                     for steps of other runs
-``dropped_stale``    steps dropped as too old since the last update; ``dropped_stale_share`` of
+``lag_mean``         updates between a sample's policy and the one updated; ``lag_max``; both absent
+                     for samples of other runs
+``dropped_stale``    samples dropped as too old since the last update; ``dropped_stale_share`` of
                      those and the ones trained on
-``info/NAME``        mean of a number in ``Step.info`` over the steps that have it: of
+``info/NAME``        mean of a number in ``Sample.info`` over the samples that have it: of
                      ``legal_actions``, and of what step transforms note
 ==================== =============================================================================
 
@@ -55,7 +55,7 @@ from torch import Tensor, nn
 
 from rlforge.learner.batching import Row, Selection
 from rlforge.models.targets import LINEAR
-from rlforge.types import OTHER_RUN, Step, TrainBatch, value
+from rlforge.types import OTHER_RUN, Sample, TrainBatch, value
 
 #: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
 #: Cards without bfloat16 (T4, V100) have none.
@@ -136,30 +136,31 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
 
 
 def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
-    """Rewards and lags of the batch, and counts of steps that are not trained on."""
-    versions = [batch.steps[row.step].policy_version for row in selection.turns]
+    """Rewards and lags of the batch, and counts of samples that are not trained on."""
+    versions = [batch.samples[row.sample].policy_version for row in selection.turns]
     lags = [version - one for one in versions if one != OTHER_RUN]
-    first = [step.raw_reward for step in batch.steps if step.player_id == 0]
-    others = [step.raw_reward for step in batch.steps if step.player_id != 0]
+    first = [sample.raw_reward for sample in batch.samples if sample.player_id == 0]
+    others = [sample.raw_reward for sample in batch.samples if sample.player_id != 0]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),
         "samples_too_long": float(selection.too_long),
         "samples_truncated": float(selection.truncated),
-        "reward_mean": _mean([step.reward for step in batch.steps]),
-        "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
+        "reward_mean": _mean([sample.reward for sample in batch.samples]),
+        "raw_reward_mean": _mean([sample.raw_reward for sample in batch.samples]),
         **({"seat_gap": _mean(first) - _mean(others)} if first and others else {}),
         **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),
         "dropped_stale": float(batch.dropped_stale),
-        "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
-        **_info_means(batch.steps),
+        "dropped_stale_share": batch.dropped_stale
+        / max(1, batch.dropped_stale + len(batch.samples)),
+        **_info_means(batch.samples),
     }
 
 
-def _info_means(steps: Iterable[Step]) -> dict[str, float]:
+def _info_means(samples: Iterable[Sample]) -> dict[str, float]:
     numbers: dict[str, list[float]] = defaultdict(list)
-    for step in steps:
-        for name, noted in step.info.items():
+    for sample in samples:
+        for name, noted in sample.info.items():
             if isinstance(noted, int | float) and not isinstance(noted, bool):
                 numbers[f"info/{name}"].append(noted)
     return {name: _mean(noted) for name, noted in numbers.items()}
@@ -177,13 +178,13 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def logprob_metrics(
-    selection: Selection, steps: Sequence[Step], proximal: Tensor, behaviour: Tensor, version: int
+    selection: Selection, batch: Sequence[Sample], proximal: Tensor, behaviour: Tensor, version: int
 ) -> dict[str, float]:
     """Entropy, and |proximal - behaviour| log-prob [N] over the tokens at lag 0."""
     if not selection.tokens:
         return {}
     current = np.repeat(
-        [steps[row.step].policy_version == version for row in selection.turns],
+        [batch[row.sample].policy_version == version for row in selection.turns],
         [len(row.answer) for row in selection.turns],
     )
     metrics = {"entropy": float(-proximal.mean())}
@@ -235,7 +236,7 @@ class Operations:
 
     Example:
         >>> model = Operations(linear=100, trained=10, head=1000, attention=7)
-        >>> model.training([Row(step=0, prompt=(1, 2), answer=(3,))], reused=0, scored=1)
+        >>> model.training([Row(sample=0, prompt=(1, 2), answer=(3,))], reused=0, scored=1)
         5008.0
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +12,20 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.buffer.batches import Sample
+from rlforge.buffer.batches import READABLE, ShownSample
 from rlforge.config.roots import read_any
 from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
 from rlforge.system.values import Codec
 from rlforge.tracking.formatting import number as digits
-from rlforge.types import Step, value
+from rlforge.types import Sample, value
 
-_STEPS = Codec(Step, form="json")
+_SAMPLES = Codec(Sample, form="json")
 
 WIDE = 110
 """Columns from which a table has room for environments and for the reward after each transform."""
 
-#: What ``Step.info`` knows of an answer, and how it is called.
+#: What ``Sample.info`` knows of an answer, and how it is called.
 _MARKS = (("well_formed", "has the form"), ("legal", "is legal"))
 
 #: Most characters of an action in a table.
@@ -38,9 +37,9 @@ class ShownBatch:
     """The samples of one update, in the order of its file."""
 
     number: int
-    samples: tuple[Sample, ...]
+    samples: tuple[ShownSample, ...]
 
-    def find(self, place: int) -> Sample:
+    def find(self, place: int) -> ShownSample:
         """The sample ``place``, the first is 0; ConfigError where there is none."""
         if not 0 <= place < len(self.samples):
             raise ConfigError(
@@ -74,17 +73,16 @@ def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
     chosen = [place] if place is not None else range(len(batch.samples))
     rows = []
     for index in chosen:
-        sample = batch.find(index)
-        texts = {field.name: getattr(sample, field.name) for field in dataclasses.fields(Sample)}
-        del texts["step"]
-        rows.append({"sample": index, **texts, **_STEPS.encode(sample.step)})
+        shown = batch.find(index)
+        texts = {name: getattr(shown, name) for name in READABLE}
+        rows.append({"sample": index, **texts, **_SAMPLES.encode(shown.sample)})
     return {"batch": batch.number, "samples": rows}
 
 
 def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
     """The first ``most`` samples, a line each, below what they are together; width: columns."""
     shown, wide = batch.samples[:most], width >= WIDE
-    several = wide and len({one.step.env_id for one in batch.samples}) > 1
+    several = wide and len({one.sample.env_id for one in batch.samples}) > 1
     updated = batch.samples[0].advantage is not None
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", justify="right", no_wrap=True, style="dim")
@@ -100,22 +98,22 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
         table.add_column("rewards", overflow="fold")
         for title in ("advantage", "version"):
             table.add_column(title, justify="right", no_wrap=True)
-    for index, sample in enumerate(shown):
-        step = sample.step
-        action = " ".join(step.action.split())
-        after = [step.raw_reward, *step.rewards.values()]
+    for index, one in enumerate(shown):
+        sample = one.sample
+        action = " ".join(sample.action.split())
+        after = [sample.raw_reward, *sample.rewards.values()]
         if not wide:
-            after[1:] = after[1:] and [step.reward]
+            after[1:] = after[1:] and [sample.reward]
         table.add_row(
             str(index),
-            Text(step.game_id or "given"),
-            *([Text(step.env_id)] if several else []),
-            str(step.player_id),
-            str(step.turn_index),
+            Text(sample.origin or "given"),
+            *([Text(sample.env_id)] if several else []),
+            str(sample.player_id),
+            str(sample.turn_index),
             Text(action if len(action) <= _ACTION else f"{action[: _ACTION - 1]}…"),
-            *([str(len(step.token_ids))] if wide else []),
-            *([" → ".join(digits(one, 3) for one in after)] if updated else []),
-            *([_signed(sample.advantage), str(step.policy_version)] if updated else []),
+            *([str(len(sample.token_ids))] if wide else []),
+            *([" → ".join(digits(reward, 3) for reward in after)] if updated else []),
+            *([_signed(one.advantage), str(sample.policy_version)] if updated else []),
         )
     left = len(batch.samples) - len(shown)
     more = [Text(f"and {left:,} more; --rows {len(batch.samples)} shows all")] if left else []
@@ -125,36 +123,42 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
 
 def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
     """Prompt and answer of sample ``place``, and what it counted for."""
-    sample = batch.find(place)
-    step = sample.step
+    shown = batch.find(place)
+    sample = shown.sample
     lines = [
-        ("action", step.action or "none was found"),
-        *((word, "yes" if step.info[key] else "no") for key, word in _MARKS if key in step.info),
-        ("tokens", f"{len(step.prompt_token_ids):,} read, {len(step.token_ids):,} drawn"),
+        ("action", sample.action or "none was found"),
+        *(
+            (word, "yes" if sample.info[key] else "no")
+            for key, word in _MARKS
+            if key in sample.info
+        ),
+        ("tokens", f"{len(sample.prompt_token_ids):,} read, {len(sample.token_ids):,} drawn"),
     ]
-    if any(step.logprobs):
-        lines.append(("probability", f"{math.exp(sum(step.logprobs)):.3g}"))
-    if sample.advantage is not None:
-        names = ["game", *step.rewards]
-        after = [step.raw_reward, *step.rewards.values()]
+    if any(sample.logprobs):
+        lines.append(("probability", f"{math.exp(sum(sample.logprobs)):.3g}"))
+    if shown.advantage is not None:
+        names = ["game", *sample.rewards]
+        after = [sample.raw_reward, *sample.rewards.values()]
         lines += [
             (f"reward, {'of' if name == 'game' else 'after'} {name}", _signed(reward))
             for name, reward in zip(names, after, strict=True)
         ]
-        lines.append(("advantage", _signed(sample.advantage)))
+        lines.append(("advantage", _signed(shown.advantage)))
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     for name, content in lines:
         facts.add_row(Text(name), Text(content))
-    who = f"{step.env_id}, player {step.player_id}, turn {step.turn_index}, {step.policy_uid}"
-    title = Text(f"batch {batch.number}, sample {place}: {step.game_id or 'given'}, {who}", "bold")
+    who = (
+        f"{sample.env_id}, player {sample.player_id}, turn {sample.turn_index}, {sample.policy_uid}"
+    )
+    title = Text(f"batch {batch.number}, sample {place}: {sample.origin or 'given'}, {who}", "bold")
     return Group(
         title,
         Rule("prompt", align="left", style="dim"),
-        Text(sample.prompt),
+        Text(shown.prompt),
         Rule("answer", align="left", style="dim"),
-        Text(sample.answer),
+        Text(shown.answer),
         Rule(style="dim"),
         facts,
     )
@@ -162,23 +166,23 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
 
 def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
     """Summary of the samples and of their rewards."""
-    steps = [sample.step for sample in batch.samples]
-    versions = sorted({step.policy_version for step in steps})
-    games = len({step.game_id for step in steps})
-    envs = sorted({step.env_id for step in steps})
-    head = f"batch {batch.number}: {len(steps):,} samples of {games:,} games"
+    samples = [one.sample for one in batch.samples]
+    versions = sorted({sample.policy_version for sample in samples})
+    games = len({sample.origin for sample in samples})
+    envs = sorted({sample.env_id for sample in samples})
+    head = f"batch {batch.number}: {len(samples):,} samples of {games:,} games"
     head += f" of {envs[0]}" if len(envs) == 1 else f" of {len(envs)} environments"
     advantages = [one.advantage for one in batch.samples if one.advantage is not None]
     if not advantages:
         return [head]
     span = f"version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else "")
-    mean = round(sum(step.reward for step in steps) / len(steps), 6)
+    mean = round(sum(sample.reward for sample in samples) / len(samples), 6)
     size = sum(map(abs, advantages)) / len(advantages)
-    names = [*steps[0].rewards] if wide else ["after all transforms"]
+    names = [*samples[0].rewards] if wide else ["after all transforms"]
     return [
         f"{head}, {span}",
         f"mean reward {digits(mean, 3)}, mean size of an advantage {digits(size, 3)}",
-        *([f"rewards: of the game → {' → '.join(names)}"] if steps[0].rewards else []),
+        *([f"rewards: of the game → {' → '.join(names)}"] if samples[0].rewards else []),
     ]
 
 

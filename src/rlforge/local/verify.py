@@ -5,7 +5,7 @@
     batches      each file has the digest that was noted when it was drawn
     games        played again with the recorded answers, they have the same course and result; in a
                  strict run also the digest that was noted
-    rewards      the steps of a batch are turns of its games, with the rewards that the transforms
+    rewards      the samples of a batch are turns of its games, with the rewards that the transforms
                  give
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
@@ -39,7 +39,7 @@ from rlforge.system.hardware import describe, versions
 from rlforge.tracking.digests import FILE, broken_at, digest_of_batch, digest_of_games
 from rlforge.tracking.game_files import index_games, read_games
 from rlforge.tracking.recorded import Check, Recorded, Say
-from rlforge.types import Completion, GameRecord, Seat, Step, TrainBatch, value
+from rlforge.types import Completion, GameRecord, Sample, Seat, TrainBatch, value
 
 #: What is checked of a run by default: batches, and further games.
 _BATCHES, _GAMES = 8, 100
@@ -156,7 +156,7 @@ def _batches(run: RecordedGames) -> Check:
 def _games(run: RecordedGames, say: Say) -> Check:
     try:
         ids = [game.spec.game_id for game in index_games(run.dir)]
-        of_batches = {step.game_id for batch in run.batches.values() for step in batch.steps}
+        of_batches = {sample.origin for batch in run.batches.values() for sample in batch.samples}
         chosen = set(ids) if run.whole else {*run.some(ids, _GAMES), *of_batches}
         run.records = {record.spec.game_id: record for record in read_games(run.dir, chosen)}
     except RlforgeError as error:
@@ -243,16 +243,16 @@ def _rewards(run: RecordedGames) -> Check:
     }
     for number, batch in run.batches.items():
         pipeline = pipelines[run.steps[number].get("name", "")]
-        games = dict.fromkeys(step.game_id for step in batch.steps)
+        games = dict.fromkeys(sample.origin for sample in batch.samples)
         shaped = {
-            (step.game_id, step.player_id, step.turn_index): step
+            (sample.origin, sample.player_id, sample.turn_index): sample
             for record in filter(None, map(run.records.get, games))
             for episode in learned_episodes(
                 pipeline.shape(record, learned_players(record, collecting)), record.spec, collecting
             )
-            for step in episode.steps
+            for sample in episode
         }
-        if any(step.game_id not in run.records for step in batch.steps):
+        if any(sample.origin not in run.records for sample in batch.samples):
             continue  # no games were saved, or some are missing, which is said elsewhere
         checked += 1
         if pipeline.moves:
@@ -264,26 +264,26 @@ def _rewards(run: RecordedGames) -> Check:
 
 
 def _batch_problem(
-    batch: TrainBatch, shaped: Mapping[tuple[str, int, int], Step], pipeline: RewardPipeline
+    batch: TrainBatch, shaped: Mapping[tuple[str, int, int], Sample], pipeline: RewardPipeline
 ) -> str | None:
-    steps = []
-    for step in batch.steps:
-        made = shaped.get((step.game_id, step.player_id, step.turn_index))
-        where = f"turn {step.turn_index} of player {step.player_id} in game {step.game_id}"
+    shapes = []
+    for sample in batch.samples:
+        made = shaped.get((sample.origin, sample.player_id, sample.turn_index))
+        where = f"turn {sample.turn_index} of player {sample.player_id} in game {sample.origin}"
         if made is None:
             return f"{where} is no turn to learn from"
         for what in ("observation", "action", "prompt_token_ids", "token_ids", "logprobs"):
-            if getattr(step, what) != getattr(made, what):
+            if getattr(sample, what) != getattr(made, what):
                 return f"{where}: {what} is not that of the game"
-        if step.raw_reward != made.raw_reward:
-            return f"{where}: raw_reward is {step.raw_reward:g}, in the game {made.raw_reward:g}"
-        steps.append(made)
+        if sample.raw_reward != made.raw_reward:
+            return f"{where}: raw_reward is {sample.raw_reward:g}, in the game {made.raw_reward:g}"
+        shapes.append(made)
     if pipeline.moves:
         return None
-    for step, made in zip(batch.steps, pipeline.on_draw(steps), strict=True):
-        if step.reward != made.reward:
+    for sample, made in zip(batch.samples, pipeline.on_draw(shapes), strict=True):
+        if sample.reward != made.reward:
             return (
-                f"turn {step.turn_index} of player {step.player_id} in game {step.game_id}: reward "
-                f"is {step.reward:g}, and the transforms give {made.reward:g}"
+                f"turn {sample.turn_index} of player {sample.player_id} in game {sample.origin}: "
+                f"reward is {sample.reward:g}, and the transforms give {made.reward:g}"
             )
     return None

@@ -22,6 +22,6 @@ UnstableBaselines                          here, in the ``rewards`` config group
 =========================================  =====================================================
 """
 
-from rlforge.rewards.pipeline import RewardPipeline, trajectory_of
+from rlforge.rewards.pipeline import RewardPipeline
 
-__all__ = ["RewardPipeline", "trajectory_of"]
+__all__ = ["RewardPipeline"]

@@ -14,7 +14,7 @@ from rlforge.rewards.final import FinalTransform, GameTransform, Stateful
 from rlforge.rewards.sampling import SamplingTransform
 from rlforge.rewards.step import Noting, StepTransform
 from rlforge.system.values import json_ready
-from rlforge.types import Episode, GameRecord, Seat, Step, Trajectory
+from rlforge.types import Episode, GameRecord, Sample, Trajectory
 
 
 class RewardPipeline:
@@ -47,7 +47,7 @@ class RewardPipeline:
         """One episode per player of ``learned`` that had a turn; none for a game that failed.
 
         learned: players at trained seats; None: all of them. The final stack sees the rewards of
-        all players, once per game; the step stack then starts every step of a player from that
+        all players, once per game; the step stack then starts every turn of a player from that
         player's final reward. Raw rewards are kept.
         """
         if learned is None:
@@ -55,14 +55,12 @@ class RewardPipeline:
         if record.error is not None or not learned:
             return []
         final = self._finals(record, learned)
-        trajectories = (
-            trajectory_of(record, seat) for seat in record.spec.seats if seat.player_id in learned
-        )
-        return [
-            self._episode(self._noted(trajectory), [after[trajectory.player_id] for after in final])
-            for trajectory in trajectories
-            if trajectory.turns
-        ]
+        episodes = list[Episode]()
+        for player in (seat.player_id for seat in record.spec.seats if seat.player_id in learned):
+            trajectory, own = self._noted(record, player), [after[player] for after in final]
+            places = range(len(trajectory.turns))
+            episodes.append(tuple(self._sample(trajectory, index, own) for index in places))
+        return [episode for episode in episodes if episode]
 
     def final(self, record: GameRecord, learned: Collection[int]) -> Mapping[int, float]:
         """The rewards of all players of one game after the final stack."""
@@ -85,13 +83,13 @@ class RewardPipeline:
         """Whether a final transform has a state: equal games may then differ in reward."""
         return bool(self._stateful)
 
-    def on_draw(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps of one batch, in order, with their rewards after the sampling stack."""
-        drawn, before = list(steps), len(self._final) + len(self._step)
+    def on_draw(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of one batch, in order, with their rewards after the sampling stack."""
+        drawn, before = list(samples), len(self._final) + len(self._step)
         for name, transform in zip(self._names[before:], self._sampling, strict=True):
             drawn = [
-                dataclasses.replace(step, rewards={**step.rewards, name: float(step.reward)})
-                for step in transform(drawn)
+                dataclasses.replace(one, rewards={**one.rewards, name: float(one.reward)})
+                for one in transform(drawn)
             ]
         return drawn
 
@@ -110,8 +108,10 @@ class RewardPipeline:
         for place, transform in self._stateful.items():
             transform.load_state_dict(state[place])
 
-    def _noted(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with what step transforms note about its turns."""
+    def _noted(self, record: GameRecord, player_id: int) -> Trajectory:
+        """The turns of a player, with what step transforms note about them."""
+        own = tuple(turn for turn in record.turns if turn.player_id == player_id)
+        trajectory = Trajectory(record=record, player_id=player_id, turns=own)
         for transform in self._step:
             if isinstance(transform, Noting):
                 turns = []
@@ -128,20 +128,8 @@ class RewardPipeline:
                 trajectory = dataclasses.replace(trajectory, turns=tuple(turns))
         return trajectory
 
-    def _episode(self, trajectory: Trajectory, final: Sequence[float]) -> Episode:
+    def _sample(self, trajectory: Trajectory, index: int, final: Sequence[float]) -> Sample:
         """final: the rewards of the game, and after each transform of the final stack."""
-        return Episode(
-            game_id=trajectory.game_id,
-            env_id=trajectory.env_id,
-            player_id=trajectory.player_id,
-            group_id=trajectory.group_id,
-            group_size=trajectory.group_size,
-            steps=tuple(
-                self._make_step(trajectory, index, final) for index in range(len(trajectory.turns))
-            ),
-        )
-
-    def _make_step(self, trajectory: Trajectory, index: int, final: Sequence[float]) -> Step:
         reward = outcome_reward = final[-1]
         rewards = dict(zip(self._names, map(float, final[1:]), strict=False))
         for name, transform in zip(self._names[len(rewards) :], self._step, strict=False):
@@ -149,16 +137,16 @@ class RewardPipeline:
             rewards[name] = float(reward)
             if transform.adds_feedback:
                 continue
-            # One call serves both, unless an earlier transform paid feedback on this step: a user's
+            # One call serves both, unless an earlier transform paid feedback on this turn: a user's
             # transform may have a state or a cost.
             same = outcome_reward == before
             outcome_reward = reward if same else transform(trajectory, index, outcome_reward)
-        turn = trajectory.turns[index]
-        return Step(
-            game_id=trajectory.game_id,
-            env_id=trajectory.env_id,
+        spec, turn = trajectory.record.spec, trajectory.turns[index]
+        return Sample(
+            origin=spec.game_id,
+            env_id=spec.env_id,
             player_id=trajectory.player_id,
-            group_id=trajectory.group_id,
+            group_id=spec.group_id,
             turn_index=index,
             last_turn=index == len(trajectory.turns) - 1,
             observation=turn.observation,
@@ -175,18 +163,3 @@ class RewardPipeline:
             legal_tokens=turn.legal_tokens,
             info={**turn.info, "well_formed": turn.well_formed, "legal": turn.legal},
         )
-
-
-def trajectory_of(record: GameRecord, seat: Seat) -> Trajectory:
-    """The new turns of ``seat`` in a finished game, in order, with its raw reward."""
-    return Trajectory(
-        game_id=record.spec.game_id,
-        env_id=record.spec.env_id,
-        player_id=seat.player_id,
-        group_id=record.spec.group_id,
-        group_size=record.spec.group_size,
-        turns=tuple(turn for turn in record.turns if turn.player_id == seat.player_id),
-        final_reward=record.rewards[seat.player_id],
-        policy_uid=seat.policy.uid,
-        policy_version=seat.policy.version,
-    )

@@ -1,4 +1,4 @@
-"""Transforms of the rewards of a batch of steps, applied when the batch is drawn.
+"""Transforms of the rewards of a batch of samples, applied when the batch is drawn.
 
 They map ``reward`` and ``outcome_reward`` alike, so that the feedback on a turn, the difference of
 the two, is scaled with the reward and not shifted.
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlforge.rewards.final import Bounds
-from rlforge.types import Step
+from rlforge.types import Sample
 
 
 class SamplingTransform(Protocol):
-    """Maps the rewards of the steps of one batch; keeps their number and order.
+    """Maps the rewards of the samples of one batch; keeps their number and order.
 
     Example: see ``Normalize``.
     """
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]: ...
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]: ...
 
 
 @dataclass
@@ -32,43 +32,42 @@ class Normalize:
     The deviation is the population standard deviation. Equal rewards become exactly 0.
 
     Example:
-        >>> steps = [
-        ...     Step(
-        ...         game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
-        ...         last_turn=True, observation="", action="", prompt_token_ids=(), token_ids=(),
+        >>> samples = [
+        ...     Sample(
+        ...         origin="g", turn_index=0, last_turn=True, prompt_token_ids=(), token_ids=(),
         ...         logprobs=(), raw_reward=0.0, reward=reward, policy_uid="step-0",
         ...         policy_version=0,
         ...     )
         ...     for reward in (1.0, 0.0)
         ... ]
-        >>> [step.reward for step in Normalize()(steps)]
+        >>> [sample.reward for sample in Normalize()(samples)]
         [0.5, -0.5]
     """
 
     z_score: bool = False
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]:
-        if not steps:
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
+        if not samples:
             return []
-        centre = _centring([step.reward for step in steps], self.z_score)
-        return [_mapped(step, centre) for step in steps]
+        centre = _centring([sample.reward for sample in samples], self.z_score)
+        return [_mapped(sample, centre) for sample in samples]
 
 
 @dataclass
 class NormalizeByEnv:
-    """``Normalize`` among the steps of the same environment.
+    """``Normalize`` among the samples of the same environment.
 
     Example: see ``Normalize``.
     """
 
     z_score: bool = True
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
         rewards: dict[str, list[float]] = {}
-        for step in steps:
-            rewards.setdefault(step.env_id, []).append(step.reward)
+        for sample in samples:
+            rewards.setdefault(sample.env_id, []).append(sample.reward)
         centre = {env_id: _centring(of_env, self.z_score) for env_id, of_env in rewards.items()}
-        return [_mapped(step, centre[step.env_id]) for step in steps]
+        return [_mapped(sample, centre[sample.env_id]) for sample in samples]
 
 
 @dataclass
@@ -77,16 +76,16 @@ class Scale:
 
     alpha: float = 0.1
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]:
-        return [_mapped(step, lambda reward: self.alpha * reward) for step in steps]
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [_mapped(sample, lambda reward: self.alpha * reward) for sample in samples]
 
 
 @dataclass
 class Clamp(Bounds):
     """Clip into [``min_r``, ``max_r``]. Example: see ``Normalize``."""
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]:
-        return [_mapped(step, self.clip) for step in steps]
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [_mapped(sample, self.clip) for sample in samples]
 
 
 def is_constant(rewards: Sequence[float]) -> bool:
@@ -105,7 +104,7 @@ def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], floa
     return lambda reward: (reward - mean) / std
 
 
-def _mapped(step: Step, change: Callable[[float], float]) -> Step:
+def _mapped(sample: Sample, change: Callable[[float], float]) -> Sample:
     return dataclasses.replace(
-        step, reward=change(step.reward), outcome_reward=change(step.outcome_reward)
+        sample, reward=change(sample.reward), outcome_reward=change(sample.outcome_reward)
     )

@@ -1,8 +1,8 @@
-"""Transforms of one step's reward, given the whole trajectory.
+"""Transforms of one turn's reward, given the whole trajectory.
 
-Every step starts from its player's final reward. A transform that ``adds_feedback`` judges the
+Every turn starts from its player's final reward. A transform that ``adds_feedback`` judges the
 turn itself; the others map the reward, and so also map the part of it that comes from the outcome
-(``Step.outcome_reward``).
+(``Sample.outcome_reward``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlforge.types import Trajectory
 
 
 class StepTransform(Protocol):
-    """Maps the reward of step ``step_index`` (0 first) of ``trajectory``.
+    """Maps the reward of turn ``step_index`` (0 first) of ``trajectory``.
 
     Example: see ``Discount``.
     """
@@ -32,8 +32,8 @@ class Noting(Protocol):
 
     They are noted before any reward is computed: the rewards of its own and of all other step
     transforms find them in ``trajectory.turns[step_index].info``, sampling transforms, the
-    learner and the files of batches in ``Step.info``. What JSON can hold may be noted; the mean of
-    each number over an update's batch is the metric ``info/NAME``.
+    learner and the files of batches in ``Sample.info``. What JSON can hold may be noted; the mean
+    of each number over an update's batch is the metric ``info/NAME``.
     """
 
     def notes(self, trajectory: Trajectory, step_index: int) -> Mapping[str, Any]: ...
@@ -88,15 +88,8 @@ class Discount:
         of the published example: the first turn keeps the whole reward.
 
     Example: the rewards of a seat's three turns after a win:
-        >>> from rlforge.types import Completion, Turn
-        >>> turn = Turn(
-        ...     player_id=0, observation="", completion=Completion(text="[4]"), action="[4]",
-        ...     well_formed=True, legal=True,
-        ... )
-        >>> trajectory = Trajectory(
-        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, group_size=1,
-        ...     turns=(turn, turn, turn), final_reward=1.0, policy_uid="step-0", policy_version=0,
-        ... )
+        >>> from types import SimpleNamespace as Fake
+        >>> trajectory = Fake(turns=[Fake()] * 3)
         >>> [Discount(gamma=0.5)(trajectory, index, 1.0) for index in range(3)]
         [0.25, 0.5, 1.0]
     """

@@ -235,7 +235,7 @@ def learned_episodes(
     if config.learned_seats == "all" or not spec.trained:
         return list(episodes)
     seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
-    return [episode for episode in episodes if episode.player_id == seat]
+    return [episode for episode in episodes if episode[0].player_id == seat]
 
 
 def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Prompt, by_chat_template
 from rlforge.models.load import stop_token_ids
 from rlforge.tracking.files import RunPaths
-from rlforge.types import OTHER_RUN, Step
+from rlforge.types import OTHER_RUN, Sample
 
 Message = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -121,7 +121,7 @@ def check_file(path: Path) -> None:
     raise ConfigError(f"{path} has no rows")
 
 
-def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Iterator[Step]:
+def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Iterator[Sample]:
     """A sample per answer: of each message of the assistant, or each completion.
 
     Raises ConfigError with the place of a row that cannot be used.
@@ -133,11 +133,9 @@ def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Itera
             raise ConfigError(f"{place}: {type(error).__name__}: {error}") from error
         for index, (prompt, answer) in enumerate(answers):
             tokens = encoder.answer(answer, after="", markup=True)
-            yield Step(
-                game_id=place,
+            yield Sample(
+                origin=place,
                 env_id=path.name,
-                player_id=0,
-                group_id=None,
                 turn_index=index,
                 last_turn=index + 1 == len(answers),
                 observation=prompt.text,
@@ -145,8 +143,6 @@ def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Itera
                 prompt_token_ids=encoder.prompt(prompt),
                 token_ids=tokens,
                 logprobs=(0.0,) * len(tokens),
-                raw_reward=0.0,
-                reward=0.0,
                 policy_uid=path.name,
                 policy_version=OTHER_RUN,
             )

@@ -1,8 +1,8 @@
 """Samples of supervised fine-tuning: games of players, a run's own answers, and their files.
 
-A sample is a ``Step`` with the tokens that the model would be asked with in the game, and those of
-the answer as it would have to sample them, its end included. Log-probs are 0: no engine sampled
-them. Rows of files become samples in ``rlforge.rollout.datasets``.
+They have the tokens that the model would be asked with in the game, and those of the answer as it
+would have to sample them, its end included. Log-probs are 0: no engine sampled them. Rows of files
+become samples in ``rlforge.rollout.datasets``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from rlforge.types import (
     GameRecord,
     GameSpec,
     PolicyRef,
+    Sample,
     Seat,
-    Step,
     TrainBatch,
     Turn,
     value,
@@ -62,14 +62,14 @@ Say = Callable[[str], None]
 class Samples:
     """What is learned from, and what is held out: no game and no row of a file is in both."""
 
-    train: tuple[Step, ...]
-    validation: tuple[Step, ...]
+    train: tuple[Sample, ...]
+    validation: tuple[Sample, ...]
 
 
 def load_samples(run_dir: Path) -> Samples:
     """The samples that ``make_samples`` wrote."""
     train, validation = sample_files(run_dir)
-    return Samples(train=read_batch(train).steps, validation=read_batch(validation).steps)
+    return Samples(train=read_batch(train).samples, validation=read_batch(validation).samples)
 
 
 async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
@@ -81,15 +81,15 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     tokenizer = load_tokenizer(config.model)
     encoder = AnswerEncoder(config.model, tokenizer)
     left_out: Counter[str] = Counter()
-    steps: list[Step] = []
+    found: list[Sample] = []
     if data.players:
-        steps += await config.teachers.answers(config, run_dir, encoder, left_out, say)
+        found += await config.teachers.answers(config, run_dir, encoder, left_out, say)
     if data.run is not None:
-        steps += _of_run(Path(data.run), data, left_out)
+        found += _of_run(Path(data.run), data, left_out)
     if data.file is not None:
-        steps += samples_of_file(Path(data.file), tokenizer, encoder)
+        found += samples_of_file(Path(data.file), tokenizer, encoder)
     rng = random.Random(derive_seed(config.seed, "samples"))
-    samples = _divided(_selected(steps, config, left_out, rng), data.validation, rng)
+    samples = _divided(_selected(found, config, left_out, rng), data.validation, rng)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
     if not samples.train:
         raise RunError(f"no sample is left to learn from ({reasons or 'the data are empty'})")
@@ -120,11 +120,9 @@ def drawn(samples: Sequence[T], size: int, seed: int, number: int) -> list[T]:
     return [samples[index] for index in order]
 
 
-def batch_of(samples: Iterable[Step]) -> TrainBatch:
+def batch_of(samples: Iterable[Sample]) -> TrainBatch:
     """Samples as the learner takes them."""
-    return TrainBatch(
-        steps=tuple(samples), whole_episodes=False, min_version=OTHER_RUN, max_version=OTHER_RUN
-    )
+    return TrainBatch(samples=tuple(samples), whole_episodes=False)
 
 
 # ---------------------------------------------------------------- games of players
@@ -162,7 +160,7 @@ def _lineups(players: Sequence[PolicyRef], seats: int) -> list[tuple[PolicyRef, 
 
 async def answers_in_games(
     config: SftConfig, run_dir: Path, encoder: AnswerEncoder, left_out: Counter[str], say: Say
-) -> list[Step]:
+) -> list[Sample]:
     """The samples of games that ``data.players`` play; the games go to disk."""
     data, specs = config.data, demonstration_games(config)
     say(f"{', '.join(data.players)} play {len(specs):,} games")
@@ -184,11 +182,11 @@ async def answers_in_games(
         writer.close()
     prompter = Prompter(encoder.tokenizer, config.prompts)
     return [
-        step
+        sample
         for record in records
         if record.error is None
-        for step in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
-        if _counts(record, step.player_id, data, left_out) and _has_answer(step, left_out)
+        for sample in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
+        if _counts(record, sample.player_id, data, left_out) and _has_answer(sample, left_out)
     ]
 
 
@@ -250,7 +248,7 @@ def _answers(
     config: SftConfig,
     prompter: Prompter,
     encoder: AnswerEncoder,
-) -> Iterator[Step]:
+) -> Iterator[Sample]:
     """The legal answers of imitated players, in the form that the run's model is asked for.
 
     One whose tokens are not read as its action, as where a token ends it too early, is empty. A
@@ -280,7 +278,7 @@ def _answers(
             text = encoder.text(tokens)
             read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
-                yield sample(record, turn, index, ids, tokens if read else ())
+                yield sample_of(record, turn, index, ids, tokens if read else ())
             if chat is None or question is None:
                 continue
             if not read:
@@ -299,16 +297,15 @@ def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
     return written(template, env.form.extraction, turn.action)
 
 
-def sample(
+def sample_of(
     record: GameRecord, turn: Turn, index: int, prompt: Sequence[int], answer: Sequence[int]
-) -> Step:
+) -> Sample:
     """A turn of a game as a sample; ``index``: of the turn among those of its player."""
     reward = record.rewards[turn.player_id]
-    return Step(
-        game_id=record.spec.game_id,
+    return Sample(
+        origin=record.spec.game_id,
         env_id=record.spec.env_id,
         player_id=turn.player_id,
-        group_id=None,
         turn_index=index,
         last_turn=False,
         observation=turn.observation,
@@ -326,7 +323,7 @@ def sample(
 # ---------------------------------------------------------------- a run's own games
 
 
-def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Step]:
+def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Sample]:
     """The answers of a run's model that ended by themselves, token by token."""
     for record in read_games(run):
         if record.error is not None:
@@ -343,7 +340,7 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Ste
             if index < _first_learned(numbers[turn.player_id], data):
                 continue
             if _counts(record, turn.player_id, data, left_out):
-                yield sample(record, turn, index, answer.prompt_token_ids, answer.token_ids)
+                yield sample_of(record, turn, index, answer.prompt_token_ids, answer.token_ids)
 
 
 # ---------------------------------------------------------------- selection
@@ -366,50 +363,50 @@ def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter
     return counts
 
 
-def _has_answer(step: Step, left_out: Counter[str]) -> bool:
-    left_out["not read as their action"] += not step.token_ids
-    return bool(step.token_ids)
+def _has_answer(sample: Sample, left_out: Counter[str]) -> bool:
+    left_out["not read as their action"] += not sample.token_ids
+    return bool(sample.token_ids)
 
 
 def _selected(
-    steps: Iterable[Step], config: SftConfig, left_out: Counter[str], rng: random.Random
-) -> list[Step]:
+    samples: Iterable[Sample], config: SftConfig, left_out: Counter[str], rng: random.Random
+) -> list[Sample]:
     """Samples that fit into the model's context, once if so asked, at most ``max_samples``."""
     data, longest = config.data, config.engine.max_model_len
     limit = min(longest, config.learner.max_train_len or longest)
-    kept: list[Step] = []
+    kept: list[Sample] = []
     known: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-    for step in steps:
-        pair = step.prompt_token_ids, step.token_ids
+    for sample in samples:
+        pair = sample.prompt_token_ids, sample.token_ids
         if len(pair[1]) > config.engine.max_tokens or len(pair[0]) + len(pair[1]) > limit:
             left_out["too long"] += 1
         elif data.unique and pair in known:
             left_out["repeated"] += 1
         else:
             known.update([pair] if data.unique else [])
-            kept.append(step)
+            kept.append(sample)
     if data.max_samples is not None and len(kept) > data.max_samples:
         left_out["beyond data.max_samples"] += len(kept) - data.max_samples
         kept = rng.sample(kept, data.max_samples)
     return kept
 
 
-def _divided(steps: Sequence[Step], share: float, rng: random.Random) -> Samples:
+def _divided(samples: Sequence[Sample], share: float, rng: random.Random) -> Samples:
     """Whole games, or rows, are held out until they make up ``share`` of the samples."""
-    sizes = Counter(step.game_id for step in steps)
+    sizes = Counter(sample.origin for sample in samples)
     held: set[str] = set()
     count, games = 0, sorted(sizes)
     rng.shuffle(games)
     for game in games[1:]:  # one is left to learn from
-        if count + sizes[game] / 2 > share * len(steps):
+        if count + sizes[game] / 2 > share * len(samples):
             break
         held.add(game)
         count += sizes[game]
     return Samples(
-        train=_with(steps, lambda step: step.game_id not in held),
-        validation=_with(steps, lambda step: step.game_id in held),
+        train=_with(samples, lambda sample: sample.origin not in held),
+        validation=_with(samples, lambda sample: sample.origin in held),
     )
 
 
-def _with(steps: Collection[Step], condition: Callable[[Step], bool]) -> tuple[Step, ...]:
-    return tuple(step for step in steps if condition(step))
+def _with(samples: Collection[Sample], condition: Callable[[Sample], bool]) -> tuple[Sample, ...]:
+    return tuple(sample for sample in samples if condition(sample))

@@ -13,7 +13,7 @@ from rlforge.kinds import Say
 from rlforge.league.names import parse_opponent
 from rlforge.preflight.policy import Problems
 from rlforge.rollout.datasets import AnswerEncoder
-from rlforge.types import PolicyRef, Step
+from rlforge.types import PolicyRef, Sample
 
 
 class Players:
@@ -41,7 +41,7 @@ class Players:
 
     async def answers(
         self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
-    ) -> list[Step]:
+    ) -> list[Sample]:
         """All answers as samples. out: counts those that are none, by reason."""
         from rlforge.rollout.demonstrations import answers_in_games
 

@@ -24,13 +24,12 @@ from rlforge.system.checkpoint import is_step_name
 from rlforge.system.hardware import describe, versions
 from rlforge.system.values import Codec, json_ready
 from rlforge.tracking.files import JsonlFile, read_jsonl
-from rlforge.types import GameRecord, Step, TrainBatch
+from rlforge.types import GameRecord, Sample, TrainBatch
 
 _GAMES = Codec(GameRecord, form="json")
-_BATCH = [field.name for field in dataclasses.fields(TrainBatch)]
-#: The fields of a step in order, but for how its reward came about: thousands are read for each
+#: The fields of a sample in order, but for how its reward came about: thousands are read for each
 #: update.
-_contents = attrgetter(*(each.name for each in dataclasses.fields(Step) if each.name != "rewards"))
+_contents = attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "rewards"))
 
 FILE = "digests.jsonl"
 
@@ -79,10 +78,8 @@ def moved(data: Any, old: str, new: str) -> Any:
 
 
 def digest_of_batch(batch: TrainBatch) -> str:
-    """Of the steps of a batch, in order, and what it says about them."""
-    steps = list(map(_contents, batch.steps))
-    about = {name: getattr(batch, name) for name in _BATCH if name != "steps"}
-    return digest_of([about, steps])
+    """Of the samples of a batch, in order, and what it says about them."""
+    return digest_of([batch.facts, list(map(_contents, batch.samples))])
 
 
 def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlforge import AlgorithmConfig, Positive, Reinforce, Step, Targets
+from rlforge import AlgorithmConfig, Positive, Reinforce, Sample, Targets
 
 
 @dataclass
@@ -20,10 +20,10 @@ class BatchMean(Reinforce):
     config_class = BatchMeanConfig
     config: BatchMeanConfig
 
-    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+    def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
         """The advantages; the loss is that of REINFORCE."""
-        clip, mean = self.config.clip, sum(step.reward for step in steps) / len(steps)
-        raw = [step.reward - mean for step in steps]
+        clip, mean = self.config.clip, sum(sample.reward for sample in samples) / len(samples)
+        raw = [sample.reward - mean for sample in samples]
         clipped = sum(abs(advantage) > clip for advantage in raw) / len(raw)
         advantages = tuple(max(-clip, min(clip, advantage)) for advantage in raw)
         return Targets(advantages=advantages, metrics={"clipped_advantages": clipped})

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rlforge import NotNegative, Positive, Share, Step, Trajectory
+from rlforge import NotNegative, Positive, Sample, Share, Trajectory
 
 
 @dataclass
@@ -30,7 +30,7 @@ class TurnCost:
         return base_reward - self.cost
 
     def notes(self, trajectory: Trajectory, step_index: int) -> dict[str, float]:
-        """Kept in ``Step.info``; the mean over each batch is the metric ``info/turns_left``."""
+        """Kept in ``Sample.info``; the mean over each batch is the metric ``info/turns_left``."""
         return {"turns_left": len(trajectory.turns) - 1 - step_index}
 
 
@@ -40,12 +40,12 @@ class Squash:
 
     scale: Positive = 1.0
 
-    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
         return [
             replace(
-                step,
-                reward=math.tanh(step.reward / self.scale),
-                outcome_reward=math.tanh(step.outcome_reward / self.scale),
+                sample,
+                reward=math.tanh(sample.reward / self.scale),
+                outcome_reward=math.tanh(sample.outcome_reward / self.scale),
             )
-            for step in steps
+            for sample in samples
         ]
