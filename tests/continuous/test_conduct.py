@@ -358,7 +358,7 @@ def played(policy, seed):
                 taken = action if receipt.accepted else {**NO_OP, "problem": receipt.problem}
                 made = factories.decision(tick, name, reward=None)
                 decisions[receipt.ticket] = dataclasses.replace(made, action=taken)
-            list(crowd.act())
+            crowd.act()
             for settled in world.tick():
                 if settled.ticket in decisions:
                     result = result_of(settled)

@@ -38,8 +38,7 @@ def state():
     world = World(ContinuousConfig().market, 0)
     crowd = Crowd(world, 0)
     for _ in range(8):
-        for _ in crowd.act():
-            pass
+        crowd.act()
         world.tick()
     return world.state("noise-1")
 

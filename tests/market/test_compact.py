@@ -26,8 +26,7 @@ def states(config, seed, ticks):
         yield compact, state, focus, legal
         receipt = world.decide("ann", compact.action(word, state, focus))
         assert receipt.accepted, (word, receipt.problem)
-        for _ in crowd.act():
-            pass
+        crowd.act()
         world.tick()
 
 

@@ -46,8 +46,7 @@ def play(seed, policy, agents):
             answer = policy(text, COMPACT.actions(state, focus))
             receipt = world.decide(name, COMPACT.action(answer, state, focus))
             asked[receipt.ticket] = text, answer
-        for _ in crowd.act():
-            pass
+        crowd.act()
         for settled in world.tick():
             if settled.ticket in asked and settled.investment:
                 gain = max(-1.0, min(1.0, settled.pnl / settled.investment))

@@ -19,8 +19,7 @@ def state_of(kind, ticks=10):
     world = World(MarketConfig(), 2)
     crowd = Crowd(world, 2)
     for _ in range(ticks):
-        for _ in crowd.act():
-            pass
+        crowd.act()
         world.tick()
     return world.state(f"{kind}-1")
 

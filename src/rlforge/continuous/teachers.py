@@ -163,8 +163,7 @@ def _episode(
                     policy_uid=name,
                     policy_version=OTHER_RUN,
                 )
-        for _ in crowd.act():
-            pass
+        crowd.act()
         for settled in world.tick():
             sample = open_samples.pop(settled.ticket, None)
             if sample is None:

@@ -18,8 +18,7 @@ from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.models.made import tiny
-from rlforge.models.tiny.random_play import State
-from rlforge.models.tiny.recipe import TinyRecipe, Warmup
+from rlforge.models.tiny.recipe import State, TinyRecipe, Warmup
 from rlforge.types import value
 
 #: Names of the news accounts; compact text has a letter for each.
@@ -87,8 +86,7 @@ def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[St
                 (number, view, (ends_well[focus], *(word in held for word in PROMPT_WORDS)))
             )
             world.decide(player, compact.action(rng.choice(legal), state, focus))
-        for _choice in crowd.act():
-            pass
+        crowd.act()
         world.tick()
     rewards = [
         math.tanh(world.episode_profits(player)[-1] / STARTING_BALANCE) for player in players

@@ -153,7 +153,7 @@ def market_probes(
     probes = []
     for _ in range(PROBES):
         for _ in range(draw.randrange(1, 6)):
-            list(state.crowd.act())
+            state.crowd.act()
             state.world.tick()
         question = prompter.ask(state.world.state(agent))
         probes.append(

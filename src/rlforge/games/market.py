@@ -69,8 +69,7 @@ class MarketGame(TurnGame):
             self._errors = 0
             self._decided += 1
             if self._decided % len(self._names) == 0:
-                for _ in self._crowd.act():
-                    pass
+                self._crowd.act()
                 self._world.tick()
         if self._world.ticks == self._config.episode_ticks:
             self._end("finished", None)

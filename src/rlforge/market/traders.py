@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from rlforge.config.market import MarketConfig
@@ -263,11 +263,15 @@ class Crowd:
                 rng = world.generator(f"trader/{agent_id}", seed)
                 self._traders.append((agent_id, kind, make_trader(kind, world.config, rng)))
 
-    def act(self) -> Iterator[Choice]:
+    def act(self) -> list[Choice]:
         """Each trader decides once, in a new random order, and sees the effect of those before."""
         self._order.shuffle(self._traders)
+        choices = []
         for agent_id, kind, trader in self._traders:
             state = self._world.state(agent_id)
             action = trader.decide(state)
             receipt = self._world.decide(agent_id, action)
-            yield Choice(agent_id=agent_id, kind=kind, state=state, action=action, receipt=receipt)
+            choices.append(
+                Choice(agent_id=agent_id, kind=kind, state=state, action=action, receipt=receipt)
+            )
+        return choices

@@ -170,8 +170,7 @@ def _fullest_state(market: MarketConfig) -> Json:
     world.join("agent")
     crowd = Crowd(world)
     for _ in range(market.episode_ticks - 1):
-        for _ in crowd.act():
-            pass
+        crowd.act()
         world.tick()
     return max(map(world.state, world.agent_ids), key=lambda state: len(describe(state)))
 

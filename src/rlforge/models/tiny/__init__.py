@@ -1,5 +1,5 @@
 """The tiny models: trained in a minute, they write the action format, play at random, learn fast.
 
-``recipe`` holds their settings, ``random_play`` plays the games and markets they learn from,
-``vocabulary`` builds tokenizers, ``corpus`` training arrays, and ``create`` trains the models.
+``recipe`` holds settings and plays the games they learn from, ``vocabulary`` builds tokenizers,
+``corpus`` training arrays, and ``create`` trains the models.
 """

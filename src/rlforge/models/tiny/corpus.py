@@ -17,8 +17,7 @@ from rlforge.errors import RlforgeError
 from rlforge.games.base import View
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
-from rlforge.models.tiny.random_play import State
-from rlforge.models.tiny.recipe import TinyRecipe
+from rlforge.models.tiny.recipe import State, TinyRecipe
 from rlforge.models.tiny.vocabulary import build_tokenizer, spaced_words, token_id
 from rlforge.types import value
 

@@ -1,17 +1,36 @@
-"""The settings of a tiny model; ``TINY`` plays board and card games."""
+"""The settings of a tiny model, and the random play on which it is trained.
+
+``TINY`` plays board and card games.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rlforge.models.tiny.random_play import State, random_games
+from rlforge.errors import RlforgeError
+from rlforge.games.base import View
+from rlforge.games.registry import make_game
 from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, value
+
+
+@value
+class State:
+    """One turn of random play: the view, and the player's discounted outcome of that game.
+
+    facts: answers to yes-no questions about the view; empty if the game has none.
+    """
+
+    view: View
+    outcome: float
+    facts: tuple[bool, ...] = ()
 
 
 @value
@@ -57,7 +76,24 @@ class WarmupGame(Warmup):
         return self.env.id
 
     def states(self, discount: float, seed: int) -> list[State]:
-        return random_games(self.env, self.games, discount, seed)
+        rng = random.Random(seed)
+        states: list[State] = []
+        for index in range(self.games):
+            match = make_game(self.env, seed + index)
+            views: list[View] = []
+            while not match.done:
+                view = match.view()
+                if not view.legal_actions or view.board is None:
+                    raise RlforgeError(f"{self.name} has no compact board to warm a model on")
+                views.append(view)
+                match.step(rng.choice(view.legal_actions))
+            rewards = match.result().rewards
+            ahead = Counter(view.player_id for view in views)
+            for view in views:
+                ahead[view.player_id] -= 1
+                outcome = rewards[view.player_id] * discount ** ahead[view.player_id]
+                states.append(State(view=view, outcome=outcome))
+        return states
 
 
 _ENVS = Codec(EnvSpec, form="json")
