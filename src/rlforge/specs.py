@@ -26,7 +26,8 @@ class ActorSpec:
     as possible, and keep them while they are restarted; with ``least`` each replica gets its own
     alone. None: nothing is reserved. on_driver_node:
     it reads and writes the run directory, which is there, and is not moved. replicas_key:
-    the configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it
+    the configuration key that sets ``replicas``. host: the process that it shares with others;
+    empty: one of its own. loads_alone: it shares a card with others, so it
     loads its model while none of them does.
     """
 
@@ -43,6 +44,7 @@ class ActorSpec:
     placement_group: str | None = None
     on_driver_node: bool = False
     replicas_key: str = ""
+    host: str = ""
     loads_alone: bool = False
     sends: tuple[tuple[str, str], ...] = ()
 

@@ -20,22 +20,27 @@ from rlforge.system.network import ProxyError
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("cpus", [2, 8])
 async def test_ray_runs_exactly_the_actors_of_the_graph(
-    own_home: None, small_model: Path, tmp_path: Path
+    own_home: None, small_model: Path, tmp_path: Path, cpus: int
 ) -> None:
     """With the names and resources that ``rlforge graph --format json`` prints."""
     two = ["engine.num_engines=2", "learner.num_learners=2"]
     model = ["model=hf", f"model.name={small_model}"]
     config = compose(["+experiment=tictactoe_mirror", *model, *two]).config
-    graph = make_plan(config, Machine(cpus=2, gpus=0))
+    graph = make_plan(config, Machine(cpus=cpus, gpus=0))
+    graph = dataclasses.replace(
+        graph, hardware=dataclasses.replace(graph.hardware, num_cpus=5, threads=1)
+    )
     printed = json.loads(to_json(graph))["nodes"]
     with ray_started(graph.hardware, graph.num_cpus):
         actors = await cluster.start_actors(graph, tmp_path)
-        listed = {name for node in printed for name in node["actor_names"]}
-        assert set(ray.util.list_named_actors()) == set(actors.named) == listed
+        assert set(actors.named) == {name for node in printed for name in node["actor_names"]}
+        listed = {node["host"] or name for node in printed for name in node["actor_names"]}
+        assert set(ray.util.list_named_actors()) == listed
         assert listed == {
-            *("tracker", "pool", "buffer", "learner", "learner-1"),
-            *("engine-0", "engine-1", "collector-0"),
+            *(("state",) if cpus == 2 else ("tracker", "pool", "buffer")),
+            *("learner", "learner-1", "engine-0", "engine-1", "collector-0"),
         }
         asked = sum(node["num_cpus"] * node["replicas"] for node in printed)
         assert ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0) == asked

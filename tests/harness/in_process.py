@@ -143,6 +143,6 @@ def _create(path: str, given: dict[str, Any], named: dict[str, InProcessActor]) 
         mock.patch.multiple(state, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT),
         mock.patch.multiple(collector, begin=mock.DEFAULT, freeze_gc=mock.DEFAULT),
         mock.patch.multiple(learner, begin=mock.DEFAULT),
-        mock.patch.object(collector.ray, "get_actor", named.__getitem__),
+        mock.patch.object(collector, "find_actor", named.__getitem__),
     ):
         return InProcessActor(made(**{key: each for key, each in given.items() if key in wanted}))

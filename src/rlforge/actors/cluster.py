@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlforge.actors.folder import RunFolder, come_home, on_node, start_server, this_node
+from rlforge.actors.host import STATE, Host, Hosted
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
 from rlforge.errors import RlforgeError, RunError
@@ -121,7 +122,16 @@ class RunActors:
 
     def name_of(self, actor_id: str | None) -> str | None:
         """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
-        ids = {actor._actor_id.hex(): name for name, actor in self.named.items()}
+        ids = {
+            actor.host._actor_id.hex(): STATE
+            for actor in self.named.values()
+            if isinstance(actor, Hosted)
+        }
+        ids |= {
+            actor._actor_id.hex(): name
+            for name, actor in self.named.items()
+            if not isinstance(actor, Hosted)
+        }
         return ids.get(actor_id or "")
 
 
@@ -151,6 +161,7 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
     given = {"config": plan.config, "hardware": plan.hardware, "part": part}
     given |= {"folder": folder, "run_dir": str(run_dir)}
     loading: list[asyncio.Future[Any]] = []
+    hosts: dict[str, Any] = {}
     absent = set[str]()
     alone: asyncio.Future[Any] | None = None
     try:
@@ -159,12 +170,21 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
                 if spec.loads_alone and alone is not None:
                     await alone
                 place = on_node(this_node()) if spec.on_driver_node else places.get(name)
-                actor = _create(spec, place, given | {"name": name, "rank": rank})
-                named[name] = actor
+                more = given | {"name": name, "rank": rank}
+                if spec.host:
+                    if spec.host not in hosts:
+                        hosts[spec.host] = _host(spec.host, place, str(run_dir))
+                    actor = named[name] = Hosted(hosts[spec.host], name)
+                    made = actor.host.make.remote(name, spec.actor, _arguments(spec, more))
+                    loading.append(asyncio.ensure_future(_ready(spec, name, made)))
+                    continue
+                actor = named[name] = _create(spec, place, more)
                 if spec.least is not None and rank >= spec.least:
                     absent.add(name)
                     continue
-                loading.append(asyncio.ensure_future(_ready(spec, name, actor)))
+                loading.append(
+                    asyncio.ensure_future(_ready(spec, name, actor.__ray_ready__.remote()))
+                )
                 if spec.name == "learner" and rank + 1 == spec.replicas:
                     # A rank loads its model only after it has connected to the others.
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
@@ -179,11 +199,11 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
     return RunActors(named, absent)
 
 
-async def _ready(spec: ActorSpec, name: str, actor: Any) -> None:
+async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
     """Wait until an actor is there: for those without a core of their own not for ever."""
     try:
         async with asyncio.timeout(None if spec.num_cpus else START_PATIENCE_S):
-            await actor.__ray_ready__.remote()
+            await there
     except TimeoutError:
         raise RunError(
             f"Ray has not started {name} within {START_PATIENCE_S:g} s: this machine is busy, or "
@@ -191,12 +211,20 @@ async def _ready(spec: ActorSpec, name: str, actor: Any) -> None:
         ) from None
 
 
-def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
+def _class(spec: ActorSpec) -> Any:
     assert spec.actor is not None
     module, _, class_name = spec.actor.partition(":")
-    cls = getattr(importlib.import_module(module), class_name)
-    made: Any = ray.remote(cls)
-    parameters = inspect.signature(cls).parameters
+    return getattr(importlib.import_module(module), class_name)
+
+
+def _arguments(spec: ActorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``given`` that the constructor has parameters for."""
+    parameters = inspect.signature(_class(spec)).parameters
+    return {key: argument for key, argument in given.items() if key in parameters}
+
+
+def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
+    made: Any = ray.remote(_class(spec))
     return made.options(
         name=given["name"],
         num_cpus=spec.num_cpus,
@@ -204,7 +232,13 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
         max_restarts=spec.restarts,
         max_concurrency=spec.concurrency,
         scheduling_strategy=place,
-    ).remote(**{key: argument for key, argument in given.items() if key in parameters})
+    ).remote(**_arguments(spec, given))
+
+
+def _host(name: str, place: Any, run_dir: str) -> Any:
+    made: Any = ray.remote(Host)
+    options = {"name": name, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": place}
+    return made.options(**options).remote(name, run_dir)
 
 
 async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:

@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-
 from rlforge.actors.bundle import Bundle
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
+from rlforge.actors.host import find_actor
 from rlforge.actors.process import begin
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
@@ -36,10 +35,10 @@ class CollectorActor:
         begin(name, folder.open())
         self._name = name
         # By name: handles among the arguments may be invalid when Ray restarts this actor.
-        self._pool: Any = ray.get_actor("pool")
-        self._buffer: Any = ray.get_actor("buffer")
-        self._tracker: Any = ray.get_actor("tracker")
-        engines = [ray.get_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
+        self._pool: Any = find_actor("pool")
+        self._buffer: Any = find_actor("buffer")
+        self._tracker: Any = find_actor("tracker")
+        engines = [find_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
         clock = self._clock = Clock()
         # A restarted collector must not read the answers meant for its predecessor.
         client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"

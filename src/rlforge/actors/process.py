@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,10 +33,24 @@ def end(cause: Exception) -> NoReturn:
     os._exit(1)
 
 
+_hosting = contextvars.ContextVar("hosting", default=False)
+
+
+@contextlib.contextmanager
+def hosting() -> Iterator[None]:
+    """In the block actors are made for a process that is set up already."""
+    token = _hosting.set(True)
+    try:
+        yield
+    finally:
+        _hosting.reset(token)
+
+
 def begin(name: str, run_dir: str | Path) -> None:
     """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
-    open_log(name, run_dir)
-    end_with_node()
+    if not _hosting.get():
+        open_log(name, run_dir)
+        end_with_node()
 
 
 def end_with_node() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
+
+import numpy as np
 
 from rlforge.errors import ConfigError, first_line
 
@@ -24,12 +27,14 @@ def check_finite(path: Path) -> str:
     for file, name, tensor in _tensors(path):
         if (bad := _not_finite(tensor)) > 0:
             raise ConfigError(f"{file}: {name} holds {bad:,} numbers that are not finite")
-        tensors, numbers = tensors + 1, numbers + tensor.numel()
+        tensors, numbers = tensors + 1, numbers + math.prod(tensor.shape)
     return f"{numbers:,} numbers in {tensors} tensors"
 
 
 def _not_finite(tensor: Any) -> int:
-    """How many numbers of a tensor are NaN or infinite."""
+    """How many numbers of a tensor, of numpy or torch, are NaN or infinite."""
+    if isinstance(tensor, np.ndarray):
+        return 0 if np.isfinite(tensor.sum(dtype=np.float64)) else int((~np.isfinite(tensor)).sum())
     if not tensor.is_floating_point():
         return 0
     bad = 0
@@ -46,17 +51,22 @@ def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
 
     Of files in PyTorch's own format those that transformers loads, where it finds no safetensors.
     """
-    import torch
     from safetensors import SafetensorError, safe_open
 
     files = sorted(path.glob("*.safetensors"))
     old = () if any(path.glob("*model*.safetensors")) else sorted(path.glob("*_model*.bin"))
     try:
         for file in files:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # not a dictionary
+            with safe_open(file, framework="np") as opened:
+                names = [*opened.keys()]
+                plain = all(opened.get_slice(name).get_dtype() == "F32" for name in names)
+            # Torch, which has the other types, takes a second to import.
+            with safe_open(file, framework="np" if plain else "pt") as opened:
+                for name in names:
                     yield file, name, opened.get_tensor(name)
         for file in old:
+            import torch
+
             held = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
             yield from ((file, name, held[name]) for name in held if torch.is_tensor(held[name]))
     except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -313,13 +314,29 @@ def positions(described: Any) -> int:
     return most
 
 
+def model_positions(config: ModelConfig) -> int:
+    """``positions`` of a configured model.
+
+    Of one that this package has made its own file is read: transformers' classes import torch,
+    seconds of a process that only checks a configuration. Raises ConfigError as
+    ``load_model_config``.
+    """
+    folder = local_copy(config)
+    if folder is not None and made_model(config.kind) is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # AutoConfig says what is wrong
+            described = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
+            if described["model_type"] == "llama":
+                return int(described["max_position_embeddings"])
+    return positions(load_model_config(config))
+
+
 def prompt_room(config: PolicyConfig) -> int:
     """Tokens of the longest prompt that an answer of ``engine.max_tokens`` can follow.
 
     Raises ConfigError where the model has positions for none.
     """
     engine = config.engine
-    most = min(engine.max_model_len, positions(load_model_config(config.model)))
+    most = min(engine.max_model_len, model_positions(config.model))
     if most <= engine.max_tokens:
         raise ConfigError(
             f"engine.max_tokens={engine.max_tokens} leaves no room for a prompt: {most} tokens of "

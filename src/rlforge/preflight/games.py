@@ -22,13 +22,7 @@ from rlforge.games.registry import check_env, make_game, tried
 from rlforge.kinds import kind_of
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
-from rlforge.models.load import (
-    load_model_config,
-    load_tokenizer,
-    local_copy,
-    positions,
-    prompt_room,
-)
+from rlforge.models.load import load_tokenizer, local_copy, model_positions, prompt_room
 from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
     Problems,
@@ -360,7 +354,7 @@ def _room_problems(config: GamesConfig) -> Problems:
     engine, tokenizer = config.engine, load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompts)
     try:
-        known = positions(load_model_config(config.model))
+        known = model_positions(config.model)
     except ConfigError:  # which the checks of the model raise, too
         return
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))

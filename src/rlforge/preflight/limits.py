@@ -10,7 +10,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
-from rlforge.models.load import load_model_config, local_copy, positions
+from rlforge.models.load import local_copy, model_positions
 from rlforge.rollout.lineup import other_models
 
 
@@ -31,7 +31,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     context, reason = engine.max_model_len, said("engine.max_model_len")
     if local_copy(config.model) is not None:
         with contextlib.suppress(ConfigError):  # which the checks of the model raise
-            context = min(context, positions(load_model_config(config.model)))
+            context = min(context, model_positions(config.model))
     if context < engine.max_model_len:
         reason = f"the {context:,} positions of {config.model.label}"
         if chosen("engine.max_model_len"):

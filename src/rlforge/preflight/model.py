@@ -21,6 +21,7 @@ from rlforge.errors import CheckpointError, ConfigError, collected, nearest, ref
 from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
+from rlforge.models.finite import check_finite
 from rlforge.models.fit import NO_ADAPTER, check_initial_adapter, start_of
 from rlforge.models.load import (
     check_source,
@@ -227,7 +228,11 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
     Those of a model whose weights are still on the hub are not fetched, and so not read.
     """
     folders: dict[Path, str] = {}
-    if (own := local_copy(config.model)) is not None and not unfetched(config.model):
+    made, own = made_model(config.model.kind), local_copy(config.model)
+    if own is not None and made is not None:  # it is whole, as it is there
+        broken = [*refusals(partial(check_finite, own))]
+        yield from (f"{error}; delete {own}, and it is made again" for error in broken)
+    elif own is not None and not unfetched(config.model):
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
         folders |= {Path(one.path_or_name or ""): key for one in policies}
@@ -239,7 +244,6 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
 def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
     """Weights in these folders, each with what names it, that are not finite or not there."""
     from rlforge.models.empty import empty_model
-    from rlforge.models.finite import check_finite
 
     for folder, named_by in folders.items():
         found = [*refusals(partial(check_finite, folder))]

@@ -32,6 +32,9 @@ from rlforge.types import value
 
 C = TypeVar("C", bound=PolicyConfig)
 
+FEW_CORES = 4
+"""Most cores of a machine on which actors that compute little share a process."""
+
 
 @value
 class Edge:
@@ -121,7 +124,7 @@ def make_plan(
     settled = with_start(settled, run_dir)
     if run_dir is not None:
         settled = kind.counted(settled, run_dir)
-    nodes = kind.nodes(settled, hardware)
+    nodes = _in_hosts(kind.nodes(settled, hardware), hardware)
     return RunPlan(config=settled, hardware=hardware, nodes=nodes, engine=engine, notes=notes)
 
 
@@ -220,6 +223,19 @@ def gpu_notes(
             f"{there - used} of {there} GPUs {'is' if there - used == 1 else 'are'} not used: "
             f"{keys}learner.num_learners={learners}{turns}"
         )
+
+
+def _in_hosts(nodes: tuple[ActorSpec, ...], hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+    """The parts, of which those that hold state share a process where cores are few.
+
+    Games have a process of their own: one that holds the interpreter must not hold the state.
+    """
+    state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
+    if hardware.ray_address is not None or (hardware.num_cpus or 0) > FEW_CORES or len(state) < 2:
+        return nodes
+    return tuple(
+        dataclasses.replace(node, host="state") if node in state else node for node in nodes
+    )
 
 
 # ---------------------------------------------------------------- which engine

@@ -1,5 +1,6 @@
 """Small real models, the learner's own passes over them, and what is alive while they run."""
 
+import dataclasses
 import weakref
 from typing import Any
 
@@ -91,7 +92,7 @@ class Case:
         self.model = model_class(config).to(torch.bfloat16 if bf16 else torch.float32)
         lora = LoraConfig(rank=rank, alpha=rank, dropout=dropout)
         if targets:
-            lora.target_modules = [*KNOWN[0].linears, *targets]
+            lora = dataclasses.replace(lora, target_modules=[*KNOWN[0].linears, *targets])
         self.policy = Policy(
             PolicySpec(model=self.model, lora=lora, temperature=1.0, pad_token_id=0, seed=0),
             LearnerConfig(
