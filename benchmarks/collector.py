@@ -42,12 +42,12 @@ from rlforge.engines.base import Answer, Engine
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.preflight.plan import make_plan
-from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.collector import Collector
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.types import GameSpec, PolicyRef, SamplingParams
+from rlforge.types import GameRecord, GameSpec, PolicyRef, SamplingParams
 
 CONCURRENT = 256
 WARM_UP_S = 3.0
@@ -81,9 +81,9 @@ class EndlessGames:
             for number in range(self._started - wanted, self._started)
         ]
 
-    async def deliver(self, delivery: Delivery) -> None:
-        self.failed += sum(game.error is not None for game in delivery.records)
-        turns = (turn for game in delivery.records for turn in game.turns)
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        self.failed += sum(game.error is not None for game in records)
+        turns = (turn for game in records for turn in game.turns)
         self.prompts += (turn.completion.prompt_token_ids for turn in turns)
 
 

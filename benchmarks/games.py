@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from common import record, seconds, shown, spread
@@ -18,8 +19,8 @@ from common import record, seconds, shown, spread
 from rlforge.config.schema import CollectorConfig
 from rlforge.games.base import View
 from rlforge.games.players import make_player
-from rlforge.rollout.collector import Collector, Delivery
-from rlforge.types import Completion, EnvSpec, Form, GameSpec, PolicyRef, Seat
+from rlforge.rollout.collector import Collector
+from rlforge.types import Completion, EnvSpec, Form, GameRecord, GameSpec, PolicyRef, Seat
 
 ENVS = {
     "TicTacToe": EnvSpec(id="TicTacToe-v0-train"),
@@ -48,10 +49,10 @@ class FixedGames:
         given, self._left = self._left[:wanted], self._left[wanted:]
         return given or None
 
-    async def deliver(self, delivery: Delivery) -> None:
-        assert all(game.error is None for game in delivery.records)
-        self.finished += len(delivery.records)
-        self.turns += sum(len(game.turns) for game in delivery.records)
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        assert all(game.error is None for game in records)
+        self.finished += len(records)
+        self.turns += sum(len(game.turns) for game in records)
 
 
 def answers(spec: GameSpec) -> Any:

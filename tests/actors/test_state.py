@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -17,9 +18,18 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, RunConfig
 from rlforge.games.base import View
 from rlforge.league.budget import api_players
-from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
+from rlforge.rollout.collector import Collector, MakeAnswer
 from rlforge.rollout.episode import Answer
-from rlforge.types import ApiUsage, Checkpoint, Completion, EnvSpec, Form, GameSpec, Seat
+from rlforge.types import (
+    ApiUsage,
+    Checkpoint,
+    Completion,
+    EnvSpec,
+    Form,
+    GameRecord,
+    GameSpec,
+    Seat,
+)
 
 GROUP = 4
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, form=Form(extraction="raw"))
@@ -42,8 +52,8 @@ class BufferPorts:
         games, self.games = self.games, []
         return games or None
 
-    async def deliver(self, delivery: Delivery) -> None:
-        await self._buffer.deliver("collector", delivery.records, delivery.learned)
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        await self._buffer.deliver("collector", records)
 
 
 def forfeiting(seats: dict[str, int]) -> MakeAnswer:
@@ -71,11 +81,9 @@ async def collect(
 ) -> BufferActor:
     """The buffer after the group was played with the filter on."""
     given = ["+experiment=kuhn_grpo", f"algorithm.group_size={GROUP}", "learner.batch_size=6"]
-    config = compose([*given, *overrides, "buffer.save_batches_as=[parquet,csv]"]).config
-    buffer = make_buffer(config, run_dir)
-    collecting = CollectorConfig(filter_opponent_invalid=True)
-    ports = BufferPorts(buffer, trained)
-    await Collector(collecting, ports, forfeiting(forfeits)).train()
+    given += ["collector.filter_opponent_invalid=true", "buffer.save_batches_as=[parquet,csv]"]
+    buffer = make_buffer(compose([*given, *overrides]).config, run_dir)
+    await Collector(CollectorConfig(), BufferPorts(buffer, trained), forfeiting(forfeits)).train()
     return buffer
 
 

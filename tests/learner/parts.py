@@ -157,19 +157,16 @@ def outcome(metrics: Any) -> dict[str, float]:
 def plain_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> torch.Tensor:
     """[answer, vocabulary] by the model's own pass over this sample alone, without dropout."""
     training = model.training
-    logits = (
-        model.eval()(torch.tensor([sample.prompt_token_ids + sample.token_ids])).logits[0].float()
-    )
+    tokens = torch.tensor([sample.prompt_token_ids + sample.token_ids])
+    logits = model.eval()(tokens).logits[0].float()
     model.train(training)
     return (logits / temperature).log_softmax(-1)[len(sample.prompt_token_ids) - 1 : -1]
 
 
-def answer_logprobs(
-    model: Any, samples: Sequence[Sample], temperature: float = 1.0
-) -> torch.Tensor:
+def answer_logprobs(model: Any, of: Sequence[Sample], temperature: float = 1.0) -> torch.Tensor:
     """Those of all answer tokens, one after the other."""
-    tables = [plain_logprobs(model, sample, temperature) for sample in samples]
-    chosen = [torch.tensor(sample.token_ids)[:, None] for sample in samples]
+    tables = [plain_logprobs(model, sample, temperature) for sample in of]
+    chosen = [torch.tensor(sample.token_ids)[:, None] for sample in of]
     return torch.cat([t.gather(1, c)[:, 0] for t, c in zip(tables, chosen, strict=True)])
 
 

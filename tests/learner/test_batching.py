@@ -35,11 +35,8 @@ def row(prompt: int, answer: int, sample: int = 0, start: int = 0) -> Row:
 
 
 def test_steps_without_tokens_are_left_out_and_counted():
-    samples = [
-        parts.sample(token_ids=(), logprobs=()),
-        parts.sample(),
-        parts.sample(prompt_token_ids=()),
-    ]
+    unanswered, unasked = {"token_ids": (), "logprobs": ()}, {"prompt_token_ids": ()}
+    samples = [parts.sample(**unanswered), parts.sample(), parts.sample(**unasked)]
     selection = select_rows(samples, None)
     assert [r.sample for r in selection.rows] == [1]
     assert (selection.empty, selection.tokens) == (2, 2)
@@ -270,12 +267,9 @@ def test_rewritten_history_begins_a_row():
 
 
 def test_seats_and_games_with_equal_tokens_are_not_one_conversation():
-    samples = parts.conversation(2)
-    other = [
-        dataclasses.replace(samples[1], player_id=1),
-        dataclasses.replace(samples[1], origin="h"),
-    ]
-    assert len(select_rows([samples[0], *other], None).rows) == 3
+    first, second = parts.conversation(2)
+    other = [dataclasses.replace(second, player_id=1), dataclasses.replace(second, origin="h")]
+    assert len(select_rows([first, *other], None).rows) == 3
 
 
 def test_each_token_of_a_conversation_is_computed_once():

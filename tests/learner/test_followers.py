@@ -194,12 +194,8 @@ def test_the_average_is_saved_and_gives_reference_logprobs(tmp_path, train):
 
     learner.update(parts.batch(samples))
 
-    torch.testing.assert_close(
-        references(algorithm, samples),
-        parts.answer_logprobs(averaged, samples),
-        atol=1e-5,
-        rtol=1e-5,
-    )
+    expected = parts.answer_logprobs(averaged, samples)
+    torch.testing.assert_close(references(algorithm, samples), expected, atol=1e-5, rtol=1e-5)
     assert "snapshot" not in learner.state_dict()["followers"]
 
 

@@ -25,11 +25,9 @@ from rlforge.learner.layers import check_compiling, compile_layers
 )
 def test_compiled_layers_have_the_same_gradients(settings):
     torch._dynamo.reset()
-    samples = parts.random_steps(9)
+    drawn = parts.random_steps(9)
     (plain, expected), (compiled, metrics) = (
-        parts.first_update(
-            samples, parts.PolicyGradient(entropy=True), compile=compiled, **settings
-        )
+        parts.first_update(drawn, parts.PolicyGradient(entropy=True), compile=compiled, **settings)
         for compiled in (False, True)
     )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0

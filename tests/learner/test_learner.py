@@ -253,9 +253,7 @@ def conversations(games=3):
 def test_a_conversation_learns_what_its_turns_would_learn_apart(packing, optimizer_steps):
     """The reference has every turn in a game of its own, so that no row holds two."""
     together = conversations()
-    apart = [
-        dataclasses.replace(sample, origin=f"{number}") for number, sample in enumerate(together)
-    ]
+    apart = [dataclasses.replace(one, origin=f"{n}") for n, one in enumerate(together)]
     critic = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.zeros(1)}
     ours, plain = (
         parts.PolicyGradient(reference=True, values=True, entropy=True) for _ in range(2)

@@ -22,7 +22,7 @@ from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.models.load import load_tokenizer
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.collector import Collector, learned_episodes
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed
@@ -60,12 +60,18 @@ def answering(act):
     return of_game
 
 
+def learned_of(record, config):
+    """The players whose episodes are learned from."""
+    episodes = learned_episodes(record, RewardPipeline(RewardsConfig()), config)
+    return [episode[0].player_id for episode in episodes]
+
+
 class ListPorts:
     """Hands out a fixed list of games, at most ``room`` a call, and keeps what comes back."""
 
     def __init__(self, games: Sequence[GameSpec]) -> None:
         self.waiting = list(games)
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[Sequence[GameRecord]] = []
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         await asyncio.sleep(0)
@@ -74,12 +80,12 @@ class ListPorts:
         handed, self.waiting = self.waiting[:wanted], self.waiting[wanted:]
         return handed
 
-    async def deliver(self, delivery: Delivery) -> None:
-        self.deliveries.append(delivery)
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        self.deliveries.append(records)
 
     @property
     def records(self) -> list[GameRecord]:
-        return [record for delivery in self.deliveries for record in delivery.records]
+        return [record for games in self.deliveries for record in games]
 
 
 class Table:
@@ -140,9 +146,8 @@ async def test_failed_games_are_recorded_and_replaced():
     failed = [record for record in ports.records if record.error is not None]
     assert {record.spec.game_id for record in failed} == {"g3", "g7"}
     assert len(ports.records) - len(failed) == 10
-    for delivery in ports.deliveries:
-        for record, learned in zip(delivery.records, delivery.learned, strict=True):
-            assert learned == ((0, 1) if record.error is None else ())
+    for record in ports.records:
+        assert learned_of(record, CollectorConfig()) == ([0, 1] if record.error is None else [])
 
 
 async def test_too_many_failures_in_a_row_end_the_run_with_their_cause():
@@ -179,12 +184,12 @@ async def test_with_the_filter_only_the_seat_that_forfeits_a_game_is_learned_fro
     table = Table(forfeit={} if forfeits is None else {"g0": forfeits})
     await Collector(config, ports, table).train()
     assert ports.records[0].invalid_by == forfeits
-    assert ports.deliveries[0].learned == (learned,)
+    assert learned_of(ports.records[0], config) == list(learned)
 
 
 async def test_ports_that_fail_end_the_collection_at_once():
     class Gone(ListPorts):
-        async def deliver(self, delivery: Delivery) -> None:
+        async def deliver(self, records: Sequence[GameRecord]) -> None:
             raise RunError("the buffer is gone")
 
     class Endless(Gone):
@@ -435,10 +440,10 @@ async def test_games_that_are_handed_out_come_back_in_their_order_with_their_fai
     table = Table(broken={"g3": GameError("the rules have a hole")}, forfeit={"g5": 1})
     config = CollectorConfig(filter_opponent_invalid=True)
     played = await Collector(config, None, table).play([game(i) for i in range(12)])
-    ids = [[record.spec.game_id for record in delivery.records] for delivery in played]
+    ids = [[record.spec.game_id for record in games] for games in played]
     assert ids == [["g3", "g3~1"] if i == 3 else [f"g{i}"] for i in range(12)]
-    assert played[3].learned == ((), (0, 1))
-    assert played[5].learned == ((1,),)
+    assert [learned_of(record, config) for record in played[3]] == [[], [0, 1]]
+    assert learned_of(played[5][0], config) == [1]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
 from rlforge.league.budget import api_players
 from rlforge.models.load import load_tokenizer, stop_token_ids
-from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.collector import Collector
 from rlforge.rollout.legal import LegalTokens
 from rlforge.rollout.lineup import other_models, train_envs
 from rlforge.rollout.policies import SeatPolicies
@@ -101,7 +101,7 @@ class CollectorActor:
     async def engines_wake(self) -> None:
         self._clock.go_on()
 
-    async def play(self, specs: Sequence[GameSpec]) -> list[Delivery]:
+    async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
         """Play training games that the caller hands out; it records what came of them."""
         return await self._collector.play(specs)
 
@@ -132,15 +132,15 @@ class CollectorActor:
         granted: dict[str, int] = await self._buffer.reserve.remote(self._name, wanted)
         return await self._pool.next_games.remote(self._name, granted) if granted else None
 
-    async def deliver(self, delivery: Delivery) -> None:
-        games = Bundle(delivery.records)
-        outlines = Bundle([_outline(record) for record in delivery.records])
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        games = Bundle(records)
+        outlines = Bundle([_outline(record) for record in records])
         self._pool.push_outcomes.remote(outlines)
         self._report_api_usage()
         # Games that the tracker has are on record whatever becomes of this process.
         await asyncio.gather(
             self._tracker.add_games.remote(games if self._saves else outlines),
-            self._buffer.deliver.remote(self._name, games, delivery.learned),
+            self._buffer.deliver.remote(self._name, games),
         )
 
 

@@ -34,7 +34,7 @@ from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.results import PoolSnapshot
 from rlforge.tracking.tracker import Tracker
-from rlforge.types import ApiUsage, Checkpoint, Episode, GameRecord, GameSpec, TrainBatch
+from rlforge.types import ApiUsage, Checkpoint, GameRecord, GameSpec, TrainBatch
 
 
 class TrackerActor(Tracker):
@@ -198,6 +198,7 @@ class _Samples:
         settings = buffer_settings(config, name)
         self._dynamic = settings.max_replaced > 0
         self._flowing = config.determinism != "strict"
+        self._collecting = config.collector
         self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()
@@ -207,24 +208,22 @@ class _Samples:
         self.reserved[collector] += granted
         return granted
 
-    def add(self, collector: str, games: Sequence[tuple[GameRecord, Sequence[Episode]]]) -> None:
-        """Add shaped games; release the places of those that ended."""
-        now = time.monotonic()
-        # A failed game is replayed: its group waits for the replacement.
+    def add(self, collector: str, records: Sequence[GameRecord]) -> None:
+        """Shape and add games; release the places of those that ended."""
+        # A failed game is replayed: it keeps its place, and its group waits for the replacement.
+        now, played = time.monotonic(), [record for record in records if record.error is None]
         self.buffer.add(
             Shaped(
-                episodes,
+                learned_episodes(record, self.rewards, self._collecting),
                 record.spec.group_id,
                 record.spec.group_size,
                 begun=now - record.duration_s if self._flowing else None,
             )
-            for record, episodes in games
-            if record.error is None
+            for record in played
         )
-        # A failed game keeps its place for its replacement: only played games release theirs.
-        durations = [record.duration_s for record, _ in games if record.error is None]
-        ended = min(len(durations), self.reserved[collector])
+        ended = min(len(played), self.reserved[collector])
         self.reserved[collector] -= ended
+        durations = [record.duration_s for record in played]
         self.buffer.release(ended, statistics.mean(durations) if durations else None)
 
     def release_all(self, collector: str) -> None:
@@ -269,7 +268,6 @@ class BufferActor:
         begin("buffer", run_dir)
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
         self._turns = turns(config)
-        self._collecting = config.collector
         # Number of the update that is drawn next.
         self._update = 1
         #: The newest batch, until it is written.
@@ -324,23 +322,14 @@ class BufferActor:
                 samples.release_all(collector)
             self._changed.notify_all()
 
-    async def deliver(
-        self, collector: str, records: Sequence[GameRecord], learned: Sequence[tuple[int, ...]]
-    ) -> None:
-        """Shape and add the games to learn from; release the places of games that ended.
-
-        learned: of each game, the players whose episodes are learned from.
-        """
-        shaped: dict[str, list[tuple[GameRecord, Sequence[Episode]]]] = {}
-        for record, players in zip(records, learned, strict=True):
-            name = record.spec.learner
-            episodes = learned_episodes(
-                self._samples[name].rewards.shape(record, players), record.spec, self._collecting
-            )
-            shaped.setdefault(name, []).append((record, episodes))
+    async def deliver(self, collector: str, records: Sequence[GameRecord]) -> None:
+        """Shape and add the games to learn from; release the places of games that ended."""
+        games: dict[str, list[GameRecord]] = {}
+        for record in records:
+            games.setdefault(record.spec.learner, []).append(record)
         async with self._changed:
-            for name, games in shaped.items():
-                self._samples[name].add(collector, games)
+            for name, own in games.items():
+                self._samples[name].add(collector, own)
             self._changed.notify_all()
 
     async def next_batch(

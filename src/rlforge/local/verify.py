@@ -32,7 +32,7 @@ from rlforge.games.base import View
 from rlforge.kinds import kind_of
 from rlforge.local.recorded import RecordedGames
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.collector import learned_episodes, learned_players
+from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.episode import Seats, play_game
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
@@ -236,7 +236,6 @@ async def _replayed(record: GameRecord) -> str | None:
 
 def _rewards(run: RecordedGames) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
-    collecting = run.config.collector
     pipelines = {
         name: RewardPipeline(of_policy(run.config, name).rewards)
         for name in policy_names(run.config)
@@ -247,9 +246,7 @@ def _rewards(run: RecordedGames) -> Check:
         shaped = {
             (sample.origin, sample.player_id, sample.turn_index): sample
             for record in filter(None, map(run.records.get, games))
-            for episode in learned_episodes(
-                pipeline.shape(record, learned_players(record, collecting)), record.spec, collecting
-            )
+            for episode in learned_episodes(record, pipeline, run.config.collector)
             for sample in episode
         }
         if any(sample.origin not in run.records for sample in batch.samples):

@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
+from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.episode import Answer, Legal, play_game
 from rlforge.rollout.schedule import derive_seed, retry
 from rlforge.system.timeouts import TimeLimit
-from rlforge.types import Episode, GameRecord, GameSpec, value
+from rlforge.types import Episode, GameRecord, GameSpec
 
 FLUSH_S = 0.05
 """Longest wait of a finished game for its delivery: delivering in batches costs less."""
 
 MakeAnswer = Callable[[GameSpec], Answer]
-
-
-@value
-class Delivery:
-    """Finished games, and for each the players whose episodes are learned from."""
-
-    records: tuple[GameRecord, ...]
-    learned: tuple[tuple[int, ...], ...]
 
 
 class Ports(Protocol):
@@ -41,7 +34,7 @@ class Ports(Protocol):
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         """Between 1 and ``wanted`` games, as soon as the buffer admits them; None: stop."""
 
-    async def deliver(self, delivery: Delivery) -> None:
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
         """Receive finished games."""
 
 
@@ -123,8 +116,8 @@ class Collector:
         finally:
             await self._flush()
 
-    async def play(self, specs: Sequence[GameSpec]) -> list[Delivery]:
-        """Play ``specs`` at the same time; what came of each, in their order.
+    async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
+        """Play ``specs`` at the same time; of each, in their order, all games until one counted.
 
         A game that fails is played again, then replaced. Raises RunError when one failed
         ``max_failures`` times, and where the clock ended one: the games of a run with
@@ -132,7 +125,7 @@ class Collector:
         """
         return await asyncio.gather(*map(self._play_by_rules, specs))
 
-    async def _play_by_rules(self, spec: GameSpec) -> Delivery:
+    async def _play_by_rules(self, spec: GameSpec) -> list[GameRecord]:
         records = list[GameRecord]()
         while not records or records[-1].error is not None:
             record = await self._play_once(spec, self._legal_tokens)
@@ -151,7 +144,7 @@ class Collector:
                     f"{record.error}"
                 )
             spec = retry(spec)
-        return self._delivery(records)
+        return records
 
     async def evaluate(
         self,
@@ -217,32 +210,24 @@ class Collector:
             return
         records, self._finished = self._finished, []
         assert self._ports is not None
-        await self._ports.deliver(self._delivery(records))
-
-    def _delivery(self, records: Sequence[GameRecord]) -> Delivery:
-        learned = tuple(learned_players(record, self._config) for record in records)
-        return Delivery(records=tuple(records), learned=learned)
+        await self._ports.deliver(records)
 
 
 def learned_episodes(
-    episodes: Iterable[Episode], spec: GameSpec, config: CollectorConfig
+    record: GameRecord, rewards: RewardPipeline, config: CollectorConfig
 ) -> list[Episode]:
-    """Seats that become samples: all, or with ``learned_seats: one`` those of a seat of the game.
+    """The episodes of a game that are learned from; none of one that failed.
 
-    It is drawn from all trained seats, by the seed of the game: so games of a group have the same.
-    Rewards are shaped before, as baselines of roles are means over every seat of the policy.
+    They are of all trained seats; with ``filter_opponent_invalid`` only of the one that forfeited,
+    where one did. With ``learned_seats: one`` they are of a seat that is drawn from all trained
+    ones, by the seed of the game: so games of a group have the same. Rewards are shaped before, as
+    baselines of roles are means over every seat of the policy.
     """
-    if config.learned_seats == "all" or not spec.trained:
-        return list(episodes)
+    spec, learned = record.spec, record.spec.trained
+    if config.filter_opponent_invalid and record.invalid_by is not None:
+        learned = tuple(player for player in learned if player == record.invalid_by)
+    episodes = rewards.shape(record, learned)
+    if config.learned_seats == "all" or not episodes:
+        return episodes
     seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
     return [episode for episode in episodes if episode[0].player_id == seat]
-
-
-def learned_players(record: GameRecord, config: CollectorConfig) -> tuple[int, ...]:
-    """The trained seats; with the filter only the one that forfeited, where one did."""
-    if record.error is not None:
-        return ()
-    filtering = config.filter_opponent_invalid and record.invalid_by is not None
-    return tuple(
-        player for player in record.spec.trained if not filtering or player == record.invalid_by
-    )

@@ -26,7 +26,6 @@ from rlforge.actors.calls import ActorCalls
 from rlforge.actors.cluster import RunActors
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
-from rlforge.rollout.collector import Delivery
 from rlforge.tracking.digests import digest_of, digest_of_games, moved
 from rlforge.training.policies import Trained
 from rlforge.types import GameRecord, GameSpec
@@ -193,7 +192,7 @@ class Rounds:
         games: list[GameSpec] = await self._actors.pool.next_games.remote(_ROUND, counts)
         return games
 
-    async def _play(self, specs: Sequence[GameSpec]) -> list[Delivery]:
+    async def _play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
         """Let the collectors play, each a share; what came of the games, in their order."""
         names = self._actors.replicas("collector")
         shares = await asyncio.gather(
@@ -204,13 +203,12 @@ class Rounds:
         )
         return [shares[n % len(names)][n // len(names)] for n in range(len(specs))]
 
-    async def _record(self, played: Sequence[Delivery]) -> None:
-        records = [record for delivery in played for record in delivery.records]
-        learned = [players for delivery in played for players in delivery.learned]
+    async def _record(self, played: Sequence[Sequence[GameRecord]]) -> None:
+        records = [record for games in played for record in games]
         self._recorded += records
         await self._actors.pool.push_outcomes.remote(records)
         await self._actors.tracker.add_games.remote(records)
-        await self._actors.buffer.deliver.remote(_ROUND, records, learned)
+        await self._actors.buffer.deliver.remote(_ROUND, records)
 
     async def evaluate(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         records: list[GameRecord] = await self._calls.call(collector, "evaluate", specs, True)
