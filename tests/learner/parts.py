@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,6 +114,7 @@ def learner(
     temperature: float = 1.0,
     seed: int = 0,
     initial_value_head: dict[str, torch.Tensor] | None = None,
+    initial_adapter: str | None = None,
     device: str = "cpu",
     **given: Any,
 ) -> Learner:
@@ -126,6 +128,7 @@ def learner(
         pad_token_id=PAD,
         seed=seed,
         initial_value_head=initial_value_head,
+        start=None if initial_adapter is None else Path(initial_adapter),
     )
     settings = {"mini_batch_size": 4, "learning_rate": 1e-2, "grad_clip": 1e9, **given}
     config = LearnerConfig(**settings)
