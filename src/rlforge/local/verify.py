@@ -131,7 +131,7 @@ def _checkpoints(run: Recorded) -> Check:
 def _batches(run: RecordedGames) -> Check:
     problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
-        notes = ("batches were not saved (buffer.save_batches=false)",)
+        notes = ["batches were not saved (buffer.save_batches=false)"]
         return Check("batches", "batches", 0, len(drawn), "", notes=notes)
     chosen = run.some(drawn, _BATCHES)
     for number in chosen:
@@ -160,8 +160,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
         chosen = set(ids) if run.whole else {*run.some(ids, _GAMES), *of_batches}
         run.records = {record.spec.game_id: record for record in read_games(run.dir, chosen)}
     except RlforgeError as error:
-        return Check("games", "games", 0, 0, "", problems=(str(error),))
-    notes = () if ids else ("no games were saved (collector.save_games=false)",)
+        return Check("games", "games", 0, 0, "", problems=[str(error)])
+    notes = [] if ids else ["no games were saved (collector.save_games=false)"]
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
     if run.whole and run.config.strict and ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ class Check:
     checked: int
     total: int
     result: str
-    problems: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    problems: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 class Recorded(ABC):
