@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -282,3 +283,43 @@ def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(
     assert [row["step"] for row in metrics] == list(range(1, updates + 3))
     # Also after the resume, where earlier versions come from the checkpoints.
     assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics), metrics
+
+
+HOLDS = """import ctypes
+from pathlib import Path
+
+
+class Holds:
+    def __init__(self, env, rng):
+        pass
+
+    def act(self, view):
+        if Path("hold").exists():
+            ctypes.PyDLL(None).sleep(1000)  # which does not give the interpreter away
+        return view.legal_actions[0]
+"""
+
+
+@pytest.mark.ray
+def test_a_game_that_holds_the_interpreter_ends_the_run_with_its_state_saved(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlforge.training.watch.HELD_S", 8.0)
+    Path("holds.py").write_text(HOLDS)
+    own = ("pool.mode=fixed", "pool.fixed_opponents=[holds:Holds]", "learner.total_updates=400")
+    own += ("learner.state_every=1000", "eval.every=0")
+    with ThreadPoolExecutor(1) as waiting:
+
+        def hold() -> None:
+            while len(rows("metrics.jsonl")) < 2:
+                time.sleep(0.1)
+            Path("hold").touch()
+
+        waiting.submit(hold)
+        assert rlforge_here(*train_arguments(small_model, *own)) == 1
+    said = capsys.readouterr().err
+    assert "collector-0 does not answer: code of a game or player holds its interpreter" in said
+    assert "holds.py, line 11, in act); mend it or leave it out, then go on with: " in said
+    saved = latest_checkpoint(Path("run/checkpoints"), with_state=True)
+    assert saved is not None
+    assert checkpoint_version(saved) == len(rows("metrics.jsonl")) >= 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import faulthandler
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -69,6 +71,34 @@ def end_with_node() -> None:
         end(RunError("Ray's process of this node has ended"))
 
     threading.Thread(target=watch, name="node-watch", daemon=True).start()
+
+
+HELD_S = 60.0
+"""Seconds without an answer after which code of a user holds the interpreter of a process."""
+
+
+class Pulse:
+    """Writes where a process stands into its crash log, unless it beats again in time.
+
+    A timer of C does it, which needs no interpreter.
+    """
+
+    def __init__(self, name: str, run_dir: str | Path) -> None:
+        logs = Path(run_dir) / "logs"
+        self._log = (logs / f"{name}.crash.log").open("a", encoding="utf-8")
+
+    def beat(self, within_s: float) -> None:
+        """The interpreter is free; the next beat comes within this time, or else it is held."""
+        faulthandler.dump_traceback_later(within_s, file=self._log)
+
+
+def held_at(name: str, run_dir: Path) -> str:
+    """Where code of a game holds the actor ``name``, from its crash log; empty: unknown."""
+    log = run_dir / "logs" / f"{name}.crash.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    playing = [thread for thread in text.split("Thread 0x") if "in play_game" in thread]
+    found = re.search(r'File "(.+)", line (\d+) in (.+)', playing[-1]) if playing else None
+    return "" if found is None else f" ({found[1]}, line {found[2]}, in {found[3]})"
 
 
 def limit_threads(threads: int | None) -> None:

@@ -11,6 +11,7 @@ from itertools import chain
 from rlforge.actors.calls import ActorCalls
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.engine import EngineReport
+from rlforge.actors.process import HELD_S
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.rollout.lineup import eval_pairings, fixed_opponents
@@ -30,8 +31,13 @@ class Watch:
         calls: ActorCalls,
         note: Callable[[str], None],
         started: float,
+        held: Callable[[str], None],
     ) -> None:
-        """started: when the run began, in seconds of the wall clock."""
+        """started: when the run began, in seconds of the wall clock.
+
+        held: called with the name of a collector whose interpreter is held.
+        """
+        self._held = held
         self._actors, self._calls, self._note = actors, calls, note
         self._started, self._places = started, config.engine.max_parallel_seq
         self._reports: dict[str, tuple[float, EngineReport]] = {}
@@ -70,6 +76,18 @@ class Watch:
             await self._calls.back(name)
             await self._look_at(name)
             await asyncio.sleep(POLL_S)
+
+    async def collector(self, name: str) -> None:
+        """See that a collector answers whenever it is there."""
+        while True:
+            await self._calls.back(name)
+            try:
+                async with asyncio.timeout(HELD_S):
+                    await self._calls.ask(name, "process", 0.75 * HELD_S)
+            except TimeoutError:
+                self._held(name)
+                return
+            await asyncio.sleep(min(POLL_S, HELD_S / 4))
 
     async def api(self) -> None:
         """Report on API players, if there are any."""
