@@ -59,7 +59,7 @@ def test_advantages_are_relative_to_group_and_role():
     ]
     relative = in_groups(samples, standardize)
     assert relative.advantages == (1, 0, -1, 0, -1, 1)
-    assert (relative.groups, relative.constant) == (3, 1)
+    assert relative.metrics == {"groups": 3, "constant_groups": 1}
     assert in_groups(samples, partial(standardize, divide=False)).advantages == (1, 0, -1, 0, -2, 2)
 
 

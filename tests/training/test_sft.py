@@ -77,7 +77,7 @@ def test_an_untrained_model_learns_to_move_legally(untrained: Path, tmp_path: Pa
 def test_the_samples_of_an_update_can_be_read(adapted: rlforge.Run) -> None:
     first = find_batch(adapted.path, 1)
     assert len(first.samples) == adapted.config.learner.batch_size
-    assert all(sample.step.action in sample.answer for sample in first.samples)
+    assert all(shown.sample.action in shown.answer for shown in first.samples)
     assert {sample.advantage for sample in first.samples} == {None}
     assert find_batch(adapted.path).number == adapted.summary["updates"]
 

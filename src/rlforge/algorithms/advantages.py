@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from rlforge.algorithms.base import Targets
 from rlforge.errors import RunError
 from rlforge.rewards.sampling import is_constant
-from rlforge.types import Sample, value
+from rlforge.types import Sample
 
 Formula = Callable[[Sequence[float]], Sequence[float]]
 """Advantages of the episodes of one group from their scores."""
-
-
-@value
-class GroupAdvantages:
-    """advantages: one per sample. groups: their number. constant: groups of equal scores."""
-
-    advantages: tuple[float, ...]
-    groups: int
-    constant: int
 
 
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
@@ -74,7 +66,7 @@ def max_rl(scores: Sequence[float]) -> list[float]:
     return [x / mean for x in centred] if any(centred) else centred
 
 
-def in_groups(samples: Sequence[Sample], formula: Formula) -> GroupAdvantages:
+def in_groups(samples: Sequence[Sample], formula: Formula) -> Targets:
     """Advantages of episodes relative to their group: ``formula`` of the scores of each group.
 
     A group is the episodes of one player (role) in the games of one ``group_id``. The score R_i of
@@ -103,11 +95,15 @@ def in_groups(samples: Sequence[Sample], formula: Formula) -> GroupAdvantages:
             raise RunError(f"games {', '.join(games)}, player {player_id}: {error}") from error
         for origin, advantage in zip(games, found, strict=True):
             advantages[origin, player_id] = advantage
-    return GroupAdvantages(
+    return Targets(
         advantages=tuple(advantages[sample.episode] for sample in samples),
-        groups=len(rewards),
-        constant=constant,
+        metrics=group_metrics(len(rewards), constant),
     )
+
+
+def group_metrics(groups: int, constant: int) -> dict[str, float]:
+    """The metrics of ``groups``, of which ``constant`` have equal scores only."""
+    return {"groups": float(groups), "constant_groups": float(constant)}
 
 
 def episodes_of(samples: Sequence[Sample]) -> Iterable[slice]:

@@ -16,6 +16,7 @@ from rlforge.algorithms.advantages import (
     episodes_of,
     explained_variance,
     generalized_advantages,
+    group_metrics,
     in_groups,
     leave_one_out,
     max_rl,
@@ -197,11 +198,7 @@ class Grpo(PolicyGradient[GrpoConfig]):
             "leave_one_out": leave_one_out,
             "max_rl": max_rl,
         }
-        relative = in_groups(samples, formulas[self.config.advantage])
-        return Targets(
-            advantages=relative.advantages,
-            metrics=_group_metrics(relative.groups, relative.constant),
-        )
+        return in_groups(samples, formulas[self.config.advantage])
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
         return ratio_loss(inputs, self.config)
@@ -253,7 +250,7 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
             for index, advantage in zip(group, relative, strict=True):
                 advantages[index] = advantage
         constant = sum(is_constant([rewards[i] for i in group]) for group in agents)
-        return Targets(advantages=tuple(advantages), metrics=_group_metrics(len(agents), constant))
+        return Targets(advantages=tuple(advantages), metrics=group_metrics(len(agents), constant))
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
         return ratio_loss(inputs, self.config)
@@ -363,7 +360,3 @@ def ratio_loss(inputs: LossInputs, config: RatioConfig) -> TokenLoss:
         return cispo_loss(inputs, cap, low, high, floor)
     by_sequence = config.loss == "sequence_clip"
     return clipped_loss(inputs, cap, low, high, config.dual_clip, floor, sequences=by_sequence)
-
-
-def _group_metrics(groups: int, constant: int) -> dict[str, float]:
-    return {"groups": float(groups), "constant_groups": float(constant)}

@@ -31,12 +31,12 @@ from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 from rlforge.preflight.continuous import agent_problems, check_answers
 from rlforge.preflight.policy import Problems
-from rlforge.rollout.datasets import AnswerEncoder, written
+from rlforge.rollout.datasets import AnswerEncoder, given_sample, written
 from rlforge.rollout.demonstrations import SAY_EVERY_S
 from rlforge.rollout.schedule import derive_seed
 from rlforge.run.teachers import Players
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import OTHER_RUN, PolicyRef, Sample
+from rlforge.types import PolicyRef, Sample
 
 AGENTS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""
@@ -149,7 +149,9 @@ def _episode(
                 if prompter.read(question, encoder.text(tokens)).action != action:
                     left_out["not read as their action"] += 1
                     continue
-                open_samples[receipt.ticket] = Sample(
+                open_samples[receipt.ticket] = given_sample(
+                    question.token_ids,
+                    tokens,
                     origin=f"data-{number:07d}",
                     env_id="market",
                     player_id=place,
@@ -157,11 +159,7 @@ def _episode(
                     last_turn=False,
                     observation=question.text,
                     action=json.dumps(action),
-                    prompt_token_ids=question.token_ids,
-                    token_ids=tokens,
-                    logprobs=(0.0,) * len(tokens),
                     policy_uid=name,
-                    policy_version=OTHER_RUN,
                 )
         crowd.act()
         for settled in world.tick():

@@ -81,6 +81,17 @@ def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
     return int(own) if own in stops else min(stops)
 
 
+def given_sample(prompt: Sequence[int], answer: Sequence[int], **about: Any) -> Sample:
+    """An answer to learn that no engine sampled; about: the other fields."""
+    return Sample(
+        prompt_token_ids=tuple(prompt),
+        token_ids=tuple(answer),
+        logprobs=(0.0,) * len(answer),
+        policy_version=OTHER_RUN,
+        **about,
+    )
+
+
 # ---------------------------------------------------------------- the samples of a run
 
 
@@ -133,18 +144,16 @@ def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Itera
             raise ConfigError(f"{place}: {type(error).__name__}: {error}") from error
         for index, (prompt, answer) in enumerate(answers):
             tokens = encoder.answer(answer, after="", markup=True)
-            yield Sample(
+            yield given_sample(
+                encoder.prompt(prompt),
+                tokens,
                 origin=place,
                 env_id=path.name,
                 turn_index=index,
                 last_turn=index + 1 == len(answers),
                 observation=prompt.text,
                 action=answer,
-                prompt_token_ids=encoder.prompt(prompt),
-                token_ids=tokens,
-                logprobs=(0.0,) * len(tokens),
                 policy_uid=path.name,
-                policy_version=OTHER_RUN,
             )
 
 

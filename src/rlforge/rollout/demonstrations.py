@@ -29,7 +29,13 @@ from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_decoder, load_tokenizer, prompt_room
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.conversation import conversation_in
-from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
+from rlforge.rollout.datasets import (
+    AnswerEncoder,
+    given_sample,
+    sample_files,
+    samples_of_file,
+    written,
+)
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
@@ -37,7 +43,6 @@ from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
-    OTHER_RUN,
     Completion,
     EnvSpec,
     GameRecord,
@@ -302,7 +307,9 @@ def sample_of(
 ) -> Sample:
     """A turn of a game as a sample; ``index``: of the turn among those of its player."""
     reward = record.rewards[turn.player_id]
-    return Sample(
+    return given_sample(
+        prompt,
+        answer,
         origin=record.spec.game_id,
         env_id=record.spec.env_id,
         player_id=turn.player_id,
@@ -310,13 +317,9 @@ def sample_of(
         last_turn=False,
         observation=turn.observation,
         action=turn.action,
-        prompt_token_ids=tuple(prompt),
-        token_ids=tuple(answer),
-        logprobs=(0.0,) * len(answer),
         raw_reward=reward,
         reward=reward,
         policy_uid=record.spec.seats[turn.player_id].policy.uid,
-        policy_version=OTHER_RUN,
     )
 
 

@@ -113,7 +113,7 @@ class Case:
         # All differ: a pass computes equal rows once.
         (only,) = self.policy.passes(
             [
-                Row(step=row, prompt=tokens(row, half), answer=tokens(row, length - half + 1))
+                Row(sample=row, prompt=tokens(row, half), answer=tokens(row, length - half + 1))
                 for row in range(rows)
             ]
         )
@@ -167,8 +167,8 @@ class Case:
 
 
 def _tensors(micro: MicroBatch) -> list[torch.Tensor]:
-    names = ("input_ids", "mask", "token_ids", "positions", "slots", "flat", "steps", "last_prompt")
-    return [getattr(micro, name) for name in names]
+    names = ("input_ids", "mask", "token_ids", "positions", "slots", "flat", "samples")
+    return [getattr(micro, name) for name in (*names, "last_prompt")]
 
 
 @pytest.fixture
