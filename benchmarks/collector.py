@@ -32,10 +32,6 @@ import torch
 from common import record, shown, spread
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.actors.engine import EngineActor
-from rlforge.actors.engine_client import RemoteEngine
-from rlforge.actors.folder import RunFolder
-from rlforge.actors.session import ray_started
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Answer, Engine
@@ -46,6 +42,10 @@ from rlforge.rollout.collector import Collector
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
+from rlforge.run.actors.engine import EngineActor
+from rlforge.run.actors.engine_client import RemoteEngine
+from rlforge.run.actors.folder import RunFolder
+from rlforge.run.actors.session import ray_started
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.types import GameRecord, GameSpec, PolicyRef, SamplingParams
 

@@ -32,17 +32,17 @@ from typing import Any
 import psutil
 from common import record
 
-from rlforge.actors.cluster import RunActors, start_actors
-from rlforge.actors.engine import EngineActor
-from rlforge.actors.session import ray_started
 from rlforge.config.compose import compose
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.engines.base import Caller, EngineStats, Question
 from rlforge.models.load import load_tokenizer, resolve_model
 from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.record.files import create_run
+from rlforge.run.actors.cluster import RunActors, start_actors
+from rlforge.run.actors.engine import EngineActor
+from rlforge.run.actors.session import ray_started
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.utilisation import Span
-from rlforge.tracking.files import create_run
 from rlforge.types import Checkpoint, Completion, PolicyRef
 
 WARM_UP_S = 5.0

@@ -237,7 +237,7 @@ def recorded_gap(folder: Path, run: Path) -> float:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from rlforge.tracking.game_files import read_games
+    from rlforge.record.game_files import read_games
 
     worst, said = 0.0, dict[int, list[Any]]()
     for game in read_games(run):
@@ -384,7 +384,7 @@ def main() -> None:
     from tests.harness.in_process import use_actors_in_process
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from rlforge.actors import engine
+    from rlforge.run.actors import engine
 
     parser = argparse.ArgumentParser(description="All families of causal language models.")
     parser.add_argument("families", nargs="*")

@@ -33,11 +33,11 @@ from safetensors.torch import load_file, save_file
 from served import OVERRIDES, RANDOM_ADAPTERS, ServiceProcess, expected, make_adapter, prompts
 
 from rlforge.config.compose import compose
-from rlforge.config.serving import ServingConfig
+from rlforge.continuous.config.serving import ServingConfig
+from rlforge.continuous.serving.adapter import copy_files, fingerprint
+from rlforge.continuous.serving.records import Deployment
+from rlforge.continuous.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.engines.registry import make_engine
-from rlforge.serving.adapter import copy_files, fingerprint
-from rlforge.serving.records import Deployment
-from rlforge.serving.server import answer_requests, assembled, listen, url_of
 
 PHASES = ("validating", "checkpointing", "swapping", "verifying")
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -22,8 +22,8 @@ from typing import Any
 
 from common import record, shown, spread
 
-from rlforge.local.forks import Start, continuations
-from rlforge.tracking.game_files import read_games
+from rlforge.lab.forks import Start, continuations
+from rlforge.record.game_files import read_games
 from rlforge.types import GameRecord
 
 RUN = [

@@ -17,19 +17,19 @@ import time
 from typing import Any
 
 from common import record
+from ruler import play
 
 from rlforge.config.compose import compose
-from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
+from rlforge.continuous.decisions.records import TrainingWindow
+from rlforge.continuous.ruler.agreement import examine
+from rlforge.continuous.ruler.features import STATE_ACTION, WITH_OUTCOME
+from rlforge.continuous.ruler.judge_backends import LocalModel
+from rlforge.continuous.ruler.registry import make_scorer
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
-from rlforge.ruler.agreement import examine
-from rlforge.ruler.features import STATE_ACTION, WITH_OUTCOME
-from rlforge.ruler.judge_backends import LocalModel
-from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import PolicyRef
-from ruler import play
 
 GROUP = 6
 WAYS = {"forecast": STATE_ACTION, "hindsight": WITH_OUTCOME}

@@ -22,8 +22,9 @@ from common import record
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from rlforge.league.card import ROUND_PAIRS, cycles, ending, first_move
-from rlforge.league.strengths import (
+from rlforge.lab.ladder.card import ROUND_PAIRS, cycles, ending, first_move
+from rlforge.lab.ladder.record import LadderRules
+from rlforge.lab.ladder.strengths import (
     bradley_terry,
     confidence_sequence,
     cyclic_shares,
@@ -31,7 +32,6 @@ from rlforge.league.strengths import (
     score_mean,
     strength_intervals,
 )
-from rlforge.tracking.ladder_card import LadderRules
 
 MEMBERS, FIRST_MOVE, DRAWS = 5, 0.5, 0.3
 RULES = LadderRules(env_id="synthetic", seed=0, games=200, precision=0.1)

@@ -17,9 +17,9 @@ import time
 
 from common import record, seconds, shown, spread
 
-from rlforge.games.market import load_market
-from rlforge.market.traders import Crowd
-from rlforge.market.world import World
+from rlforge.continuous.market.game import load_market
+from rlforge.continuous.market.traders import Crowd
+from rlforge.continuous.market.world import World
 
 AGENTS = (10, 100, 500)
 

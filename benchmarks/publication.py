@@ -21,8 +21,8 @@ import ray
 from common import record, shown, spread
 from ray.cluster_utils import Cluster
 
-from rlforge.actors.folder import RunFolder, on_node, start_server
-from rlforge.tracking.files import create_run
+from rlforge.record.files import create_run
+from rlforge.run.actors.folder import RunFolder, on_node, start_server
 from rlforge.types import PolicyRef
 
 

@@ -27,7 +27,7 @@ first_day() { tests -n0 tests/first_day; } # the README's commands and docs/walk
 wheel() { tests tests/package/test_wheel.py; }
 container() { tests tests/package/test_container.py; }
 deploy() { tests tests/package/test_deploy.py; } # Slurm; the rest of deploy/ is checked by default
-notebooks() { tests tests/docs/test_quickstart.py tests/training/test_notebook.py; }
+notebooks() { tests tests/docs/test_quickstart.py tests/run/test_notebook.py; }
 matrix() { tests tests/preflight/test_matrix.py --dist load; } # experiments × games × models
 
 services() { # sinks of services; they take other versions of packages than constraints.txt names

@@ -23,15 +23,15 @@ from typing import Any, get_args
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.market import MarketConfig, TraderKind
-from rlforge.config.ruler import RegressionConfig, RulerConfig
-from rlforge.market.books import Settled
-from rlforge.market.traders import Choice, Crowd
-from rlforge.market.world import World
-from rlforge.ruler.agreement import Agreement, agent_means, agreement, examine
-from rlforge.ruler.features import STATE_ACTION
-from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
+from rlforge.continuous.config.market import MarketConfig, TraderKind
+from rlforge.continuous.config.ruler import RegressionConfig, RulerConfig
+from rlforge.continuous.decisions.records import Decision, Metadata, Result, TrainingWindow
+from rlforge.continuous.market.books import Settled
+from rlforge.continuous.market.traders import Choice, Crowd
+from rlforge.continuous.market.world import World
+from rlforge.continuous.ruler.agreement import Agreement, agent_means, agreement, examine
+from rlforge.continuous.ruler.features import STATE_ACTION
+from rlforge.continuous.ruler.registry import make_scorer
 
 LEARNED, HELD_OUT = 24, 12
 WINDOW_MINUTES = 60.0

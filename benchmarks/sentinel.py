@@ -3,7 +3,7 @@
     python benchmarks/sentinel.py [--seeds N] [--updates N] [--planted N]
 
 Self-play at Kuhn poker with ``+experiment=kuhn_grpo`` and the real learner. Games are drawn from
-the policy's own table (``rlforge.rollout.tabular``) instead of by an engine, where illegal answers
+the policy's own table (``rlforge.lab.exact.table``) instead of by an engine, where illegal answers
 are the tokens of other actions; half of the groups are played against a former version. Every five
 updates come an exact measure and 200 games against the start. Collapses are planted at the middle
 of shorter runs:
@@ -33,12 +33,12 @@ from common import record
 from rlforge.config.compose import compose
 from rlforge.config.schema import RunConfig
 from rlforge.games.openspiel import action_numbers, load_game
+from rlforge.lab.exact.table import Answer, Questions
+from rlforge.lab.sentinel.signals import Sentinel
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer, resolve_model
 from rlforge.rollout.lineup import train_envs
-from rlforge.rollout.tabular import Answer, Questions
-from rlforge.training.sentinel import Sentinel
 from rlforge.types import Alarm, EvalResult, PolicyRef, Sample, TrainBatch, UpdateResult
 
 EVERY, GAMES, GROUP = 5, 200, 8

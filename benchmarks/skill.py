@@ -47,7 +47,7 @@ from typing import Any
 from common import RESULTS, cpu_seconds, record, shown, spread
 
 from rlforge.config.compose import compose
-from rlforge.local.exploit import exploit_run
+from rlforge.lab.exact.exploit import exploit_run
 from rlforge.models.load import resolve_model
 from rlforge.statistics import wilson_interval
 

@@ -35,11 +35,11 @@ from scipy.stats import linregress, t
 from strict import KINDS, go_on, processes
 
 from rlforge.buffer.batches import read_batch
-from rlforge.local.verify import verify
+from rlforge.lab.verify.check import verify
+from rlforge.record.files import RunPaths, read_jsonl
+from rlforge.record.game_files import read_games
+from rlforge.record.status import read_summary
 from rlforge.system.checkpoint import latest_checkpoint, step_number
-from rlforge.tracking.files import RunPaths, read_jsonl
-from rlforge.tracking.game_files import read_games
-from rlforge.tracking.status import read_summary
 from rlforge.types import GameRecord
 
 WORKERS = 64

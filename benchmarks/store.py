@@ -25,14 +25,14 @@ from typing import Any
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.continuous import WindowConfig
-from rlforge.trajectories.columns import decision_row
-from rlforge.trajectories.dataset import export_dataset, import_dataset
-from rlforge.trajectories.grid import WindowGrid
-from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
-from rlforge.trajectories.store import TrajectoryStore
-from rlforge.trajectories.windows import Windows
+from rlforge.continuous.config.continuous import WindowConfig
+from rlforge.continuous.decisions.columns import decision_row
+from rlforge.continuous.decisions.dataset import export_dataset, import_dataset
+from rlforge.continuous.decisions.grid import WindowGrid
+from rlforge.continuous.decisions.reader import StoreReader
+from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
+from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.decisions.windows import Windows
 
 START, AGENTS, WINDOW_S, PER_WINDOW = 1731492000.0, 100, 3600.0, 4000
 REPEATS, QUERIES = 5, 15

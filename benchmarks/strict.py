@@ -42,11 +42,11 @@ from common import RESULTS, record
 from safetensors.torch import load_file, save_file
 
 from rlforge.buffer.batches import read_batch, write_batch
-from rlforge.local.verify import verify
+from rlforge.lab.verify.check import verify
+from rlforge.record.digests import FILE, digest_of_games
+from rlforge.record.files import read_jsonl
+from rlforge.record.game_files import read_games
 from rlforge.system.checkpoint import MANIFEST
-from rlforge.tracking.digests import FILE, digest_of_games
-from rlforge.tracking.files import read_jsonl
-from rlforge.tracking.game_files import read_games
 
 RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
 SIMPLETAK = [

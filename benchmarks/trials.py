@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from common import record
 
-from rlforge.config.serving import AbTestConfig
-from rlforge.serving.records import Arm, Deployment
-from rlforge.serving.router import Trial
+from rlforge.continuous.config.serving import AbTestConfig
+from rlforge.continuous.serving.records import Arm, Deployment
+from rlforge.continuous.serving.router import Trial
 
 AGENTS, TICKS, SPREAD = 24, 24, 0.35
 

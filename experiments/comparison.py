@@ -31,7 +31,7 @@ from study import nash_conv
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
-from rlforge.local.exploit import exploit_run
+from rlforge.lab.exact.exploit import exploit_run
 
 Curve = list[tuple[int, float]]
 

@@ -33,8 +33,8 @@ from recording import ROOT, heading, recorded, rlforge, write_study
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
-from rlforge.games.exact import ExactGame
-from rlforge.local.exploit import exploit_run
+from rlforge.lab.exact.exploit import exploit_run
+from rlforge.lab.exact.tree import ExactGame
 from rlforge.types import ExactResult
 
 #: Points of a curve of NashConv after the start.

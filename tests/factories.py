@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rlforge.continuous.decisions.records import Decision, Metadata
+from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot
 from rlforge.statistics import wilson_interval
-from rlforge.tracking.results import LadderRow, PoolEntry, PoolSnapshot
-from rlforge.trajectories.records import Decision, Metadata
 from rlforge.types import (
     Completion,
     EnvSpec,

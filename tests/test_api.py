@@ -16,8 +16,8 @@ import rlforge
 from rlforge.config.compose import to_yaml
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid
+from rlforge.record.files import read_jsonl
 from rlforge.system.loops import wait_for
-from rlforge.tracking.files import read_jsonl
 
 # ---------------------------------------------------------------- compose
 

@@ -17,8 +17,8 @@ from rlforge.config.rules import Group
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import RunKind, kind_of
+from rlforge.record.recorded import Recorded
 from rlforge.specs import ActorSpec
-from rlforge.tracking.recorded import Recorded
 
 SOURCE = Path(rlforge.__file__).parent
 

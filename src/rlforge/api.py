@@ -23,14 +23,14 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import RunError
 from rlforge.models.made import made_model
+from rlforge.record.files import open_run, read_jsonl, short
+from rlforge.record.status import read_summary
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
-from rlforge.tracking.files import open_run, read_jsonl, short
-from rlforge.tracking.status import read_summary
 from rlforge.types import GameRecord, Purpose, value
 
 if TYPE_CHECKING:  # torch, Ray and the game libraries are imported when they are needed
-    from rlforge.local.match import Policy
+    from rlforge.run.match import Policy
 
 # In notebooks without ipywidgets, tqdm and Ray report that they cannot draw displays of their own.
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -240,7 +240,7 @@ class Run:
 
     def games(self, purpose: Purpose | None = None) -> Iterator[GameRecord]:
         """The finished games, oldest first; purpose: only those of training or of evaluations."""
-        from rlforge.tracking.game_files import read_games
+        from rlforge.record.game_files import read_games
 
         return read_games(self.path, purpose=purpose)
 
@@ -250,7 +250,7 @@ class Run:
         version: ``step-N``, ``latest``, ``best`` (by win rate in the run's evaluations), or
         ``deploy-N`` of a continuous run. Raises CheckpointError where it is missing or damaged.
         """
-        from rlforge.local.match import Policy
+        from rlforge.run.match import Policy
 
         return Policy(self.config, self.path, version)
 
@@ -289,9 +289,9 @@ class Run:
         hidden stays as it was dealt; answers, and chance events to come, are drawn anew. Raises
         ConfigError for what cannot be, RunError where all new games failed.
         """
-        from rlforge.local.replay import find_game
+        from rlforge.show.replay import find_game
 
-        forks, record = import_module("rlforge.local.forks"), find_game(self.path, game)
+        forks, record = import_module("rlforge.lab.forks"), find_game(self.path, game)
         start = forks.Start(turn=turn, games=samples, action=action)
         played: list[GameRecord] = wait_for(forks.fork_game(self.path, record, start, seats)).played
         return played
@@ -302,7 +302,7 @@ class Run:
         whole: everything instead of a part, which ``seed`` decides. ``problems`` of a row is what
         does not agree.
         """
-        verify = import_module("rlforge.local.verify")
+        verify = import_module("rlforge.lab.verify.check")
         found = verify.verify(self.path, whole=whole, seed=seed)
         return _table([dataclasses.asdict(check) for check in found.checks])
 
@@ -321,11 +321,11 @@ class Run:
         the evaluated policy, or the first that trains. Others as of ``fork``. The analysis is kept
         in the run, for its report. Raises as ``fork``.
         """
-        from rlforge.local.replay import find_game
-        from rlforge.tracking.analyses import write_analysis
+        from rlforge.record.analyses import write_analysis
+        from rlforge.show.replay import find_game
 
         record = find_game(self.path, game)
-        forks = import_module("rlforge.local.forks")
+        forks = import_module("rlforge.lab.forks")
         found = wait_for(
             forks.analyse_game(self.path, record, player=player, seats=seats, samples=samples)
         )
@@ -367,7 +367,7 @@ class Run:
         push: upload to this repository of the Hugging Face hub, too, private unless ``public``.
         Raises ConfigError for what cannot be, before anything is computed.
         """
-        from rlforge.local.export import export_run
+        from rlforge.run.export import export_run
 
         return export_run(
             self.path,
@@ -382,7 +382,7 @@ class Run:
 
     def report(self, output: Path | str | None = None) -> Path:
         """Write the report into ``report.html`` of the run, or ``output``; returns its path."""
-        from rlforge.tracking.report import write_report
+        from rlforge.show.report import write_report
 
         return write_report(self.path, None if output is None else Path(output))
 

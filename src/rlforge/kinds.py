@@ -84,8 +84,8 @@ class RunKind(ABC, Generic[C]):
     #: ``module:function`` of a ``RunData``: the sections of its report, the head first; its results
     #: as charts. Of a ``Progress`` and a width: the sections of its display, where its ``unit`` is
     #: not an update.
-    report = "rlforge.tracking.report:of_games"
-    results = "rlforge.tracking.report.curves:outcomes"
+    report = "rlforge.show.report:of_games"
+    results = "rlforge.show.report.curves:outcomes"
     progress = ""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class RunKind(ABC, Generic[C]):
         """The parts of the run, in the order in which they start."""
 
     def controller(self, config: C) -> Callable[[Any], Controller]:
-        """Makes the controller from a ``rlforge.training.lifecycle.RunContext``."""
+        """Makes the controller from a ``rlforge.run.lifecycle.RunContext``."""
         raise TypeError(f"{self.root.about} trains nothing")
 
     def check_prompts(self, config: C) -> None:
@@ -151,7 +151,7 @@ class RunKind(ABC, Generic[C]):
 
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
         """Turns on disk at which a policy of the run was asked."""
-        from rlforge.tracking.game_files import read_games
+        from rlforge.record.game_files import read_games
 
         for purpose in ("train", "eval"):
             for record in read_games(run_dir, purpose=purpose):

@@ -51,11 +51,11 @@ from rlforge.preflight.plan import (
     write_plan,
 )
 from rlforge.preflight.policy import checked, value_problems, with_template
+from rlforge.record.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.rollout.lineup import other_models
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
-from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -335,7 +335,7 @@ def _run(
     run_dir = run_dir.absolute()
     plan = make_plan(config, detect(), run_dir)
     prepare_ray(plan.hardware)  # before Ray is imported
-    from rlforge.training.lifecycle import execute, prepared
+    from rlforge.run.lifecycle import execute, prepared
 
     say = partial(_say_of, config.name)
     with (

@@ -1,7 +1,7 @@
 """The parts of a run as data: what each needs, and what it hands to the others.
 
 A ``rlforge.kinds.RunKind`` lists those of its runs, a ``rlforge.preflight.plan.RunPlan`` holds
-them, and ``rlforge.actors.cluster`` starts exactly these. Knows neither Ray nor torch.
+them, and ``rlforge.run.actors.cluster`` starts exactly these. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ActorSpec:
         )
 
 
-def tracker_node(actor: str = "rlforge.actors.state:TrackerActor") -> ActorSpec:
+def tracker_node(actor: str = "rlforge.run.actors.state:TrackerActor") -> ActorSpec:
     """The tracker; actor: where its class is."""
     return ActorSpec(name="tracker", actor=actor, reads=("tracker",), on_driver_node=True)
 
@@ -80,7 +80,7 @@ def learner_node(
     """The ranks of the learner. sends: target, and what is handed over."""
     return ActorSpec(
         name="learner",
-        actor="rlforge.actors.learner:LearnerActor",
+        actor="rlforge.run.actors.learner:LearnerActor",
         reads=("learner", "algorithm", "model"),
         num_cpus=1.0,
         num_gpus=hardware.learner_gpus,
@@ -99,7 +99,7 @@ def engine_node(
     """The engines. sends: as of ``learner_node``."""
     return ActorSpec(
         name="engine",
-        actor="rlforge.actors.engine:EngineActor",
+        actor="rlforge.run.actors.engine:EngineActor",
         reads=("engine", "model"),
         num_cpus=1.0,
         num_gpus=hardware.engine_gpus,

@@ -639,7 +639,7 @@ class ExactResult:
 
 @value
 class Alarm:
-    """A signal of training that has changed for the worse (``rlforge.training.sentinel``).
+    """A signal of training that has changed for the worse (``rlforge.lab.sentinel.signals``).
 
     step: the update, or the version that was measured, at which it was noticed; since: the first at
     which it showed; good: the last before that. signal: as in ``sentinel.watch``; about: which of

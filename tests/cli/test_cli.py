@@ -20,7 +20,7 @@ from rlforge.config.keys import conf_dir
 from rlforge.config.plugins import COMMANDS, KINDS, PLAYERS
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.models.made import made_model
-from rlforge.tracking.files import read_jsonl
+from rlforge.record.files import read_jsonl
 from rlforge.types import EvalResult
 
 NAMES = (
@@ -440,7 +440,7 @@ STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of 
     [
         ("import rlforge.cli, rlforge.launch", set()),
         ("import rlforge.cli\n" + LOOK, STATISTICS),
-        ("import rlforge.training.controller", {"ray"}),
+        ("import rlforge.run.controller", {"ray"}),
     ],
     ids=["to import the command line", "to look at an experiment", "to start the actors"],
 )

@@ -13,8 +13,8 @@ from tests.harness.composed import composed
 from rlforge.cli import main
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import TrackerConfig
-from rlforge.tracking.game_files import GameWriter
-from rlforge.tracking.tracker import Tracker
+from rlforge.record.game_files import GameWriter
+from rlforge.record.tracker import Tracker
 
 RLFORGE = [sys.executable, "-m", "rlforge"]
 RUN = Path("run")

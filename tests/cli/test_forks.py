@@ -8,8 +8,8 @@ from tests.harness.composed import composed
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import to_yaml
-from rlforge.tracking.game_files import GameWriter
-from rlforge.tracking.report import write_report
+from rlforge.record.game_files import GameWriter
+from rlforge.show.report import write_report
 
 PERFECT = ("--seat", "0=minimax", "--seat", "1=minimax")
 

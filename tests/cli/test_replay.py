@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlforge.tracking.game_files import index_games
+from rlforge.record.game_files import index_games
 
 
 def test_a_game_is_listed_shown_and_exported(rlforge, golden_run):

@@ -9,10 +9,10 @@ import typer.main
 
 from rlforge.cli import app
 from rlforge.config.compose import compose, to_yaml
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import RunConfig, TrackerConfig
-from rlforge.tracking.tracker import Tracker
-from rlforge.trajectories.store import TrajectoryStore
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.record.tracker import Tracker
 
 FILE = Path(__file__).with_name("wrong_lines.txt")
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 from rlforge.config.compose import compose
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.market.world import World
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.market.world import World
 
 
 def test_an_account_of_the_defaults_can_be_left_out():

@@ -15,8 +15,8 @@ from tests import factories
 import rlforge
 from rlforge.config.plugins import KINDS, Kind
 from rlforge.config.schema import RewardsConfig
+from rlforge.record.files import RunPaths
 from rlforge.rewards import RewardPipeline
-from rlforge.tracking.files import RunPaths
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()

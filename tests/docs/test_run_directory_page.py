@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from rlforge.buffer.batches import READABLE, SCHEMA
-from rlforge.tracking.files import RunFile, RunPaths
+from rlforge.record.files import RunFile, RunPaths
 from rlforge.types import EvalResult, GameRecord, Sample
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run_directory.md").read_text()

@@ -126,7 +126,7 @@ def test_every_row_has_a_place():
 def test_places_and_keys_in_remarks_exist():
     assert [name for name in PLACES if name.startswith("rlforge.") and not exists(name)] == []
     assert {name for name in PLACES if not name.startswith("rlforge.")} <= set(all_keys())
-    keys = KEYS_ASIDE - {"pool.json", "completion.text", "rlforge.training.controller"}
+    keys = KEYS_ASIDE - {"pool.json", "completion.text", "rlforge.run.controller"}
     assert keys
     assert keys <= set(all_keys())
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.first_day.steps import EXPERIMENT, STEPS, YAML
 from tests.first_day.walk import Screen, Walk
 
-from rlforge.tracking.report.data import load_run
-from rlforge.tracking.report.plots import draw_curves
+from rlforge.show.report.data import load_run
+from rlforge.show.report.plots import draw_curves
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "walk.md"

@@ -6,13 +6,13 @@ import random
 import pytest
 from tests.factories import scripted_game
 
-from rlforge.config.market import STARTING_BALANCE, MarketConfig
+from rlforge.continuous.config.market import STARTING_BALANCE, MarketConfig
+from rlforge.continuous.market import game as market
+from rlforge.continuous.market.game import load_market
+from rlforge.continuous.market.world import World
 from rlforge.errors import ConfigError
-from rlforge.games import market
-from rlforge.games.market import load_market
 from rlforge.games.players import check_player
 from rlforge.games.registry import check_env, env_ids, make_game
-from rlforge.market.world import World
 from rlforge.types import EnvSpec
 
 SMALL = EnvSpec(id="market-small", source="market")

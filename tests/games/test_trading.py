@@ -7,12 +7,12 @@ import pytest
 from tests.factories import byte_tokenizer, changed
 
 from rlforge.config.compose import compose
-from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.market.text import describe
+from rlforge.continuous.market.traders import Crowd
+from rlforge.continuous.market.trading import AgentPrompter
+from rlforge.continuous.market.world import World
 from rlforge.errors import ConfigError
-from rlforge.games.trading import AgentPrompter
-from rlforge.market.text import describe
-from rlforge.market.traders import Crowd
-from rlforge.market.world import World
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run
 from rlforge.config.rules import Group, changed
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.config.serving import ServingConfig
 
 #: Command -> the class of its configurations.
 ROOTS: dict[str, type[PolicyConfig]] = {"train": RunConfig, "sft": SftConfig}

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlforge.actors import collector, engine, learner, state
-from rlforge.actors.bundle import Bundle
-from rlforge.actors.cluster import RunActors
-from rlforge.actors.folder import RunFolder
-from rlforge.actors.session import RayProcesses
 from rlforge.cli import main
 from rlforge.config.schema import PolicyConfig
 from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.run import lifecycle
+from rlforge.run.actors import collector, engine, learner, state
+from rlforge.run.actors.bundle import Bundle
+from rlforge.run.actors.cluster import RunActors
+from rlforge.run.actors.folder import RunFolder
+from rlforge.run.actors.session import RayProcesses
 from rlforge.system.hardware import detect
-from rlforge.training import lifecycle
 
 
 class InProcessActor:
@@ -104,7 +104,7 @@ def rlforge_here(*arguments: str) -> int:
 
 
 async def start_in_process(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunActors:
-    """In place of ``rlforge.actors.cluster.start_actors``."""
+    """In place of ``rlforge.run.actors.cluster.start_actors``."""
     given: dict[str, Any] = {"config": plan.config, "hardware": plan.hardware, "part": part}
     given |= {"run_dir": str(run_dir)}
     given["folder"] = RunFolder(run_dir=str(run_dir))
@@ -120,7 +120,7 @@ async def start_in_process(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> 
 
 
 async def make_context(config: PolicyConfig, run_dir: Path) -> lifecycle.RunContext:
-    """What a controller is made from, as ``rlforge.training.lifecycle.execute`` makes it."""
+    """What a controller is made from, as ``rlforge.run.lifecycle.execute`` makes it."""
     plan = make_plan(config, detect())
     return lifecycle.RunContext(
         config=plan.config,

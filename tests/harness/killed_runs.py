@@ -19,9 +19,9 @@ import torch
 from tests.harness.in_process import use_actors_in_process
 
 import rlforge.cli
-import rlforge.continuous.run
+import rlforge.continuous.loop.run
 import rlforge.launch
-from rlforge.continuous.journal import Entry, Journal
+from rlforge.continuous.loop.journal import Entry, Journal
 
 
 def run(arguments: list[str], log: str, kill: list[Any] | None) -> None:

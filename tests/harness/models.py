@@ -42,8 +42,8 @@ def make_market_model(folder: Path) -> None:
     from transformers import GenerationConfig
     from transformers import PreTrainedTokenizerFast as Fast
 
-    from rlforge.config.market import MarketConfig
-    from rlforge.market.compact import compact_vocabulary
+    from rlforge.continuous.config.market import MarketConfig
+    from rlforge.continuous.market.compact import compact_vocabulary
 
     words, answers = compact_vocabulary()
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words, *answers])}
@@ -66,9 +66,9 @@ def _warm_up(model: Any, market: Any, vocabulary: dict[str, int]) -> None:
     """A few optimizer steps towards legal answers."""
     import torch
 
-    from rlforge.market.compact import Compact
-    from rlforge.market.traders import Crowd
-    from rlforge.market.world import World
+    from rlforge.continuous.market.compact import Compact
+    from rlforge.continuous.market.traders import Crowd
+    from rlforge.continuous.market.world import World
 
     compact, world, draw = Compact(market), World(market, 0), random.Random(0)
     crowd = Crowd(world, 0)

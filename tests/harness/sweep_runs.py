@@ -3,8 +3,8 @@
 from tests.factories import SHARES, evaluation, update
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.tracking.sweeps import write_sweep
-from rlforge.tracking.tracker import Tracker
+from rlforge.record.sweeps import write_sweep
+from rlforge.record.tracker import Tracker
 
 SHARED = ("+experiment=demo",)
 #: Seed and learning rate of each job, and its wins of 100 games at the end.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.harness.live_run import train_arguments
 
+from rlforge.record.game_files import read_games
 from rlforge.system.checkpoint import list_checkpoints
-from rlforge.tracking.game_files import read_games
 
 
 def active_versions() -> set[str]:

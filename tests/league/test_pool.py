@@ -17,7 +17,7 @@ from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
-from rlforge.tracking.results import POOLS
+from rlforge.record.results import POOLS
 from rlforge.types import ApiUsage, Checkpoint, EnvSpec, GameRecord, PolicyRef
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")

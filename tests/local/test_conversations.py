@@ -13,11 +13,11 @@ from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.local.policies import seat_policies
 from rlforge.models.load import load_base_model
+from rlforge.record.metrics import Metrics, put_game
 from rlforge.rewards import RewardPipeline
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.schedule import line_up
-from rlforge.tracking.metrics import Metrics, put_game
 from rlforge.types import PolicyRef
 
 GAMES = 6

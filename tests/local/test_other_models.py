@@ -8,11 +8,11 @@ from tests.factories import causal_folder
 import rlforge
 from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.local.entrants import Ranked, plan_ladder
+from rlforge.lab.ladder.entrants import Ranked, plan_ladder
+from rlforge.lab.ladder.play import play_ladder, verify_ladder
+from rlforge.lab.ladder.record import CARD
 from rlforge.local.evaluate import evaluate_run
-from rlforge.local.ladder import play_ladder, verify_ladder
-from rlforge.local.play import Person, find_env, play, prepare, seats_of
-from rlforge.tracking.ladder_card import CARD
+from rlforge.show.play import Person, find_env, play, prepare, seats_of
 
 SHORT = ("pool.hf.max_tokens=12", "pool.hf.max_model_len=1024", "env.train.0.error_allowance=0")
 

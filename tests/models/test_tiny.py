@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
-from rlforge.continuous.tiny_market import WarmupMarket
+from rlforge.continuous.loop.tiny_market import WarmupMarket
 from rlforge.errors import RlforgeError
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells

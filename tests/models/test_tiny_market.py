@@ -11,8 +11,14 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
-from rlforge.continuous.tiny_market import ANSWERS, PROMPT_WORDS, RECIPE, TINY_MARKET, WarmupMarket
-from rlforge.games.market import env_ids
+from rlforge.continuous.loop.tiny_market import (
+    ANSWERS,
+    PROMPT_WORDS,
+    RECIPE,
+    TINY_MARKET,
+    WarmupMarket,
+)
+from rlforge.continuous.market.game import env_ids
 from rlforge.games.registry import make_game
 from rlforge.models import made as kinds
 from rlforge.models.catalog import describe_models, locate

@@ -15,7 +15,7 @@ import yaml
 from tests.harness.live_run import environment_without_ray, train_arguments, wait_for
 
 from rlforge.config.compose import compose
-from rlforge.tracking.files import read_jsonl
+from rlforge.record.files import read_jsonl
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFEST = (DEPLOY / "kuberay.yaml").read_text()

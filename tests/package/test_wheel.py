@@ -99,7 +99,7 @@ def test_the_wheel_holds_all_that_the_sources_read(files):
     options = [f"rlforge/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")]
     modules = [str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")]
     assert len(options) > 50
-    needed = {*options, *modules, "rlforge/py.typed", "rlforge/tracking/report/style.css"}
+    needed = {*options, *modules, "rlforge/py.typed", "rlforge/show/report/style.css"}
     assert needed - set(files) == set()
 
 

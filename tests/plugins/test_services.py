@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from tests.plugins.conftest import PACKAGE
-from tests.tracking.two_parts import EVALUATED, RATINGS, checkpoint, write_two_parts
+from tests.record.two_parts import EVALUATED, RATINGS, checkpoint, write_two_parts
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
-from rlforge.tracking.files import create_run
-from rlforge.tracking.sinks import check_sinks, further_sinks
+from rlforge.record.files import create_run
+from rlforge.record.sinks import check_sinks, further_sinks
 
 TRACKIO = {"name": "example_plugins.services.trackio:TrackioSink", "project": "p"}
 MLFLOW = {"name": "example_plugins.services.mlflow:MlflowSink", "experiment": "e"}

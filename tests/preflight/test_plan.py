@@ -13,9 +13,9 @@ import pytest
 from tests.harness.composed import composed
 from tests.harness.in_process import start_in_process
 
-from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.config.serving import ServingConfig
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.config.serving import ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.plan import make_plan, to_json, to_mermaid, write_plan
 from rlforge.specs import ActorSpec

@@ -3,9 +3,9 @@
 import pytest
 from tests.harness.composed import composed
 
-from rlforge.config.serving import ServingConfig
+from rlforge.continuous.config.serving import ServingConfig
+from rlforge.continuous.preflight.serving import check_service
 from rlforge.errors import ConfigError
-from rlforge.preflight.serving import check_service
 
 
 def check(*overrides: str) -> None:

@@ -29,8 +29,8 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.learner.batching import Row, join_turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.record.game_files import GameWriter, read_games
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
-from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import Sample
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])

@@ -20,8 +20,8 @@ from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmC
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
+from rlforge.record.game_files import read_games
 from rlforge.system.checkpoint import list_checkpoints
-from rlforge.tracking.game_files import read_games
 
 pytestmark = pytest.mark.vllm
 

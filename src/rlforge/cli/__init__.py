@@ -16,6 +16,7 @@ from rlforge.cli.messages import wrong_usage
 from rlforge.config.plugins import COMMANDS
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
+from rlforge.system.packages import extra_of
 
 
 class _StoppedError(RlforgeError):
@@ -109,6 +110,12 @@ def main() -> NoReturn:
         if error.format_message():  # without one, help is printed already
             typer.echo(f"rlforge: {wrong_usage(error)}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if (extra := extra_of(module)) is None:
+            raise
+        typer.echo(f"rlforge: {module} is not installed; pip install 'rlforge[{extra}]'", err=True)
+        sys.exit(2)
     except typer.Abort:
         typer.echo("rlforge: interrupted", err=True)
         sys.exit(130)

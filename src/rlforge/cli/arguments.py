@@ -17,7 +17,7 @@ RUNS = Path("runs")
 
 def offered_runs(incomplete: str) -> list[str]:
     """The runs that a shell offers: those below ``runs/``, and ``latest``."""
-    from rlforge.tracking.files import runs_below
+    from rlforge.record.files import runs_below
 
     offered = ["latest", *map(str, runs_below(RUNS))]
     return [run for run in offered if run.startswith(incomplete)]
@@ -59,8 +59,8 @@ def must_be_run(path: Path | None) -> Path | None:
 
     ``latest`` is the newest run below ``runs/``.
     """
-    from rlforge.tracking.files import open_run, runs_below
-    from rlforge.tracking.overview import FIRST_RUN, newest_run
+    from rlforge.record.files import open_run, runs_below
+    from rlforge.show.overview import FIRST_RUN, newest_run
 
     if path == Path("latest") and not path.exists():
         path = newest_run(RUNS)

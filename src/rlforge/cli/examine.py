@@ -173,8 +173,8 @@ def doctor(
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
     """Show the parts of a run on disk, the largest first; it may be under way."""
+    from rlforge.record.files import open_run
     from rlforge.system.files import readable_size
-    from rlforge.tracking.files import open_run
 
     open_run(run_dir)
     parts: list[dict[str, Any]] = []
@@ -225,7 +225,7 @@ def port(
     rlforge config --config-dir mine +experiment=selfplay
     ```
     """
-    from rlforge.local.port import port as ported
+    from rlforge.port.configuration import port as ported
 
     found = ported(script)
     for remark in found.remarks:

@@ -65,7 +65,7 @@ def play(
     """
     import asyncio
 
-    from rlforge.local import play as local
+    from rlforge.show import play as local
 
     config, rivals = local.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
     spec = local.find_env(config, env)
@@ -101,7 +101,7 @@ def _again() -> bool:
 
 def _svg(file: Path | None) -> Path | None:
     if file is not None:
-        from rlforge.local.replay import check_picture
+        from rlforge.show.replay import check_picture
 
         check_picture(file)
     return file
@@ -109,7 +109,7 @@ def _svg(file: Path | None) -> Path | None:
 
 def must_have_games(run_dir: Path) -> None:
     """Refuse a continuous run, which has no games."""
-    from rlforge.tracking.files import RunPaths
+    from rlforge.record.files import RunPaths
 
     if RunPaths(root=run_dir).windows.is_file():
         name = shlex.quote(str(run_dir))
@@ -164,7 +164,7 @@ def replay(
     rlforge replay latest train-0-0000007 --export game.svg
     ```
     """
-    from rlforge.local import replay as local
+    from rlforge.show import replay as local
 
     must_have_games(run_dir)
     console = Console(highlight=False)
@@ -179,7 +179,7 @@ def replay(
         raise ConfigError("--interactive needs a terminal; leave it out to print all turns")
     record = local.find_game(run_dir, game, wanted)
     if export is not None:
-        from rlforge.local.replay import write_svg
+        from rlforge.show.replay import write_svg
 
         write_svg(record, export)
         typer.echo(str(export))
@@ -216,7 +216,7 @@ def batches(
     rlforge batches latest 12 --sample 5
     ```
     """
-    from rlforge.local import batches as local
+    from rlforge.show import batches as local
 
     batch = local.find_batch(run_dir, number)
     console = Console(width=max(Console().width, 80), highlight=False)  # else ids break

@@ -100,7 +100,7 @@ def start(
     """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
     from rlforge import api, launch
     from rlforge.config.roots import started_by
-    from rlforge.tracking.files import short
+    from rlforge.record.files import short
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError(
@@ -134,9 +134,9 @@ def start(
 
 def _end_of_sweep(folder: Path) -> None:
     """Print the comparison of the jobs and the folder; exits with 1 where one failed."""
-    from rlforge.tracking.compare import compare, runs_of
-    from rlforge.tracking.compare_view import show
-    from rlforge.tracking.sweeps import FAILED
+    from rlforge.record.sweeps import FAILED
+    from rlforge.show.compare import compare, runs_of
+    from rlforge.show.compare_view import show
 
     jobs = runs_of([folder])
     failed = [job.name for job in jobs if (job / FAILED).is_file()]
@@ -151,7 +151,7 @@ def _end_of_sweep(folder: Path) -> None:
 def next_steps(run: Run) -> list[str]:
     """The commands that a user of a finished run gives next; each works as it is printed."""
     from rlforge.kinds import kind_of
-    from rlforge.tracking.files import short
+    from rlforge.record.files import short
 
     return kind_of(run.config).next_steps(run.config, short(run.path))
 
@@ -245,7 +245,7 @@ def export(
     rlforge export RUN my-adapter --version best --push ORG/NAME
     ```
     """
-    from rlforge.local.export import export_run
+    from rlforge.run.export import export_run
 
     written = export_run(
         run_dir,
@@ -263,7 +263,7 @@ def export(
 
 def _eval_table(measured: Measurement) -> Table:
     """Fits in 80 columns; long names fold."""
-    from rlforge.tracking.formatting import percent
+    from rlforge.show.formatting import percent
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("environment", "opponent"):

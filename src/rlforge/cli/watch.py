@@ -15,12 +15,12 @@ from rlforge.cli.arguments import RUNS, JsonFile, must_be_run, offered_runs, wri
 from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlforge.tracking.overview import RunRow
+    from rlforge.show.overview import RunRow
 
 
 def _run_or_folder(path: Path) -> Path:
     """Refuse a path that is neither a run nor a folder with runs; ``latest`` is the newest run."""
-    from rlforge.tracking.sweeps import all_jobs
+    from rlforge.record.sweeps import all_jobs
 
     return path if path.is_dir() and all_jobs(path) else must_be_run(path) or path
 
@@ -62,7 +62,7 @@ def runs(
     rlforge monitor latest
     ```
     """
-    from rlforge.tracking.overview import FIRST_RUN, overview
+    from rlforge.show.overview import FIRST_RUN, overview
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
@@ -75,7 +75,7 @@ def runs(
 
 
 def _listed(rows: Sequence[RunRow]) -> list[str]:
-    from rlforge.tracking.sweeps import is_sweep
+    from rlforge.record.sweeps import is_sweep
 
     together: dict[Path, list[RunRow]] = {}
     for row in rows:
@@ -118,9 +118,9 @@ def compare(
     rlforge compare RUN RUN --output runs.csv
     ```
     """
-    from rlforge.tracking.compare import compare as compared
-    from rlforge.tracking.compare import runs_of
-    from rlforge.tracking.compare_view import show, to_csv, to_markdown
+    from rlforge.show.compare import compare as compared
+    from rlforge.show.compare import runs_of
+    from rlforge.show.compare_view import show, to_csv, to_markdown
 
     writers = {".csv": to_csv, ".md": to_markdown}
     if output is not None and (output.suffix not in writers or not output.parent.is_dir()):
@@ -149,9 +149,9 @@ def monitor(
     rlforge monitor runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
     ```
     """
-    from rlforge.tracking.display import monitor as monitor_run
-    from rlforge.tracking.files import RunPaths
-    from rlforge.tracking.jobs_view import monitor_jobs
+    from rlforge.record.files import RunPaths
+    from rlforge.show.display import monitor as monitor_run
+    from rlforge.show.jobs_view import monitor_jobs
 
     show = monitor_run if RunPaths(root=run).is_run() else monitor_jobs
     show(run, once=once, refresh_s=refresh)
@@ -178,10 +178,10 @@ def report(
     rlforge report runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
     ```
     """
-    from rlforge.tracking.compare import runs_of
-    from rlforge.tracking.files import RunPaths
-    from rlforge.tracking.report import write_report
-    from rlforge.tracking.report.comparison import write_comparison
+    from rlforge.record.files import RunPaths
+    from rlforge.show.compare import runs_of
+    from rlforge.show.report import write_report
+    from rlforge.show.report.comparison import write_comparison
 
     if len(paths) == 1 and RunPaths(root=paths[0]).is_run():
         page = write_report(paths[0], output)

@@ -330,7 +330,7 @@ PLAYERS = Kind(
     "pool.fixed_opponents, eval.opponents",
     "a class of (env, rng) with act(view)",
     {
-        **_in("games.market", "noise_trader", "momentum_trader", "value_trader"),
+        **_in("continuous.market.game", "noise_trader", "momentum_trader", "value_trader"),
         **_in("games.players", random_legal="RandomLegal", win_block="WinBlock", minimax="Minimax"),
     },
     families="rlforge.games.players:FAMILIES",
@@ -341,7 +341,10 @@ SOURCES = Kind(
     "game source",
     "env.train.N.source",
     "a module, or a class without arguments, with make(env, seed), check(env) and env_ids()",
-    {name: f"rlforge.games.{name}" for name in ("textarena", "openspiel", "market")},
+    {
+        **{name: f"rlforge.games.{name}" for name in ("textarena", "openspiel")},
+        "market": "rlforge.continuous.market.game",
+    },
     needs=("make", "check", "env_ids"),
     called=False,
 )
@@ -384,7 +387,7 @@ SINKS = Kind(
     "metric sink",
     "tracker.sinks",
     "a dataclass with open(run, name), write(step, scalars), rewind(step) and close()",
-    _in("tracking.sinks", jsonl="JsonlSink", tensorboard="TensorBoardSink", wandb="WandbSink"),
+    _in("record.sinks", jsonl="JsonlSink", tensorboard="TensorBoardSink", wandb="WandbSink"),
     needs=("__dataclass_fields__", "open", "write", "rewind", "close"),
 )
 SCORERS = Kind(
@@ -392,7 +395,7 @@ SCORERS = Kind(
     "scorer",
     "ruler.scoring_method",
     "a class of (config, seed, local) with score and learn",
-    _in("ruler.registry", "preference", "regression", "judge"),
+    _in("continuous.ruler.registry", "preference", "regression", "judge"),
 )
 MODELS = Kind(
     "models",
@@ -402,7 +405,7 @@ MODELS = Kind(
     {
         "hf": "rlforge.models.load:resolve_model",
         "tiny": "rlforge.models.made:TINY",
-        "tiny_market": "rlforge.continuous.tiny_market:TINY_MARKET",
+        "tiny_market": "rlforge.continuous.loop.tiny_market:TINY_MARKET",
         "smollm2_135m": "rlforge.models.made:SMOLLM2_135M",
     },
     needs=("cache_name", "create"),
@@ -444,8 +447,8 @@ RUN_KINDS = Kind(
     {
         "games": "rlforge.run.games:GAMES",
         "sft": "rlforge.run.supervised:SUPERVISED",
-        "continuous": "rlforge.continuous.kind:CONTINUOUS",
-        "serve": "rlforge.serving.kind:SERVING",
+        "continuous": "rlforge.continuous.loop.kind:CONTINUOUS",
+        "serve": "rlforge.continuous.serving.kind:SERVING",
     },
     needs=("root", "check", "nodes", "controller"),
     called=False,
@@ -456,7 +459,7 @@ TEACHERS = Kind(
     "source of answers",
     "data.players",
     "a rlforge.run.teachers.Players",
-    {"games": "rlforge.run.teachers:PLAYERS", "market": "rlforge.continuous.teachers:TRADERS"},
+    {"games": "rlforge.run.teachers:PLAYERS", "market": "rlforge.continuous.loop.teachers:TRADERS"},
     called=False,
 )
 
@@ -465,7 +468,7 @@ MEASURES = Kind(
     "measure of a policy",
     "eval.exploitability",
     "a class with check(env), which raises ConfigError for what it cannot measure",
-    _in("rollout.tabular", exploitability="Questions"),
+    _in("lab.exact.table", exploitability="Questions"),
     needs=("check",),
 )
 
@@ -473,8 +476,11 @@ OBSERVERS = Kind(
     "observers",
     "observer",
     "a run of games",
-    "a function of a RunContext that returns an rlforge.training.observers.Observer, or None",
-    {"sentinel": "rlforge.training.guard:Guard", "exact": "rlforge.training.exact:exact_measure"},
+    "a function of a RunContext that returns an rlforge.run.observers.Observer, or None",
+    {
+        "sentinel": "rlforge.lab.sentinel.guard:Guard",
+        "exact": "rlforge.lab.exact.observer:exact_measure",
+    },
 )
 
 COMMANDS = Kind(
@@ -483,14 +489,14 @@ COMMANDS = Kind(
     "rlforge NAME",
     "a function or a typer.Typer",
     {
-        "continuous": "rlforge.cli.windows:continuous",
-        "windows": "rlforge.cli.windows:app",
-        **_in("cli.serving", "serve", "deploy", "rollback", "deployments"),
-        "fork": "rlforge.cli.forks:fork",
-        "analyse": "rlforge.cli.forks:analyse",
-        "verify": "rlforge.cli.verify:verify",
-        "ladder": "rlforge.cli.ladder:ladder",
-        "exploit": "rlforge.cli.exploit:exploit",
+        "continuous": "rlforge.continuous.cli.windows:continuous",
+        "windows": "rlforge.continuous.cli.windows:app",
+        **_in("continuous.cli.serving", "serve", "deploy", "rollback", "deployments"),
+        "fork": "rlforge.lab.cli.forks:fork",
+        "analyse": "rlforge.lab.cli.forks:analyse",
+        "verify": "rlforge.lab.cli.verify:verify",
+        "ladder": "rlforge.lab.cli.ladder:ladder",
+        "exploit": "rlforge.lab.cli.exploit:exploit",
     },
 )
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlforge.config.schema import ApiConfig
+from rlforge.record.files import read_json, write_json
 from rlforge.system.values import Codec
-from rlforge.tracking.files import read_json, write_json
 from rlforge.types import ApiUsage, GameSpec
 
 _USAGE = Codec(ApiUsage, form="json")

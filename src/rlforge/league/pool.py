@@ -18,8 +18,8 @@ from rlforge.league.modes import PoolView, Weights, probabilities
 from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import BETA, Rating, RatingTable
 from rlforge.league.run_ladder import run_ladder
+from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot, Role
 from rlforge.system.values import Codec
-from rlforge.tracking.results import LadderRow, PoolEntry, PoolSnapshot, Role
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 _POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")

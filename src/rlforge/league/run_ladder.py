@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlforge.tracking.results import LadderRow
+from rlforge.record.results import LadderRow
 
 Array = NDArray[np.float64]
 

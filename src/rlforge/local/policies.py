@@ -20,6 +20,8 @@ from rlforge.league.names import parse_opponent
 from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.preflight.model import other_model_problems, other_weight_problems
+from rlforge.record.files import RunPaths
+from rlforge.record.results import read_evals
 from rlforge.rollout.lineup import as_played_by, can_play, check_plays, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
@@ -33,8 +35,6 @@ from rlforge.system.checkpoint import (
 )
 from rlforge.system.garbage import frozen_gc
 from rlforge.system.hardware import detect, resolve_hardware
-from rlforge.tracking.files import RunPaths
-from rlforge.tracking.results import read_evals
 from rlforge.types import PolicyRef
 
 #: Names the version with the highest win rate where a name is asked for.

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 from rlforge.config.schema import LoraConfig, ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
+from rlforge.record.files import RunPaths
 from rlforge.system.checkpoint import find_checkpoint, step_name
-from rlforge.tracking.files import RunPaths
 
 C = TypeVar("C", bound=PolicyConfig)
 

@@ -25,9 +25,9 @@ from rlforge.models.fit import start_of
 from rlforge.preflight.fit import in_gib, memory_on
 from rlforge.preflight.memory.cards import place
 from rlforge.preflight.model import saved_policies
+from rlforge.record.files import RunPaths
 from rlforge.specs import ActorSpec
 from rlforge.system.hardware import Machine, detect, resolve_device, resolve_hardware
-from rlforge.tracking.files import RunPaths
 from rlforge.types import value
 
 C = TypeVar("C", bound=PolicyConfig)

@@ -24,8 +24,8 @@ from rlforge.engines.vllm_settings import (
 from rlforge.errors import ConfigError, refusals
 from rlforge.models.load import check_source, load_tokenizer, local_copy
 from rlforge.models.made import made_model
+from rlforge.record.sinks import check_sinks, further_sinks
 from rlforge.system.hardware import detect
-from rlforge.tracking.sinks import check_sinks, further_sinks
 
 C = TypeVar("C", bound=PolicyConfig)
 

@@ -14,9 +14,9 @@ from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.preflight.games import lineup_problems, opponent_problems
 from rlforge.preflight.policy import Problems, machine_problems, policy_problems, value_problems
+from rlforge.record.files import RunPaths, open_run
 from rlforge.rollout.datasets import check_file, written
 from rlforge.rollout.lineup import train_envs
-from rlforge.tracking.files import RunPaths, open_run
 
 
 def check_sft(composed: Composed[SftConfig], *, keys: bool = True) -> None:

@@ -15,7 +15,7 @@ from rlforge.errors import ConfigError
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Prompt, by_chat_template
 from rlforge.models.load import stop_token_ids
-from rlforge.tracking.files import RunPaths
+from rlforge.record.files import RunPaths
 from rlforge.types import OTHER_RUN, Sample
 
 Message = Mapping[str, str]

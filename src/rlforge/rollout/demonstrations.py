@@ -27,6 +27,8 @@ from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_decoder, load_tokenizer, prompt_room
+from rlforge.record.files import RunPaths
+from rlforge.record.game_files import GameWriter, read_games
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.conversation import conversation_in
 from rlforge.rollout.datasets import (
@@ -40,8 +42,6 @@ from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.tracking.files import RunPaths
-from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
     Completion,
     EnvSpec,

@@ -1,1 +1,1 @@
-"""Kinds of runs that play games or learn given answers; see ``rlforge.kinds``."""
+"""From a configuration to a run: controllers, lifecycle, evaluations, resume, and its actors."""

@@ -23,7 +23,7 @@ class Games(RunKind[RunConfig]):
     """Self-play, and play against a pool."""
 
     root = RunConfig
-    recorded = "rlforge.local.verify:VerifiedGames"
+    recorded = "rlforge.lab.verify.check:VerifiedGames"
 
     def check(self, composed: Composed[RunConfig], *, keys: bool = True) -> None:
         from rlforge.preflight.games import validate
@@ -66,14 +66,14 @@ class Games(RunKind[RunConfig]):
             tracker_node(),
             ActorSpec(
                 name="pool",
-                actor="rlforge.actors.state:PoolActor",
+                actor="rlforge.run.actors.state:PoolActor",
                 reads=("pool", "env"),
                 on_driver_node=True,
                 sends=(("collector", "GameSpec"), ("tracker", "ratings")),
             ),
             ActorSpec(
                 name="buffer",
-                actor="rlforge.actors.state:BufferActor",
+                actor="rlforge.run.actors.state:BufferActor",
                 reads=("buffer", "rewards"),
                 on_driver_node=True,
                 sends=(("learner", "TrainBatch"),),
@@ -88,7 +88,7 @@ class Games(RunKind[RunConfig]):
             engine_node(config, hardware, ("collector", "Completion"), ("tracker", "throughput")),
             ActorSpec(
                 name="collector",
-                actor="rlforge.actors.collector:CollectorActor",
+                actor="rlforge.run.actors.collector:CollectorActor",
                 reads=("collector", "eval"),
                 num_cpus=1.0,
                 replicas=config.collector.num_collectors,
@@ -107,12 +107,12 @@ class Games(RunKind[RunConfig]):
         )
 
     def controller(self, config: RunConfig) -> Callable[[Any], Controller]:
-        from rlforge.training.controller import GameController
+        from rlforge.run.controller import GameController
 
         return GameController
 
     def check_resumable(self, config: RunConfig, run_dir: Path) -> None:
-        from rlforge.training.resume import check_resumable
+        from rlforge.run.resume import check_resumable
 
         check_resumable(run_dir, config.learner.total_updates)
 
@@ -137,7 +137,7 @@ class Games(RunKind[RunConfig]):
         self, config: RunConfig, run_dir: Path, update: int | None
     ) -> tuple[int, Sequence[Any]]:
         from rlforge.buffer.batches import read_samples
-        from rlforge.local.batches import among
+        from rlforge.show.batches import among
 
         # Both formats may be there; Parquet is read faster.
         files = {

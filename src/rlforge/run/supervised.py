@@ -52,7 +52,7 @@ class Supervised(RunKind[SftConfig]):
         return tracker_node(), samples, learner
 
     def controller(self, config: SftConfig) -> Callable[[Any], Controller]:
-        from rlforge.training.sft import SupervisedRun
+        from rlforge.run.sft import SupervisedRun
 
         return SupervisedRun
 
@@ -76,7 +76,7 @@ class Supervised(RunKind[SftConfig]):
 
     def check_resumable(self, config: SftConfig, run_dir: Path) -> None:
         from rlforge.rollout.datasets import has_samples
-        from rlforge.training.resume import check_resumable
+        from rlforge.run.resume import check_resumable
 
         if has_samples(run_dir):
             whole = self.counted(config, run_dir)
@@ -100,10 +100,10 @@ class Supervised(RunKind[SftConfig]):
         self, config: SftConfig, run_dir: Path, update: int | None
     ) -> tuple[int, Sequence[Any]]:
         from rlforge.buffer.batches import read_samples
-        from rlforge.local.batches import among
+        from rlforge.record.files import RunPaths, read_jsonl
         from rlforge.rollout.datasets import sample_files
         from rlforge.rollout.demonstrations import drawn
-        from rlforge.tracking.files import RunPaths, read_jsonl
+        from rlforge.show.batches import among
 
         made = [row["step"] for row in read_jsonl(RunPaths(root=run_dir).metrics)]
         number = among(run_dir, made, update)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import requires
 
 from rlforge.errors import ConfigError
 
@@ -29,6 +31,21 @@ install 'rlforge[wandb]'
         raise ConfigError(
             f"{key}: {' and '.join(missing)} {are} not installed; pip install 'rlforge[{extra}]'"
         )
+
+
+def extra_of(module: str) -> str | None:
+    """The extra of rlforge that brings a module; None where no extra does.
+
+    Example:
+        >>> extra_of("sklearn"), extra_of("torch")
+        ('continuous', None)
+    """
+    wanted = {"sklearn": "scikit-learn"}.get(module, module.replace("_", "-"))
+    for line in requires("rlforge") or ():
+        found = re.match(r"([\w-]+).*; extra == ['\"]([\w-]+)['\"]", line)
+        if found is not None and found[1] == wanted and found[2] not in ("dev", "docs"):
+            return found[2]
+    return None
 
 
 @contextlib.contextmanager

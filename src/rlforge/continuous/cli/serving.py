@@ -1,0 +1,171 @@
+"""``rlforge serve``, ``deploy``, ``rollback`` and ``deployments``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, offered_runs, say, write_result
+from rlforge.cli.messages import wrapped
+from rlforge.errors import ConfigError, DeploymentError
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="State folder of the service, or a run that holds it. Default: RUN/deployments, "
+        "else deployments/.",
+        autocompletion=offered_runs,
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="Address of the service. Default: as in the state folder."
+    ),
+]
+
+
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] KEY=VALUE",
+            help="A run whose newest version is served, or +experiment=NAME, and changes. "
+            "Keys: rlforge show KEY.",
+            show_default=False,
+            autocompletion=offered_runs,
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Serve a policy at an OpenAI-compatible HTTP endpoint; new versions replace it without pause.
+
+    Listens on loopback unless `serve.host` is set. On other addresses all requests need
+    a token, that of the environment variable RLFORGE_SERVE_TOKEN or of the file `token`
+    in the state folder; admin calls always need that of RLFORGE_ADMIN_TOKEN or
+    `admin_token`. The first start creates the files.
+
+    **Examples**
+
+    ```bash
+    rlforge serve runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge serve model=tiny serve.port=8001
+    rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
+    ```
+    """
+    from rlforge.continuous.serving import server
+
+    setup, checks = server.compose_service(arguments or [], config_dir), None
+    if setup.continuous is not None and setup.source is not None:
+        from rlforge.continuous.loop.policy_side import checks_of_run  # imports torch
+
+        checks = checks_of_run(setup.source, setup.continuous)
+    server.serve(setup, say, checks)
+
+
+def deploy(
+    adapter: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|ADAPTER",
+            help="A run, or a directory with an adapter.",
+            autocompletion=offered_runs,
+        ),
+    ],
+    checkpoint: Checkpoint = "latest",
+    state: StateDir = None,
+    url: Url = None,
+) -> None:
+    """Deploy a version to the running service; without one, its next start deploys it.
+
+    Exit code 1 when the new version is refused; the previous version then stays.
+
+    **Examples**
+
+    ```bash
+    rlforge deploy runs/simpletak_mirror/2026-01-01_12-00-00
+    rlforge deploy RUN --checkpoint step-40 --state deployments
+    ```
+    """
+    from rlforge.continuous.serving.adapter import find_source
+    from rlforge.continuous.serving.client import AdminClient, running_at, stage, state_folder
+
+    folder = state_folder(state, adapter)
+    address = url or running_at(folder)
+    if address is None:
+        staged = stage(folder, find_source(adapter, checkpoint), _strategy(folder))
+        typer.echo(
+            f"{staged.uid} is staged: no service runs in {folder}; its next start deploys it"
+        )
+        return
+    ended = AdminClient(address, folder).deploy(adapter, checkpoint)
+    for check in ended["checks"]:
+        typer.echo(f"{'ok  ' if check['passed'] else 'FAIL'} {check['name']}: {check['detail']}")
+    if ended["phase"] not in ("live", "trial"):
+        raise DeploymentError(f"{ended['uid']} is not served ({ended['phase']}): {ended['reason']}")
+    typer.echo(f"{ended['uid']} is {'on trial' if ended['phase'] == 'trial' else 'live'}")
+
+
+def rollback(state: StateDir = None, url: Url = None) -> None:
+    """End the current trial, or serve the previous version again.
+
+    **Example**
+
+    ```bash
+    rlforge rollback
+    ```
+    """
+    from rlforge.continuous.serving.client import AdminClient, running_at, state_folder
+
+    folder = state_folder(state)
+    address = url or running_at(folder)
+    if address is None:
+        raise DeploymentError(f"{folder}: no service runs here; start it with rlforge serve")
+    typer.echo(f"{AdminClient(address, folder).rollback()['uid']} is live")
+
+
+def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = None) -> None:
+    """List the deployments of a service, running or not, and their states.
+
+    **Example**
+
+    ```bash
+    rlforge deployments --state runs/market_continuous/2026-01-01_12-00-00
+    ```
+    """
+    from rlforge.continuous.serving.client import AdminClient, state_folder
+    from rlforge.continuous.serving.journal import read_history
+
+    folder = state_folder(state)
+    if url is not None:
+        answer = AdminClient(url, folder).deployments()
+        rows, trial = answer["deployments"], answer["trial"]
+    else:
+        rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
+    if not rows:
+        if state is not None and not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
+        typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")
+    for row in rows:  # not in a table, whose narrow columns would break paths
+        since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
+        typer.echo(f"{row['uid']}  {row['phase']} since {since}, update {row['version']}")
+        typer.echo(f"    {row['source']}")
+        for line in wrapped(row["reason"] or "", indent=4):
+            typer.echo(line)
+    if trial is not None:
+        typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
+    write_result(json_file, rows)
+
+
+def _strategy(folder: Path) -> str:
+    """The deployment strategy of the last start of the service in ``folder``."""
+    from rlforge.config.compose import from_yaml
+    from rlforge.continuous.config.serving import ServingConfig
+
+    config: ServingConfig = from_yaml(folder / "config.yaml", ServingConfig)
+    return config.deployment.strategy

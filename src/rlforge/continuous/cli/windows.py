@@ -1,0 +1,460 @@
+"""``rlforge continuous`` trains on windows of decisions; ``rlforge windows`` shows them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.cli.arguments import ConfigDir, More, Multirun, Overrides, Resume, offered_runs, say
+from rlforge.cli.runs import start
+from rlforge.errors import ConfigError, RlforgeError, nearest
+
+if TYPE_CHECKING:
+    from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
+    from rlforge.continuous.decisions.reader import StoreReader
+    from rlforge.continuous.decisions.records import Decision
+    from rlforge.continuous.decisions.windows import WindowSummary
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Look at windows of decisions; export and import them as datasets.
+
+    **Examples**
+
+    ```bash
+    rlforge windows list RUN
+    rlforge windows show RUN 2024-11-13-10:00
+    rlforge windows decisions RUN 2024-11-13-10:00 --worst
+    rlforge windows export RUN market-data
+    ```
+    """,
+)
+
+#: Columns of a table whose ids stay whole; a narrower terminal breaks its lines.
+_LEAST_WIDTH = 80
+
+#: Characters of each part of a decision that are shown without ``--full``.
+_SHOWN = 400
+
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="STORE",
+        help="Train on all windows of this store, or of this run, instead of new ones.",
+        autocompletion=offered_runs,
+    ),
+]
+StoreOrRun = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE_OR_RUN",
+        help="A trajectory store, or the run it belongs to.",
+        autocompletion=offered_runs,
+    ),
+]
+
+
+def continuous(
+    overrides: Overrides = None,
+    store: Store = None,
+    multirun: Multirun = False,
+    resume: Resume = None,
+    more: More = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train on one window of decisions after another; the last line printed is the run directory.
+
+    For each window: collect its decisions, score them, train on the good ones, and
+    deploy the new version. Ctrl-C ends the run after its current phase.
+
+    **Examples**
+
+    ```bash
+    rlforge continuous +experiment=market_continuous
+    rlforge continuous market_continuous continuous.windows=20 seed=1
+    rlforge continuous +experiment=market_continuous --from STORE
+    rlforge continuous +experiment=served_answers
+    rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
+    rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+    rlforge continuous --resume latest --more 8
+    ```
+    """
+    from rlforge.continuous.config.continuous import ContinuousConfig
+
+    given = _with_store(overrides or [], store)
+    start(ContinuousConfig, given, config_dir, resume, more, multirun=multirun)
+
+
+@app.command("list")
+def list_windows(
+    where: StoreOrRun,
+    last: Annotated[int, typer.Option(metavar="N", help="Only the newest N.", min=1)] = 20,
+) -> None:
+    """List windows; for those that are not ready, the reasons.
+
+    **Example**
+
+    ```bash
+    rlforge windows list runs/market_continuous/2026-01-01_12-00-00
+    ```
+    """
+    from rlforge.continuous.decisions.windows import Windows
+
+    reader, config = _opened_store(where)
+    windows, ids = Windows(reader, config), reader.window_ids()
+    if not ids:
+        typer.echo(f"{reader.layout.root} holds no decisions yet")
+        return
+    table = _list_table(windows.summaries(ids[-last:], _now(where, reader, config)))
+    Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
+    if len(ids) > last:
+        typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
+
+
+@app.command()
+def show(
+    where: StoreOrRun,
+    window_id: Annotated[
+        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
+    ],
+) -> None:
+    """Show one window: its agents, and why it is not ready to be trained on.
+
+    **Example**
+
+    ```bash
+    rlforge windows show RUN 2024-11-13-10:00
+    ```
+    """
+    from rlforge.continuous.decisions.windows import Windows
+    from rlforge.show.formatting import number, percent
+
+    reader, config = _opened_store(where)
+    _check_ids([window_id], reader)
+    (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
+    console = Console()
+    known = percent(window.complete / window.decisions if window.decisions else None)
+    lines = [
+        f"{window.id} UTC, {config.minutes:g} minutes",
+        f"{window.decisions:,} decisions of {len(window.activity):,} agents, {known} with known "
+        f"outcome, average reward {number(window.avg_reward, 3)}",
+        "ready" if window.ready else "not ready:",
+        *(f"  - {reason}" for reason in window.reasons),
+        "",
+    ]
+    console.print(Text("\n".join(lines), overflow="fold"))
+    console.print(_agents_table(window, config))
+
+
+@app.command()
+def decisions(
+    where: StoreOrRun,
+    window_id: Annotated[
+        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
+    ],
+    agent: Annotated[
+        str | None, typer.Option(metavar="AGENT", help="Only this agent's, such as agent-1.")
+    ] = None,
+    worst: Annotated[
+        bool, typer.Option("--worst", help="Those with the lowest reward first.")
+    ] = False,
+    last: Annotated[int, typer.Option(metavar="N", help="At most N.", min=1)] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts and answers.")] = False,
+) -> None:
+    """Show decisions of a window: what an agent saw, said and did, its reward and its score.
+
+    Without `--agent` those of the model, the newest ones; where it took none, of all.
+
+    **Examples**
+
+    ```bash
+    rlforge windows decisions RUN 2024-11-13-10:00 --worst
+    rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
+    ```
+    """
+    reader, _ = _opened_store(where)
+    _check_ids([window_id], reader)
+    found = reader.decisions(window_id=window_id)
+    agents = sorted({one.agent_id for one in found})
+    if agent is not None and agent not in agents:
+        raise ConfigError(
+            f"no agent {agent} decided in {window_id}{nearest(agent, agents)}; there are "
+            f"{', '.join(agents)}"
+        )
+    wanted = [one for one in found if agent in (None, one.agent_id)]
+    if agent is None:
+        wanted = [one for one in wanted if one.completion and one.metadata.learns] or wanted
+    chosen = wanted[-last:]
+    if worst:
+        known = [one for one in wanted if one.reward is not None]
+        chosen = sorted(known, key=lambda one: one.reward or 0.0)[:last]
+    scores = _scores(where, window_id)
+    console = Console()
+    for one in chosen:
+        console.print(_decision_table(one, scores.get(one.id, {}), full=full))
+    typer.echo(f"{len(chosen):,} of {len(wanted):,} decisions")
+
+
+@app.command("export")
+def export_windows(
+    where: StoreOrRun,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder to make.")],
+    window: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WINDOW_ID", help="Repeatable: only these. Default: all."),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORG/NAME",
+            help="Also upload to this dataset of the Hugging Face hub, private if it is new.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new dataset of --push public.")
+    ] = False,
+) -> None:
+    """Write decisions as a dataset that `datasets.load_dataset(FOLDER)` reads.
+
+    Those of a run come with their scores and explanations, and the metrics of its windows.
+
+    **Examples**
+
+    ```bash
+    rlforge windows export RUN market-data
+    rlforge windows export RUN market-data --window 2024-11-13-10:00
+    rlforge windows export RUN market-data --push ORG/NAME
+    ```
+    """
+    from rlforge.continuous.decisions.dataset import export_dataset
+    from rlforge.system.hub import check_push, push_folder
+
+    reader, _ = _opened_store(where)
+    _check_ids(window or [], reader)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; name a folder that does not")
+    check_push(push, public=public)
+    rows = export_dataset(reader, folder, window or None, _run_of(where))
+    typer.echo(f"{rows:,} decisions", err=True)
+    if push is not None:
+        push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
+    typer.echo(str(folder))
+
+
+@app.command("import")
+def import_windows(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A dataset: parquet files in it or its data/.")
+    ],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="A trajectory store; created if missing.")
+    ],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip bad rows instead of importing nothing.")
+    ] = False,
+) -> None:
+    """Append the rows of a dataset to a store; bad rows are reported before any is written.
+
+    **Example**
+
+    ```bash
+    rlforge windows import market-data stores/market
+    ```
+    """
+    from rlforge.continuous.decisions.dataset import dataset_files, import_dataset
+    from rlforge.continuous.decisions.store import TrajectoryStore
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    dataset_files(folder)  # before a store is made
+    with TrajectoryStore(store) as opened:
+        done = import_dataset(folder, opened, skip_bad=skip_bad)
+    for problem in done.bad:
+        typer.echo(f"left out: {problem}", err=True)
+    typer.echo(f"{done.written:,} decisions imported, {done.known:,} were there already")
+
+
+def _with_store(overrides: list[str], where: Path | None) -> list[str]:
+    """``overrides`` with the keys that ``--from`` stands for."""
+    if where is None:
+        return overrides
+    reader, _ = _opened_store(where)
+    path = str(reader.layout.root.absolute()).replace("'", "\\'")
+    reader.close()
+    # The number of windows is that of the store, unless the user says otherwise.
+    given = ["continuous.windows=null", *overrides]
+    return [*given, "continuous.source=store", f"store.path='{path}'"]
+
+
+def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
+    """The store at ``where``, and the window settings of its run, or the defaults."""
+    from rlforge.continuous.config.continuous import WindowConfig
+    from rlforge.continuous.decisions.layout import ABOUT
+    from rlforge.continuous.decisions.reader import StoreReader
+    from rlforge.continuous.decisions.store import store_folder
+    from rlforge.record.files import open_run
+
+    if (where / ABOUT).is_file():
+        run = where.absolute().parent
+        if not (run / "config.yaml").is_file():
+            return StoreReader(where), WindowConfig()
+        return StoreReader(where), _settings_of(run).window
+    try:
+        open_run(where)
+    except RlforgeError as error:
+        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
+        raise ConfigError(what if where.is_dir() else str(error)) from error
+    config = _settings_of(where)
+    folder = store_folder(config.store, where)
+    if not folder.exists():
+        raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
+    return StoreReader(folder), config.window
+
+
+def _settings_of(run: Path) -> ContinuousConfig:
+    """The configuration of a run; ConfigError where its store or windows are impossible."""
+    from rlforge.config.roots import read_run
+    from rlforge.config.rules import checked
+    from rlforge.continuous.config.continuous import ContinuousConfig
+
+    config = read_run(run, ContinuousConfig)
+    checked(config.store, f"{run}: store")
+    checked(config.window, f"{run}: window")
+    return config
+
+
+def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
+    """The current time by the clock of the decisions.
+
+    A simulated clock stands at the newest decision, or at the end of the last window that the run
+    at or above ``where`` trained on, whichever is later.
+    """
+    from rlforge.continuous.decisions.windows import Windows
+    from rlforge.record.files import RunPaths, read_jsonl
+
+    if config.clock == "wall":
+        return time.time()
+    moments = [agent.newest for agent in reader.activity(reader.window_ids()[-1:])]
+    run = _run_of(where)
+    if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
+        moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
+    return max(moments)
+
+
+def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
+    known = reader.window_ids()
+    for window_id in window_ids:
+        if window_id not in known:
+            raise ConfigError(
+                f"no window {window_id} in {reader.layout.root}"
+                f"{nearest(window_id, known) or '; see rlforge windows list'}"
+            )
+
+
+def _list_table(windows: list[WindowSummary]) -> Table:
+    from rlforge.show.formatting import number, percent
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("window", no_wrap=True)
+    for title in ("agents", "decisions", "known", "reward"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("ready", overflow="fold")
+    for window in windows:
+        table.add_row(
+            window.id,
+            f"{len(window.activity):,}",
+            f"{window.decisions:,}",
+            percent(window.complete / window.decisions if window.decisions else None),
+            number(window.avg_reward, 3),
+            Text("yes", style="green")
+            if window.ready
+            else Text(f"no: {'; '.join(window.reasons)}"),
+        )
+    return table
+
+
+def _run_of(where: Path) -> Path | None:
+    """The run at or above ``where``."""
+    runs = (where, where.absolute().parent)
+    return next((run for run in runs if (run / "config.yaml").is_file()), None)
+
+
+def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
+    """Score and explanation of each decision, where the store belongs to a run that scored them."""
+    from rlforge.record.files import RunPaths, read_json
+
+    run = _run_of(where)
+    content = None if run is None else read_json(RunPaths(root=run).scores(window_id))
+    scores: Mapping[str, Mapping[str, Any]] = (content or {}).get("scores", {})
+    return scores
+
+
+def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool) -> Table:
+    """One decision, a line for each part."""
+    from rlforge.continuous.decisions.records import PROBLEM
+    from rlforge.continuous.ruler.question import situation
+    from rlforge.show.formatting import number
+
+    def text(content: str, most: int) -> Text:
+        lines = content.strip()
+        cut = full or len(lines) <= most
+        return Text(lines if cut else f"{lines[: most - 1].rstrip()}…", overflow="fold")
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    version = decision.completion.policy_uid if decision.completion else ""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.timestamp))
+    parts = (decision.agent_id, decision.metadata.provider, version)
+    table.add_row(moment, Text(", ".join(part for part in parts if part), style="bold"))
+    action = {key: part for key, part in decision.action.items() if key != PROBLEM}
+    table.add_row("action", Text(json.dumps(action, ensure_ascii=False), overflow="fold"))
+    if decision.refused:
+        table.add_row("refused", text(str(decision.action[PROBLEM]), _SHOWN))
+    reward = number(decision.reward, 3)
+    if decision.result is not None and decision.result.investment:
+        result = decision.result
+        reward += f", profit {result.pnl:+.2f} on {result.investment:.2f}"
+    table.add_row("reward", reward)
+    if scored:
+        why = f" {scored['explanation']}" if scored.get("explanation") else ""
+        table.add_row("score", text(f"{number(scored.get('score'), 3)}{why}", _SHOWN))
+    if full and decision.observation:
+        table.add_row("prompt", Text(decision.observation, overflow="fold"))
+    else:
+        table.add_row("saw", text(situation(decision), _SHOWN))
+    if decision.metadata.reasoning:
+        table.add_row("answer", text(decision.metadata.reasoning, _SHOWN))
+    table.add_row("", "")
+    return table
+
+
+def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
+    from rlforge.continuous.decisions.windows import counts
+    from rlforge.show.formatting import NOTHING, number
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("agent", overflow="fold")
+    for title in ("decisions", "actions", "known", "reward", "counts"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for agent in window.activity:
+        reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
+        table.add_row(
+            Text(agent.agent_id),
+            f"{agent.decisions:,}",
+            f"{agent.actions:,}",
+            f"{agent.complete:,}",
+            reward,
+            "yes" if counts(agent, config) else "no",
+        )
+    return table

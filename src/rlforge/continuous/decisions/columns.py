@@ -1,0 +1,193 @@
+"""Decisions as rows of a table, with camelCase names, and back.
+
+States and actions are JSON text, because their fields vary. All other fields have a column or
+struct of their type. Floats keep 64 bits, so that values are read back exactly.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from rlforge.continuous.decisions.grid import calendar_date, window_start
+from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
+from rlforge.errors import RlforgeError
+from rlforge.record.digests import digest_of
+from rlforge.system.values import Codec, writable
+from rlforge.types import Completion
+
+_METADATA = Codec(Metadata, camel_case=True)
+_RESULT = Codec(Result, camel_case=True)
+_COMPLETION = Codec(Completion, camel_case=True)
+
+#: One row per decision. ``timestamp``: seconds since 1970 UTC. ``complete``: its outcome is known.
+DECISIONS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("agentId", pa.string()),
+        ("windowId", pa.string()),
+        ("state", pa.string()),
+        ("action", pa.string()),
+        ("reward", pa.float64()),
+        ("nextState", pa.string()),
+        ("timestamp", pa.float64()),
+        ("metadata", _METADATA.arrow_type),
+        ("result", pa.struct([field for field in _RESULT.arrow_type if field.name != "winRate"])),
+        ("agentStats", pa.struct([("winRate", pa.float64())])),
+        ("observation", pa.string()),
+        ("completion", _COMPLETION.arrow_type),
+        ("complete", pa.bool_()),
+    ]
+)
+
+#: Columns with long texts, which counts of decisions do not need.
+TEXTS = ("state", "nextState", "observation", "completion")
+
+
+def decision_row(decision: Decision) -> dict[str, Any]:
+    """``decision`` as a row of ``DECISIONS``.
+
+    Raises RlforgeError, naming decision and field, for a state that is not JSON, a number that is
+    not finite, an empty name, and a window id that is not a time.
+    """
+    who = f"decision {decision.id!r}"
+    if not decision.id or not decision.agent_id:
+        raise RlforgeError(f"{who} of agent {decision.agent_id!r}: both need a name")
+    window_start(decision.window_id)
+    calendar_date(decision.timestamp)
+    _finite(who, "metadata.confidence", decision.metadata.confidence)
+    return {
+        "id": writable(decision.id),
+        "agentId": writable(decision.agent_id),
+        "windowId": decision.window_id,
+        "state": _json(who, "state", decision.state),
+        "action": _json(who, "action", decision.action),
+        "reward": None if decision.reward is None else _finite(who, "reward", decision.reward),
+        "nextState": (
+            None if decision.next_state is None else _json(who, "next_state", decision.next_state)
+        ),
+        "timestamp": decision.timestamp,
+        "metadata": _METADATA.encode(decision.metadata),
+        **_result_columns(who, decision.result),
+        "observation": writable(decision.observation),
+        "completion": decision.completion and _COMPLETION.encode(decision.completion),
+        "complete": decision.complete,
+    }
+
+
+def digest_of_decisions(decisions: Iterable[Decision]) -> str:
+    """The SHA-256 of decisions in order, as they are written; raises as ``decision_row`` does.
+
+    The name of the deployment that answered is left out: names count interrupted deployments too.
+    """
+    rows = list(map(decision_row, decisions))
+    for row in rows:
+        if row["completion"] is not None:
+            del row["completion"]["policyUid"]
+    return digest_of(rows)
+
+
+def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
+    """The columns of its decision that ``outcome`` knows; raises as ``decision_row`` does."""
+    who = f"outcome of decision {outcome.decision_id!r}"
+    return {
+        "id": writable(outcome.decision_id),
+        "reward": _finite(who, "reward", outcome.reward),
+        "nextState": _json(who, "next_state", outcome.next_state),
+        **_result_columns(who, outcome.result),
+    }
+
+
+def to_decisions(table: pa.Table) -> list[Decision]:
+    """The rows of a table of ``DECISIONS`` as they were written.
+
+    Equal JSON texts, as the next state of one decision and the state of the following one, share
+    one object.
+    """
+    parsed, collects = _Parser(), gc.isenabled()
+    # Thousands of states are a million small objects, none of them garbage: to walk them again and
+    # again would take as long as to parse them.
+    gc.disable()
+    try:
+        return [
+            to_decision(row, parsed)
+            for batch in table.to_batches(max_chunksize=1024)
+            for row in batch.to_pylist()
+        ]
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Parser(dict[str, Any]):
+    """JSON text to its content, each text parsed once."""
+
+    def __missing__(self, text: str) -> Any:
+        self[text] = content = json.loads(text)
+        return content
+
+
+def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decision:
+    """One row; states and actions may be JSON text or objects."""
+    parser = _Parser() if parser is None else parser
+
+    def parsed(content: Any) -> Any:
+        return parser[content] if isinstance(content, str) else content
+
+    meta, completion = row.get("metadata") or {}, row.get("completion")
+    result, stats = row.get("result"), row.get("agentStats") or {}
+    return Decision(
+        id=row["id"],
+        agent_id=row["agentId"],
+        window_id=row["windowId"],
+        state=parsed(row["state"]),
+        action=parsed(row["action"]),
+        timestamp=row["timestamp"],
+        metadata=_METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
+        reward=row.get("reward"),
+        next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
+        result=None
+        if result is None
+        else _RESULT.decode({**result, "winRate": stats.get("winRate") or 0.0}),
+        observation=row.get("observation") or "",
+        completion=None if completion is None else _COMPLETION.decode(completion),
+    )
+
+
+def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
+    if result is None:
+        return {"result": None, "agentStats": None}
+    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
+        _finite(who, f"result.{name}", getattr(result, name))
+    columns = _RESULT.encode(result)
+    stats = {"winRate": columns.pop("winRate")}
+    return {"result": columns, "agentStats": stats}
+
+
+def _finite(who: str, field: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise RlforgeError(f"{who}: {field} is {number}, which cannot be stored")
+    return number
+
+
+def _json(who: str, field: str, content: Mapping[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(content)
+    except (TypeError, ValueError) as error:
+        raise RlforgeError(f"{who}: {field} is not JSON: {error}") from error
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return dict(content)
+    if hasattr(content, "item"):  # a numpy scalar
+        return content.item()
+    raise TypeError(f"a {type(content).__name__} cannot be stored")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)

@@ -1,0 +1,166 @@
+"""Decisions of market agents, their outcomes, and the windows of time that hold them.
+
+Fields have Python names here and camelCase names (``agentId``, ``nextState``, …) in files, see
+``rlforge.continuous.decisions.columns``. States and actions are JSON throughout and use camelCase
+inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.types import Completion, value
+
+Json = Mapping[str, Any]
+"""A JSON object."""
+
+
+SCRIPTED, CONTROL = "scripted:", "control"
+"""Begin the providers of decisions of scripted traders, and of the version that never learns."""
+
+PROBLEM = "problem"
+"""Key in an action that the market refused: the reason. An answer without action is a NO_OP."""
+
+
+@value
+class Metadata:
+    """How a decision was made.
+
+    provider: ``scripted:NAME``, ``control``, a model's name, or ``human``. reasoning: in the
+    agent's words. confidence: 0 to 1, as the agent said or from its probabilities.
+    """
+
+    provider: str
+    reasoning: str = ""
+    confidence: float = 1.0
+
+    @property
+    def learns(self) -> bool:
+        """Whether who decided may learn from it; scripted traders and the control do not."""
+        return not self.provider.startswith((SCRIPTED, CONTROL))
+
+
+def confidence_of(completion: Completion) -> float:
+    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
+    if not completion.logprobs:
+        return 1.0
+    return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))
+
+
+@value
+class Result:
+    """The financial outcome of a decision, known once its position is closed or the window ends.
+
+    pnl, investment: in the market's currency. hold_time_minutes: of the market's clock.
+    win_rate: share of the agent's settled trades so far, this one included, with pnl > 0; in the
+    market, of those of the episode.
+    """
+
+    pnl: float
+    investment: float
+    hold_time_minutes: float
+    win_rate: float
+
+
+@value
+class Decision:
+    """One recorded action of one agent, with the state before and after it.
+
+    id: unique, and ascending over the agent's decisions. window_id: of the window that holds
+    ``timestamp`` (seconds since 1970 UTC, of the wall or the simulated clock).
+    state, next_state: ``GameState`` as JSON. action: as JSON, its kind under ``type``.
+    reward, next_state and result are None until the decision's outcome is known.
+    observation, completion: a language model's prompt and answer, with tokens, log-probs and the
+    version that sampled them; empty and None for scripted traders and people.
+
+    Example:
+        >>> decision = Decision(
+        ...     id="agent-1-000001", agent_id="agent-1", window_id="2024-11-13-10:00",
+        ...     state={"cash": 100.0}, action={"type": "NO_OP"}, timestamp=1731492000.0,
+        ...     metadata=Metadata(provider="human"),
+        ... )
+        >>> decision.complete
+        False
+    """
+
+    id: str
+    agent_id: str
+    window_id: str
+    state: Json
+    action: Json
+    timestamp: float
+    metadata: Metadata
+    reward: float | None = None
+    next_state: Json | None = None
+    result: Result | None = None
+    observation: str = ""
+    completion: Completion | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the outcome is known."""
+        return self.reward is not None and self.next_state is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the answer named no action, or one that the market did not accept."""
+        return PROBLEM in self.action
+
+
+@value
+class DecisionOutcome:
+    """The outcome of a decision that was written before."""
+
+    decision_id: str
+    reward: float
+    next_state: Json
+    result: Result
+
+
+@value
+class TrainingWindow:
+    """The decisions from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
+
+    id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
+    minutes). agents: sorted. decisions: in order of time. avg_reward: over those with a reward,
+    0 if none has one. ready: it may be trained on; otherwise ``reasons`` say why not.
+
+    Example:
+        >>> window = TrainingWindow(
+        ...     id="2024-11-13-10:00", start_time=1731492000.0, end_time=1731495600.0, agents=(),
+        ...     decisions=(), avg_reward=0.0, ready=False, reasons=("no decisions",),
+        ... )
+        >>> window.end_time - window.start_time
+        3600.0
+    """
+
+    id: str
+    start_time: float
+    end_time: float
+    agents: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    avg_reward: float
+    ready: bool
+    reasons: tuple[str, ...] = ()
+
+
+@value
+class AgentActivity:
+    """Counts of one agent's decisions in one window.
+
+    learns: see ``Metadata``. actions: decisions with an action other than NO_OP, refused ones
+    included. complete: those whose outcome is known. rewarded, reward_sum: number and sum of the
+    known rewards of actions that were not refused. newest: latest timestamp.
+    """
+
+    window_id: str
+    agent_id: str
+    learns: bool
+    decisions: int
+    actions: int
+    complete: int
+    rewarded: int
+    reward_sum: float
+    newest: float

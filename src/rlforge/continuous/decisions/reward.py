@@ -1,0 +1,166 @@
+"""The reward of a decision and its parts, normalised rewards and returns.
+
+``reward = 0.5 pnl / investment + 0.2 speed + 0.3 win rate``, each weight and term configurable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlforge.continuous.config.continuous import DecisionRewardConfig
+from rlforge.continuous.decisions.records import Decision, Result
+from rlforge.continuous.market.books import Settled
+from rlforge.errors import RlforgeError
+from rlforge.types import value
+
+#: Speed term of a fast decision, and minutes of holding below which a decision is one.
+FAST_REWARD, FAST_MINUTES = 1.0, 60.0
+#: Bounds of rewards.
+LOW, HIGH = -1.0, 1.0
+
+
+@value
+class RewardParts:
+    """A reward and its parts.
+
+    pnl: profit and loss as a share of the investment. speed: ``FAST_REWARD`` or ``slow_reward``.
+    consistency: the win rate. These three are before weighting. total: their weighted sum.
+    reward: the total, clipped to ``LOW`` … ``HIGH``.
+    """
+
+    pnl: float
+    speed: float
+    consistency: float
+    total: float
+    reward: float
+
+
+class DecisionReward:
+    """The reward of a decision by its result. Raises ConfigError for invalid settings.
+
+    Example:
+        >>> reward = DecisionReward(DecisionRewardConfig())
+        >>> result = Result(pnl=10.0, investment=100.0, hold_time_minutes=30.0, win_rate=0.6)
+        >>> round(reward(result).reward, 3)  # 0.5 * 0.1 + 0.2 * 1 + 0.3 * 0.6
+        0.43
+        >>> DecisionReward(DecisionRewardConfig(normalize="center")).normalize([0.25, 0.5, 0.75])
+        [-0.25, 0.0, 0.25]
+    """
+
+    def __init__(self, config: DecisionRewardConfig) -> None:
+        self._config = config
+
+    def __call__(self, result: Result) -> RewardParts:
+        """The reward of one decision.
+
+        Without an investment, ``uninvested_reward`` takes the place of pnl / investment.
+        Raises RlforgeError for a result that is not finite or outside its bounds.
+        """
+        config = self._config
+        _check_result(result)
+        invested = result.investment > 0
+        pnl = result.pnl / result.investment if invested else config.uninvested_reward
+        fast = result.hold_time_minutes < FAST_MINUTES
+        speed = FAST_REWARD if fast else config.slow_reward
+        total = (
+            config.pnl_weight * pnl
+            + config.speed_weight * speed
+            + config.consistency_weight * result.win_rate
+        )
+        return RewardParts(
+            pnl=pnl,
+            speed=speed,
+            consistency=result.win_rate,
+            total=total,
+            reward=min(max(total, LOW), HIGH),
+        )
+
+    def normalize(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards of one window, in order, normalised by ``decision_reward.normalize``.
+
+        Equal rewards become 0 with ``center`` and ``zscore``, the middle of the range with
+        ``minmax``.
+        """
+        config = self._config
+        if config.normalize == "none" or not rewards:
+            return list(rewards)
+        least, most = min(rewards), max(rewards)
+        # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be scaled up.
+        equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
+        if config.normalize == "minmax":
+            if equal:
+                return [(LOW + HIGH) / 2] * len(rewards)
+            scale = (HIGH - LOW) / (most - least)
+            return [LOW + (reward - least) * scale for reward in rewards]
+        if equal:
+            return [0.0] * len(rewards)
+        mean = math.fsum(rewards) / len(rewards)
+        if config.normalize == "center":
+            return [reward - mean for reward in rewards]
+        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+        return [(reward - mean) / math.sqrt(variance) for reward in rewards]
+
+    def returns(self, decisions: Sequence[Decision]) -> dict[str, float]:
+        """Each agent's discounted return over its rewarded decisions, in order of time."""
+        known = [
+            (decision.agent_id, decision.reward)
+            for decision in sorted(decisions, key=lambda one: (one.timestamp, one.id))
+            if decision.reward is not None
+        ]
+        agents = [agent for agent, _ in known]
+        found = returns_to_go(agents, [reward for _, reward in known], self._config.gamma)
+        # The first decision of an agent, the last one assigned, has its whole return.
+        whole = dict(zip(reversed(agents), reversed(found), strict=True))
+        return {agent: whole[agent] for agent in sorted(whole)}
+
+
+def result_of(settled: Settled) -> Result:
+    """The record of a settled decision."""
+    return Result(
+        pnl=settled.pnl,
+        investment=settled.investment,
+        hold_time_minutes=settled.hold_time_minutes,
+        win_rate=settled.win_rate,
+    )
+
+
+def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:
+    """Of each decision, in order of time: Σᵢ γⁱ rᵢ over its reward and its agent's later ones.
+
+    Example:
+        >>> returns_to_go(["ann", "bob", "ann"], [1.0, 5.0, 2.0], gamma=0.5)
+        [2.0, 5.0, 2.0]
+    """
+    later: dict[str, float] = {}
+    found = []
+    for agent, reward in zip(reversed(agents), reversed(rewards), strict=True):
+        later[agent] = reward + gamma * later.get(agent, 0.0)
+        found.append(later[agent])
+    return found[::-1]
+
+
+def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
+    """Means for the log: ``reward``, ``reward_pnl``, ``reward_speed``, …, ``reward_clipped``."""
+    if not parts:
+        return {}
+    count = len(parts)
+    means = {
+        f"reward_{name}": math.fsum(getattr(part, name) for part in parts) / count
+        for name in ("pnl", "speed", "consistency", "total")
+    }
+    clipped = sum(part.reward != part.total for part in parts) / count
+    reward = math.fsum(part.reward for part in parts) / count
+    return {"reward": reward, **means, "reward_clipped": clipped}
+
+
+def _check_result(result: Result) -> None:
+    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
+        number = getattr(result, name)
+        if not math.isfinite(number):
+            raise RlforgeError(f"no reward: result.{name} is {number}")
+    if result.investment < 0 or result.hold_time_minutes < 0 or not 0 <= result.win_rate <= 1:
+        raise RlforgeError(
+            f"no reward for {result}: investment and hold_time_minutes are 0 or more, "
+            "win_rate is between 0 and 1"
+        )

@@ -1,0 +1,244 @@
+"""The windows of a store: their decisions, and whether they may be trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import groupby
+
+from rlforge.continuous.config.continuous import WindowConfig
+from rlforge.continuous.decisions.grid import WindowGrid
+from rlforge.continuous.decisions.reader import StoreReader
+from rlforge.continuous.decisions.records import AgentActivity, Decision, TrainingWindow
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+
+def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActivity]:
+    """The activity in ``decisions``, counted as one window, by agent."""
+    by_agent: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        by_agent.setdefault(decision.agent_id, []).append(decision)
+    return [
+        AgentActivity(
+            window_id=window_id,
+            agent_id=agent,
+            learns=any(decision.metadata.learns for decision in own),
+            decisions=len(own),
+            actions=sum(d.refused or d.action.get("type") != "NO_OP" for d in own),
+            complete=sum(decision.complete for decision in own),
+            rewarded=sum(d.reward is not None and not d.refused for d in own),
+            reward_sum=math.fsum(d.reward for d in own if d.reward is not None and not d.refused),
+            newest=max(decision.timestamp for decision in own),
+        )
+        for agent, own in sorted(by_agent.items())
+    ]
+
+
+def counts(agent: AgentActivity, config: WindowConfig) -> bool:
+    """Whether an agent that learns decided and acted enough to be one of ``window.min_agents``."""
+    decided = agent.decisions >= config.min_trajectories_per_agent
+    return agent.learns and decided and agent.actions >= config.min_actions
+
+
+def average_reward(activity: Sequence[AgentActivity]) -> float:
+    """The average over the learning agents' rewarded and accepted decisions; 0 without any.
+
+    Refused answers are learned from in any case, and must not keep a model from it.
+    """
+    learning = [agent for agent in activity if agent.learns]
+    rewarded = sum(agent.rewarded for agent in learning)
+    return math.fsum(agent.reward_sum for agent in learning) / rewarded if rewarded else 0.0
+
+
+def missing(
+    activity: Sequence[AgentActivity], config: WindowConfig, left_seconds: float = 0.0
+) -> tuple[str, ...]:
+    """Why a window is not ready for training, one sentence each; empty: it is ready.
+
+    left_seconds: until the end of the window and its grace period.
+    """
+    reasons = []
+    if left_seconds > 0:
+        late = left_seconds <= (config.grace_seconds or 0.0)
+        wait = "waits for late decisions" if late else "is open"
+        reasons.append(f"it {wait} for another {timedelta(seconds=round(left_seconds))}")
+    if not activity:
+        return (*reasons, "it has no decisions")
+    enough = sum(counts(agent, config) for agent in activity)
+    if enough < config.min_agents:
+        reasons.append(
+            f"{enough} of {config.min_agents} learning agents have "
+            f"{config.min_trajectories_per_agent} decisions and {config.min_actions} actions"
+        )
+    decisions = sum(agent.decisions for agent in activity)
+    open_ones = decisions - sum(agent.complete for agent in activity)
+    if decisions - open_ones < config.completeness * decisions - 1e-9:
+        share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
+        reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
+    average, threshold = average_reward(activity), config.avg_reward_threshold
+    accepted = any(agent.learns and agent.rewarded for agent in activity)
+    # Sums of the same rewards in another order differ by rounding.
+    if threshold is not None and accepted and average < threshold - 1e-9:
+        reasons.append(f"average reward {average:.4g} is below {threshold:g}")
+    return tuple(reasons)
+
+
+@value
+class WindowSummary:
+    """A window without its decisions, for lists of windows.
+
+    Fields as in ``TrainingWindow``; activity: counts of each agent.
+    """
+
+    id: str
+    start_time: float
+    end_time: float
+    activity: tuple[AgentActivity, ...]
+    avg_reward: float
+    ready: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def decisions(self) -> int:
+        """Decisions of all agents."""
+        return sum(agent.decisions for agent in self.activity)
+
+    @property
+    def complete(self) -> int:
+        """Those of them whose outcome is known."""
+        return sum(agent.complete for agent in self.activity)
+
+
+class Windows:
+    """The windows of ``reader`` by the rules of ``config``.
+
+    now: the time by the clock that stamps the decisions. A window is not ready before its end and
+    ``window.grace_seconds``; without ``now``, windows count as over.
+    rewards: the least and the largest reward of a decision; those with others are left out.
+    Raises ConfigError for invalid settings.
+
+    Example:
+        >>> import tempfile
+        >>> from rlforge.continuous.decisions.store import TrajectoryStore
+        >>> with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
+        ...     windows = Windows(store, WindowConfig(minutes=60))
+        ...     windows.get("2024-11-13-10:00").reasons
+        ('it has no decisions',)
+        >>> windows.due(1731495600.0)
+        '2024-11-13-10:00'
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        config: WindowConfig,
+        rewards: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        self._reader = reader
+        self._config = config
+        self._rewards = rewards
+        self.grid = WindowGrid(config.minutes)
+
+    def ids(self) -> list[str]:
+        """Windows that hold decisions, in order of time."""
+        return self._reader.window_ids()
+
+    def due(self, now: float) -> str:
+        """The newest window that is over at ``now``, ``window.grace_seconds`` included."""
+        return self.grid.closed_by(now, self._config.grace_seconds or 0.0)
+
+    def due_at(self, window_id: str) -> float:
+        """When a window is over, ``window.grace_seconds`` included."""
+        return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
+
+    def may_stay_open(self, window_id: str) -> int | None:
+        """How many decisions of a window need no outcome before it is read.
+
+        None where no outcome is waited for: with ``window.grace_seconds`` it is read after those,
+        and ``rolling`` batches take what is known.
+        """
+        if self._config.grace_seconds is not None or self._config.mode == "rolling":
+            return None
+        (window,) = self.summaries([window_id])
+        return math.floor((1 - self._config.completeness) * window.decisions + 1e-9)
+
+    def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
+        """One window; without decisions it is empty and not ready."""
+        return self._window(window_id, self._reader.decisions(window_id=window_id), now)
+
+    def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
+        """The decisions to train on after the end of a window, by ``window.mode``.
+
+        ``windowed``: those of the window. ``rolling``: the newest ``window.rolling_decisions``
+        complete decisions before its end, from any window; fewer are not ready.
+        """
+        if self._config.mode == "windowed":
+            return self.get(window_id, now)
+        end = self.grid.span(window_id)[1]
+        wanted = self._config.rolling_decisions
+        decisions = self._reader.newest_complete(wanted, before=end)
+        window = self._window(window_id, decisions, now)
+        if decisions:
+            window = dataclasses.replace(window, start_time=decisions[0].timestamp)
+        if len(decisions) == wanted:
+            return window
+        few = f"{len(decisions)} of {wanted} complete decisions are there"
+        return dataclasses.replace(window, ready=False, reasons=(few, *window.reasons))
+
+    def summaries(self, window_ids: Sequence[str], now: float | None = None) -> list[WindowSummary]:
+        """These windows without their decisions, in the order given."""
+        activity = {
+            window_id: tuple(agents)
+            for window_id, agents in groupby(
+                self._reader.activity(window_ids), lambda agent: agent.window_id
+            )
+        }
+        summaries = []
+        for window_id in window_ids:
+            start, end = self.grid.span(window_id)
+            agents = activity.get(window_id, ())
+            reasons = missing(agents, self._config, self._left(window_id, now))
+            summary = WindowSummary(
+                id=window_id,
+                start_time=start,
+                end_time=end,
+                activity=agents,
+                avg_reward=average_reward(agents),
+                ready=not reasons,
+                reasons=reasons,
+            )
+            summaries.append(summary)
+        return summaries
+
+    def _window(
+        self, window_id: str, decisions: Sequence[Decision], now: float | None
+    ) -> TrainingWindow:
+        start, end = self.grid.span(window_id)
+        low, high = self._rewards
+        kept = [one for one in decisions if one.reward is None or low <= one.reward <= high]
+        if left_out := len(decisions) - len(kept):
+            log.warning(
+                "%s: %d of %d decisions are left out, whose rewards lie outside of [%g, %g]",
+                *(window_id, left_out, len(decisions), low, high),
+            )
+        decisions = kept
+        activity = activity_of(decisions, window_id)
+        reasons = missing(activity, self._config, self._left(window_id, now))
+        return TrainingWindow(
+            id=window_id,
+            start_time=start,
+            end_time=end,
+            agents=tuple(agent.agent_id for agent in activity),
+            decisions=tuple(decisions),
+            avg_reward=average_reward(activity),
+            ready=not reasons,
+            reasons=reasons,
+        )
+
+    def _left(self, window_id: str, now: float | None) -> float:
+        return 0.0 if now is None else self.due_at(window_id) - now

@@ -1,0 +1,1 @@
+"""Continuous training: each window of decisions is scored, trained on and deployed."""

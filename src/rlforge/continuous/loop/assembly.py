@@ -1,0 +1,121 @@
+"""The parts of a continuous run: policy side, source of decisions, and learning side.
+
+source    ──prompts──▶  policy    ──completions──▶  source
+source    ──windows──▶  learning  ──checkpoints──▶  policy
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from functools import partial
+
+from rlforge.algorithms import make_algorithm
+from rlforge.algorithms.base import Algorithm
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.reward import DecisionReward
+from rlforge.continuous.loop.journal import Journal, ScoreFiles
+from rlforge.continuous.loop.learner import Update, WindowLearner
+from rlforge.continuous.loop.policy_side import PolicySide, policy_side
+from rlforge.continuous.loop.sources import Source, source_of
+from rlforge.continuous.ruler.base import DecisionScorer
+from rlforge.continuous.ruler.judge_backends import LocalModel
+from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.record.digests import DigestChain, facts
+from rlforge.run.actors.colocation import update_in_turn
+from rlforge.run.actors.process import call_restarted
+from rlforge.run.lifecycle import RunContext
+from rlforge.types import PolicyRef, value
+
+
+@value
+class LearningSide:
+    """The learner, and how decisions are scored and rewarded for it."""
+
+    learner: WindowLearner
+    scorer: DecisionScorer
+    reward: DecisionReward
+    algorithm: Algorithm
+
+
+@value
+class Assembly:
+    """All parts of a run that is ready to begin or to be resumed.
+
+    digests: has a line for each window that is done.
+    """
+
+    policy: PolicySide
+    source: Source
+    learning: LearningSide
+    journal: Journal
+    scores: ScoreFiles
+    digests: DigestChain
+
+
+@contextlib.asynccontextmanager
+async def assembled(
+    context: RunContext[ContinuousConfig], stop: asyncio.Event
+) -> AsyncIterator[Assembly]:
+    """Make all parts over the actors of a run, resuming what its directory holds.
+
+    They are closed at the end of the block; the actors are the caller's. stop: set when the run is
+    asked to end. Raises ConfigError, CheckpointError, EngineError or RunError when a part cannot be
+    made or resumed.
+    """
+    run_dir = context.run_dir
+    async with contextlib.AsyncExitStack() as stack:
+        journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
+        policy = await stack.enter_async_context(policy_side(context))
+        learning = await stack.enter_async_context(learning_side(context, policy))
+        source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
+        digests = DigestChain(run_dir)
+        if digests.begun:
+            digests.rewind(journal.done())  # to the lines of the windows that are done
+        else:
+            digests.append(0, {"computed": facts(context.config, context.hardware)})
+        yield Assembly(
+            policy=policy,
+            source=source,
+            learning=learning,
+            journal=journal,
+            scores=ScoreFiles(run_dir),
+            digests=digests,
+        )
+
+
+# ---------------------------------------------------------------- learning side
+
+
+@contextlib.asynccontextmanager
+async def learning_side(
+    context: RunContext[ContinuousConfig], policy: PolicySide
+) -> AsyncIterator[LearningSide]:
+    """The learner group, and the scorer with what it learned before."""
+    config, actors, run_dir = context.config, context.actors, context.run_dir
+    update: Update = actors.learner.update
+    if context.hardware.alternate:
+        update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
+    ruler = config.ruler
+    if ruler.model_path is None:  # what the scorer learns is kept in the run directory
+        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
+    local = LocalModel(  # for a judge: the base model, which does not change during training
+        generator=policy.engine,
+        tokenizer=policy.tokenizer,
+        policy=PolicyRef(uid="base", kind="checkpoint"),
+        stop_token_ids=policy.params.stop_token_ids,
+    )
+    scorer = make_scorer(ruler, seed=config.seed, local=local)
+    try:
+        yield LearningSide(
+            learner=WindowLearner(
+                actors.learner, run_dir / "checkpoints", config.learner.keep_checkpoints, update
+            ),
+            scorer=scorer,
+            reward=DecisionReward(config.decision_reward),
+            algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
+        )
+    finally:
+        await scorer.close()

@@ -1,0 +1,298 @@
+"""From the scored decisions of a window to a batch, or to the reason why there is none.
+
+Only decisions of the trained model have tokens to learn from. Those of scripted traders are scored
+as well, for comparison.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rlforge.algorithms.base import Algorithm
+from rlforge.continuous.config.continuous import ContinuousSettings
+from rlforge.continuous.decisions.records import Decision
+from rlforge.continuous.decisions.reward import returns_to_go
+from rlforge.continuous.loop.performance import is_ours
+from rlforge.rewards.sampling import is_constant
+from rlforge.rollout.episode import seed_of
+from rlforge.types import OTHER_RUN, Completion, Sample, TrainBatch, value
+
+
+@value
+class Scored:
+    """A complete decision with its score and reward.
+
+    score: None where the scorer failed. reward: normalised where ``decision_reward.normalize`` says
+    so. to_go: discounted sum of it and the agent's later rewards in the window, where
+    ``continuous.train_on`` is ``return``.
+    """
+
+    decision: Decision
+    score: float | None
+    reward: float
+    to_go: float | None = None
+
+    @property
+    def completion(self) -> Completion:
+        """The model's answer; only its own decisions have one."""
+        assert self.decision.completion is not None
+        return self.decision.completion
+
+
+@value
+class WindowBatch:
+    """The decisions of a window to learn from.
+
+    batch: None where nothing is trained, for ``reason``. selected: decisions of the model that
+    ``continuous.select_by`` selects, including those dropped for age or length. refused: answers
+    without an action that the market accepted; 0 where ``invalid_reward`` is None. unscored:
+    decisions of the model that the scorer failed on. stale, too_long, crowded: dropped because
+    their version is too old, their prompt leaves no room for an answer, or their agent has more
+    than ``continuous.max_agent_share`` of all.
+    """
+
+    batch: TrainBatch | None
+    reason: str
+    selected: int = 0
+    refused: int = 0
+    unscored: int = 0
+    stale: int = 0
+    too_long: int = 0
+    crowded: int = 0
+
+    def figures(self) -> Mapping[str, int]:
+        """Its counts, with how many decisions are learned from, ready for JSON."""
+        samples = self.batch.samples if self.batch is not None else ()
+        return {
+            "selected": self.selected,
+            "trained_decisions": len(samples),
+            "refused": self.refused,
+            "unscored": self.unscored,
+            "stale": self.stale,
+            "too_long": self.too_long,
+            "crowded": self.crowded,
+        }
+
+
+def largest_share(counts: Sequence[int], share: float) -> int:
+    """The most that each of several counts may keep so that none exceeds ``share`` of what is left.
+
+    Example:
+        >>> largest_share([100, 3, 2], 0.5), largest_share([100], 0.5), largest_share([7, 2], 1.0)
+        (5, 0, 7)
+    """
+    highest = max(counts, default=0)
+    return next(
+        (
+            most
+            for most in range(highest, 0, -1)
+            if most <= share * sum(min(count, most) for count in counts)
+        ),
+        0,
+    )
+
+
+@value
+class WindowFilter:
+    """The rules by which decisions become a batch.
+
+    version: of the policy that is about to be trained. max_staleness: most versions between it and
+    the one that made a decision; None: decisions are of versions of another run. max_length: most
+    tokens of prompt and answer; None: no bound. foreign: deployments whose decisions are not the
+    model's own. gamma: discount of later rewards.
+    """
+
+    settings: ContinuousSettings
+    algorithm: Algorithm
+    version: int
+    max_staleness: int | None
+    max_length: int | None
+    foreign: Collection[str] = ()
+    gamma: float = 1.0
+
+    def build_window_batch(
+        self, batch_id: str, decisions: Sequence[Scored], why_unscored: str = ""
+    ) -> WindowBatch:
+        """A batch of the model's selected decisions that are neither too old nor too long.
+
+        decisions: in order of time. Those of one agent form one episode for a critic, and one
+        group for ``window_grpo``. why_unscored: what the scorer says of those without a score.
+        """
+        dropped: dict[str, int] = {}
+
+        def keep(name: str, test: Callable[[Scored], bool], among: list[Scored]) -> list[Scored]:
+            kept = [one for one in among if test(one)]
+            dropped[name] = len(among) - len(kept)
+            return kept
+
+        ours = [
+            one
+            for one in decisions
+            if is_ours(one.decision) and one.completion.policy_uid not in self.foreign
+        ]
+        if self.settings.train_on == "return":
+            agents, rewards = [one.decision.agent_id for one in ours], [one.reward for one in ours]
+            sums = returns_to_go(agents, rewards, self.gamma)
+            ours = [
+                dataclasses.replace(one, to_go=to_go) for one, to_go in zip(ours, sums, strict=True)
+            ]
+        chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
+        oldest = -math.inf if self.max_staleness is None else self.version - self.max_staleness
+        fresh = keep("stale", lambda one: one.completion.policy_version >= oldest, chosen)
+        room = math.inf if self.max_length is None else self.max_length
+        fitting = keep("too_long", lambda one: len(one.completion.prompt_token_ids) < room, fresh)
+        shared = self._shared(batch_id, fitting)
+        samples = self._samples(batch_id, shared)
+        punished = sum(self._punished(one) for one in ours)
+        selected = len(chosen) - punished
+        reason = self._obstacle(decisions, len(ours), len(chosen), dropped, samples)
+        unscored = sum(one.score is None for one in ours)
+        if reason and unscored and why_unscored:
+            reason = f"{reason}; {unscored} have no score: {why_unscored}"
+        batch = TrainBatch(
+            samples=tuple(samples), whole_episodes=True, dropped_stale=dropped["stale"]
+        )
+        return WindowBatch(
+            batch=None if reason else batch,
+            reason=reason,
+            selected=selected,
+            refused=punished,
+            unscored=unscored,
+            stale=dropped["stale"],
+            too_long=dropped["too_long"],
+            crowded=len(fitting) - len(shared),
+        )
+
+    # ------------------------------------------------------------ one decision
+
+    def _punished(self, one: Scored) -> bool:
+        """Refused by the market: trained on with ``invalid_reward``, independent of its score."""
+        return self.settings.invalid_reward is not None and one.decision.refused
+
+    def _selected(self, one: Scored) -> bool:
+        """Above the threshold; without a score only where scores are not used."""
+        settings = self.settings
+        scored = settings.selects_by == "score" or settings.train_on in ("score", "mix")
+        if one.score is None and scored:
+            return False
+        if settings.selects_by == "all":
+            return True
+        measure = one.score if settings.selects_by == "score" else one.reward
+        return measure is not None and measure > settings.threshold
+
+    def _shared(self, batch_id: str, decisions: list[Scored]) -> list[Scored]:
+        """``decisions`` without those by which an agent would exceed its share, drawn by window."""
+        counts = Counter(one.decision.agent_id for one in decisions)
+        most = largest_share(list(counts.values()), self.settings.max_agent_share)
+        if most >= max(counts.values(), default=0):
+            return decisions
+        order = sorted(decisions, key=lambda one: seed_of(f"{batch_id}/{one.decision.id}"))
+        taken: Counter[str] = Counter()
+        kept = set()
+        for one in order:
+            agent = one.decision.agent_id
+            if taken[agent] < most:
+                taken[agent] += 1
+                kept.add(one.decision.id)
+        return [one for one in decisions if one.decision.id in kept]
+
+    def _trained_reward(self, one: Scored) -> float:
+        """The reward in the update; ``mix`` maps scores (0 to 1) to the range of rewards (±1)."""
+        if one.to_go is not None:
+            return one.to_go
+        if self.settings.train_on == "reward" or self._punished(one):
+            return one.reward
+        assert one.score is not None
+        if self.settings.train_on == "score":
+            return one.score
+        weight = self.settings.score_weight
+        return (1 - weight) * one.reward + weight * (2 * one.score - 1)
+
+    # ------------------------------------------------------------ the batch
+
+    def _samples(self, batch_id: str, decisions: Sequence[Scored]) -> list[Sample]:
+        by_agent: dict[str, list[Scored]] = {}
+        for one in decisions:
+            by_agent.setdefault(one.decision.agent_id, []).append(one)
+        return [
+            self._sample(batch_id, one, index, last=index == len(own) - 1)
+            for _, own in sorted(by_agent.items())
+            for index, one in enumerate(own)
+        ]
+
+    def _sample(self, batch_id: str, one: Scored, index: int, *, last: bool) -> Sample:
+        decision, completion = one.decision, one.completion
+        assert decision.reward is not None
+        about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
+        return Sample(
+            origin=f"{batch_id}/{decision.agent_id}",
+            env_id=self.settings.source,
+            group_id=batch_id,
+            turn_index=index,
+            last_turn=last,
+            observation=decision.observation,
+            action=json.dumps(dict(decision.action)),
+            prompt_token_ids=completion.prompt_token_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            raw_reward=decision.reward,
+            reward=self._trained_reward(one),
+            policy_uid=completion.policy_uid,
+            policy_version=OTHER_RUN if self.max_staleness is None else completion.policy_version,
+            info=about,
+        )
+
+    def _obstacle(
+        self,
+        decisions: Sequence[Scored],
+        ours: int,
+        chosen: int,
+        dropped: Mapping[str, int],
+        samples: Sequence[Sample],
+    ) -> str:
+        """Why ``samples`` are not trained on; empty when they are."""
+        settings = self.settings
+        if not ours:
+            uids = {one.completion.policy_uid for one in decisions if is_ours(one.decision)}
+            if uids:
+                return (
+                    f"its decisions are of {', '.join(sorted(uids))}, deployed from elsewhere; "
+                    "rlforge rollback lets the run's own version act again"
+                )
+            return "no decision of the trained model is in it"
+        if chosen < settings.min_selected:
+            return (
+                f"{chosen} of the model's {ours} decisions are selected, and "
+                f"continuous.min_selected is {settings.min_selected}"
+            )
+        if not samples:
+            left_out = []
+            if dropped["stale"]:
+                left_out.append(
+                    f"{dropped['stale']} are of more than continuous.max_staleness="
+                    f"{self.max_staleness} versions ago"
+                )
+            if dropped["too_long"]:
+                left_out.append(
+                    f"{dropped['too_long']} have prompts of learner.max_train_len="
+                    f"{self.max_length} tokens or more"
+                )
+            if not left_out:
+                left_out.append(
+                    "there are too few agents for continuous.max_agent_share="
+                    f"{settings.max_agent_share:g}"
+                )
+            return f"no selected decision can be learned from: {', '.join(left_out)}"
+        if is_constant([sample.reward for sample in samples]):
+            same = f"all {len(samples)} decisions have the same {settings.train_on}"
+            return f"{same}: there is no gradient"
+        # With a critic, advantages differ even where rewards do not: only rewards are compared.
+        if not self.algorithm.needs_values and not any(
+            self.algorithm.targets(samples, None).advantages
+        ):
+            return "every advantage is 0: no decision differs from those that it is compared with"
+        return ""

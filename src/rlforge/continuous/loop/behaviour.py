@@ -1,0 +1,115 @@
+"""What agents do in a window: their actions, what they say to each other, and who forms a team."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.continuous.loop.performance import difference, is_ours, players, reward_means
+from rlforge.continuous.ruler.features import sign_of
+
+REFUSED = "refused"
+"""Counted in place of the type of an action that the market did not accept."""
+
+
+def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
+    """Figures of a window's decisions; of one that is not of a market, only those of actions.
+
+    ``action/PLAYER/TYPE``: share of this type among the actions of a player, ``refused`` for those
+    that were not accepted. ``social/…``: see ``communication`` and ``teams``.
+    """
+    figures: dict[str, float | None] = {}
+    for player, own in players(decisions).items():
+        counts = Counter(REFUSED if d.refused else str(d.action["type"]) for d in own)
+        for kind, count in sorted(counts.items()):
+            figures[f"action/{player}/{kind}"] = count / len(own)
+    ours = [d for d in decisions if is_ours(d) and "social" in d.state]
+    if not ours:
+        return figures
+    control = [d for d in decisions if d.metadata.provider == CONTROL]
+    social: dict[str, float | None] = {**communication(ours), **teams(ours)}
+    social["control_agreement"] = agreement(control)
+    return figures | {f"social/{name}": figure for name, figure in social.items()}
+
+
+def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
+    """posts, comments: per decision. follows: accounts that an agent follows, on average.
+
+    to_each_other: share of the comments and follows that concern another of these agents.
+    agreement: see there. Figures of which there is no case are None.
+    """
+    done = [d for d in decisions if not d.refused]
+    counts = Counter(d.action["type"] for d in done)
+    agents = {d.agent_id for d in decisions}
+    inside = [other in agents for _, other in _addressed(done)]
+    follows = [len(d.state["agent"]["following"]) for d in decisions]
+    return {
+        "posts": counts["CREATE_POST"] / len(decisions),
+        "comments": counts["CREATE_COMMENT"] / len(decisions),
+        "follows": sum(follows) / len(follows),
+        "to_each_other": sum(inside) / len(inside) if inside else None,
+        "agreement": agreement(decisions),
+    }
+
+
+def agreement(decisions: Iterable[Decision]) -> float | None:
+    """Share of the pairs of agents that trade in one market at one time and take the same side.
+
+    0.5 is what independent agents without a common opinion reach. None: there is no such pair.
+    """
+    sides: dict[tuple[float, Any], Counter[int]] = {}
+    for one in decisions:
+        about = one.action.get("marketId", one.action.get("ticker"))
+        if about is not None and not one.refused:
+            sides.setdefault((one.timestamp, about), Counter())[sign_of(one.action)] += 1
+    pairs = sum(math.comb(taken.total(), 2) for taken in sides.values())
+    same = sum(math.comb(count, 2) for taken in sides.values() for count in taken.values())
+    return same / pairs if pairs else None
+
+
+def teams(decisions: Sequence[Decision]) -> dict[str, float | None]:
+    """Whether agents in teams do better than those by themselves.
+
+    Agents are in one team where one follows the other or comments on its posts, directly or over
+    others. team_agents: share of the agents with such a tie. team_advantage, with ``_low`` and
+    ``_high``: mean reward of theirs less that of the others, with its interval (see
+    ``difference``); None with fewer than two agents on a side.
+    """
+    agents = {d.agent_id for d in decisions}
+    tied = {
+        agent
+        for pair in _addressed(decisions, standing=True)
+        if pair[1] in agents and pair[0] != pair[1]
+        for agent in pair
+    }
+    rewards = reward_means(decisions)
+    gain = difference(
+        [mean for agent, mean in rewards.items() if agent in tied],
+        [mean for agent, mean in rewards.items() if agent not in tied],
+    )
+    return {
+        "team_agents": len(tied) / len(agents),
+        "team_advantage": None if gain is None else gain.mean,
+        "team_advantage_low": None if gain is None else gain.low,
+        "team_advantage_high": None if gain is None else gain.high,
+    }
+
+
+def _addressed(
+    decisions: Iterable[Decision], *, standing: bool = False
+) -> Iterable[tuple[str, str]]:
+    """Who comments on, or begins to follow, whom. standing: also who follows whom already."""
+    for one in decisions:
+        if standing:
+            yield from ((one.agent_id, user) for user in one.state["agent"]["following"])
+        if one.refused:
+            continue
+        if one.action["type"] == "FOLLOW_USER":
+            yield one.agent_id, one.action["userId"]
+        elif one.action["type"] == "CREATE_COMMENT":
+            authors = {post["id"]: post["userId"] for post in one.state["social"]["feed"]}
+            if (author := authors.get(one.action["postId"])) is not None:
+                yield one.agent_id, author

@@ -1,0 +1,193 @@
+"""The journal: which window is being worked on, and the phase of that work.
+
+One SQLite file in the run directory. A phase is entered once its result is on disk, so a resumed
+process reads there which work it must not repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlforge.continuous.decisions.records import TrainingWindow
+from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.errors import RunError
+from rlforge.record.files import RunPaths, read_json, write_json
+from rlforge.record.status import is_done
+from rlforge.types import value
+
+#: In order. ``begun``: the simulation's state that the window starts from is saved. ``collected``:
+#: its decisions are stored and complete. ``scored``: their scores are stored. ``trained``: the new
+#: version is a checkpoint, or there is none. ``deployed``: it serves, or was refused. ``done``: the
+#: window's metrics are recorded.
+PHASES = ("begun", "collected", "scored", "trained", "deployed", "done")
+
+
+@value
+class Entry:
+    """The work on one window. number: from 1. facts: JSON values, by the phase that wrote them."""
+
+    number: int
+    window_id: str
+    phase: str
+    facts: Mapping[str, Mapping[str, Any]]
+
+    def reached(self, phase: str) -> bool:
+        """Whether ``phase`` has been entered."""
+        return PHASES.index(self.phase) >= PHASES.index(phase)
+
+
+class Journal:
+    """The entries of one run. The lock of the run directory keeps other processes away."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create ``path``. Raises RunError when it is no journal or cannot be written."""
+        self._path = path
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            # An entry must survive a power failure.
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, "
+                "window_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, facts TEXT NOT NULL)"
+            )
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def entries(self) -> list[Entry]:
+        """All windows, in order."""
+        return self._read("SELECT * FROM windows ORDER BY number")
+
+    def current(self) -> Entry | None:
+        """The window that is not done yet, if there is one."""
+        last = self.last()
+        return last if last is not None and last.phase != "done" else None
+
+    def last(self) -> Entry | None:
+        """The newest window, done or not."""
+        found = self._read("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
+        return found[0] if found else None
+
+    def done(self) -> int:
+        """How many windows are done."""
+        last = self.last()
+        return 0 if last is None else last.number - (last.phase != "done")
+
+    def begin(self, window_id: str) -> Entry:
+        """Start work on the next window."""
+        last = self.last()
+        assert last is None or last.phase == "done", "one window after the other"
+        entry = Entry(
+            number=last.number + 1 if last else 1,
+            window_id=window_id,
+            phase="begun",
+            facts={"begun": {}},
+        )
+        self._write(
+            "INSERT INTO windows VALUES (?, ?, ?, ?)",
+            (entry.number, window_id, entry.phase, json.dumps(entry.facts)),
+        )
+        return entry
+
+    def reach(self, entry: Entry, phase: str, **facts: Any) -> Entry:
+        """Enter the next phase; facts: its results. Returns the entry as it is now."""
+        assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
+        further = Entry(
+            number=entry.number,
+            window_id=entry.window_id,
+            phase=phase,
+            facts={**entry.facts, phase: facts},
+        )
+        self._write(
+            "UPDATE windows SET phase = ?, facts = ? WHERE number = ?",
+            (phase, json.dumps(further.facts), entry.number),
+        )
+        return further
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        self._database.close()
+
+    def _read(self, query: str) -> list[Entry]:
+        try:
+            rows = self._database.execute(query).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        return [
+            Entry(number=number, window_id=window_id, phase=phase, facts=json.loads(facts))
+            for number, window_id, phase, facts in rows
+        ]
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> RunError:
+        return RunError(
+            f"{self._path}: {error}; free the disk, or restore the file, and go on with --resume"
+        )
+
+
+class ScoreFiles:
+    """Scores on disk, a file per window in the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._paths = RunPaths(root=run_dir)
+
+    def write(self, window: TrainingWindow, scores: DecisionScores) -> None:
+        """Store the scores of the decisions of ``window``, which are in the same order."""
+        path = self._paths.scores(window.id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = zip(window.decisions, scores.values, scores.explanations, strict=True)
+        content = {
+            "window_id": window.id,
+            "metrics": dict(scores.metrics),
+            "scores": {
+                decision.id: {"score": score, "explanation": explanation}
+                for decision, score, explanation in rows
+            },
+        }
+        write_json(path, content)
+
+    def read(self, window: TrainingWindow) -> DecisionScores:
+        """Scores of the decisions of ``window``; None for those added after it was scored.
+
+        Raises RunError when the file is missing.
+        """
+        path = self._paths.scores(window.id)
+        content = read_json(path)
+        if not content:
+            raise RunError(f"{path} is missing: restore it to go on with this window")
+        found = [content["scores"].get(decision.id, {}) for decision in window.decisions]
+        return DecisionScores(
+            values=tuple(entry.get("score") for entry in found),
+            explanations=tuple(entry.get("explanation", "") for entry in found),
+            metrics=content["metrics"],
+        )
+
+    def delete(self, window_ids: Collection[str]) -> None:
+        """Delete the scores of these windows."""
+        for window_id in window_ids:
+            self._paths.scores(window_id).unlink(missing_ok=True)
+
+
+def check_windows_left(run_dir: Path, windows: int | None) -> None:
+    """Raise RunError when the run in ``run_dir`` has done all ``windows`` and ended by itself.
+
+    One that was killed after its last window still compares before and after. None: no last one.
+    """
+    journal = Journal(run_dir / "journal.sqlite")
+    done = journal.done()
+    journal.close()
+    ended = is_done(RunPaths(root=run_dir))
+    if ended and windows is not None and done >= windows:
+        raise RunError(
+            f"{run_dir}: already finished its {done} windows; go on with --more N, or in a new run "
+            "with learner.initial_adapter"
+        )

@@ -1,0 +1,149 @@
+"""Runs that train for ever, on one window of decisions after another (``rlforge continuous``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlforge.config.schema import HardwareConfig
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.errors import ConfigError
+from rlforge.kinds import Asked, Controller, RunKind
+from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
+from rlforge.system.packages import need_packages
+
+if TYPE_CHECKING:
+    from rlforge.config.compose import Composed
+
+#: Modules that the extra ``continuous`` brings.
+PACKAGES = ("duckdb", "fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
+
+#: Decisions that are searched for one of the model.
+_SEARCHED = 64
+
+
+class Continuous(RunKind[ContinuousConfig]):
+    """Windows of agents' decisions, or of episodes and requests."""
+
+    root = ContinuousConfig
+    unit = "window"
+    recorded = "rlforge.continuous.loop.verify:RecordedWindows"
+    report = "rlforge.continuous.report:sections"
+    results = "rlforge.continuous.report:results"
+    progress = "rlforge.continuous.view:window_sections"
+
+    def check(self, composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
+        from rlforge.continuous.preflight.continuous import check_continuous
+
+        if keys:
+            need_packages("rlforge continuous", "continuous", *PACKAGES)
+        check_continuous(composed, keys=keys)
+
+    def check_prompts(self, config: ContinuousConfig) -> None:
+        from rlforge.continuous.preflight.continuous import check_answers
+
+        if config.has_market:
+            check_answers(config, config.market)
+
+    def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
+        def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
+            return ActorSpec(name=name, actor=None, reads=read, sends=sends)
+
+        store = part(
+            "store",
+            ("store", "window", "decision_reward"),
+            ("scorer", "TrainingWindow"),
+            ("learner", "TrainBatch"),
+        )
+        deployment = part(
+            "deployment",
+            ("deployment", "serve"),
+            ("engine", "prompt ids, sampling parameters, policy"),
+            ("engine", "adapter version"),
+        )
+        asked, decided = "deployment", ("store", "Decision, Outcome")
+        asking = {
+            "market": (
+                part("market", ("market", "continuous"), (asked, "prompt ids, agent"), decided),
+            ),
+            "episodes": (
+                part(
+                    "episodes",
+                    ("episodes", "continuous"),
+                    (asked, "prompt ids, agent"),
+                    ("store", "Decision"),
+                ),
+            ),
+            "requests": (
+                part("clients", ("requests", "serve"), (asked, "prompt ids, user"), decided),
+            ),
+            "store": (),
+        }[config.continuous.source]
+        return (
+            tracker_node("rlforge.continuous.loop.tracker:WindowTrackerActor"),
+            learner_node(
+                config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
+            ),
+            engine_node(
+                config, hardware, *((node.name, "Completion") for node in asking or (deployment,))
+            ),
+            *asking,
+            store,
+            part("scorer", ("ruler",), ("learner", "Scores")),
+            deployment,
+        )
+
+    def controller(self, config: ContinuousConfig) -> Callable[[Any], Controller]:
+        from rlforge.continuous.loop.run import ContinuousRun
+
+        return ContinuousRun
+
+    def check_resumable(self, config: ContinuousConfig, run_dir: Path) -> None:
+        from rlforge.continuous.loop.journal import check_windows_left
+
+        check_windows_left(run_dir, config.continuous.windows)
+
+    def longer(self, config: ContinuousConfig, more: int) -> ContinuousConfig:
+        windows = config.continuous.windows
+        if windows is None:
+            raise ConfigError("--more: the run has no last window; resume it without")
+        settings = dataclasses.replace(config.continuous, windows=windows + more)
+        return dataclasses.replace(config, continuous=settings)
+
+    def saved(self, run_dir: Path) -> str:
+        return "at once; finished phases of its windows are saved; go on with"
+
+    def next_steps(self, config: ContinuousConfig, run_dir: Path) -> list[str]:
+        name = shlex.quote(str(run_dir))
+        return [f"rlforge serve {name}", f"rlforge windows list {name}"]
+
+    def learned(self, config: ContinuousConfig, policy: str) -> str:
+        return "its own decisions in a market with scripted traders"
+
+    def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
+        from rlforge.continuous.decisions.reader import StoreReader
+        from rlforge.continuous.decisions.store import store_folder
+        from rlforge.rollout.lineup import form_of
+
+        folder = store_folder(config.store, run_dir)
+        if not folder.is_dir():
+            return
+        with closing(StoreReader(folder)) as reader:
+            for decision in reader.newest_complete(_SEARCHED, before=float("inf")):
+                made = decision.completion
+                if made is not None and made.prompt_token_ids:
+                    ids, form = made.prompt_token_ids, form_of(config.model)
+                    yield Asked(ids, form, decision.observation)
+
+    def samples(self, config: ContinuousConfig, run_dir: Path, update: int | None) -> Any:
+        raise ConfigError(
+            f"{run_dir} learns from decisions in windows of time: rlforge windows decisions RUN "
+            "WINDOW"
+        )
+
+
+CONTINUOUS = Continuous()

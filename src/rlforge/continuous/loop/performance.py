@@ -1,0 +1,123 @@
+"""Win rate, reward and profit, of the policy and of each kind of scripted trader."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.types import value
+
+POLICY = "policy"
+"""The player that the trained model's decisions count for; scripted traders have their own name."""
+
+
+@value
+class Performance:
+    """decisions: complete ones. trades: those with money at stake. refused: those whose action was
+    not accepted.
+
+    win_rate: share of trades with a profit. avg_reward: over decisions. avg_pnl: over trades, in
+    the market's currency. nan where there is nothing to average.
+    """
+
+    decisions: int
+    trades: int
+    refused: int
+    win_rate: float
+    avg_reward: float
+    avg_pnl: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object."""
+        return dataclasses.asdict(self)
+
+
+def performance(decisions: Iterable[Decision]) -> Performance:
+    """Performance over the complete ones among ``decisions``."""
+    complete = [decision for decision in decisions if decision.reward is not None]
+    results = [d.result for d in complete if d.result is not None and d.result.investment > 0]
+    return Performance(
+        decisions=len(complete),
+        trades=len(results),
+        refused=sum(decision.refused for decision in complete),
+        win_rate=_mean([float(result.pnl > 0) for result in results]),
+        avg_reward=_mean([d.reward for d in complete if d.reward is not None]),
+        avg_pnl=_mean([result.pnl for result in results]),
+    )
+
+
+def is_ours(decision: Decision) -> bool:
+    """Whether the trained model took it, so that there are tokens to learn from."""
+    known = decision.completion is not None and bool(decision.completion.token_ids)
+    return known and decision.metadata.learns
+
+
+def players(decisions: Iterable[Decision]) -> Mapping[str, Sequence[Decision]]:
+    """The decisions of each kind of player, the policy first."""
+    groups: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        name = POLICY if is_ours(decision) else decision.metadata.provider
+        groups.setdefault(name, []).append(decision)
+    order = sorted(groups, key=lambda name: (name != POLICY, name))
+    return {name: groups[name] for name in order}
+
+
+def by_player(decisions: Iterable[Decision]) -> Mapping[str, Performance]:
+    """The performance of each kind of player, the policy first."""
+    return {name: performance(own) for name, own in players(decisions).items()}
+
+
+def reward_means(decisions: Iterable[Decision]) -> Mapping[str, float]:
+    """The mean of the known rewards of each agent that has one."""
+    rewards: dict[str, list[float]] = {}
+    for decision in decisions:
+        if decision.reward is not None:
+            rewards.setdefault(decision.agent_id, []).append(decision.reward)
+    return {agent: _mean(own) for agent, own in rewards.items()}
+
+
+@value
+class Difference:
+    """How much more reward some agents get than others, with its interval of confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
+    """Of the policy's agents to the control's; None with fewer than two agents on a side."""
+    return difference(
+        list(reward_means(d for d in decisions if is_ours(d)).values()),
+        list(reward_means(d for d in decisions if d.metadata.provider == CONTROL).values()),
+    )
+
+
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
+) -> Difference | None:
+    """The difference of agents' mean rewards; None with fewer than two agents on a side.
+
+    An agent counts once, since its decisions are not independent of each other; the interval is
+    that of Welch's t-test (Welch 1947).
+    """
+    from scipy.stats import ttest_ind
+
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    with warnings.catch_warnings():
+        # Of agents with almost the same mean: the interval is as narrow as it looks.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    mean = _mean(ours) - _mean(theirs)
+    if math.isnan(interval.low):  # all agents of each side have the same mean
+        return Difference(mean=mean, low=mean, high=mean)
+    return Difference(mean=mean, low=float(interval.low), high=float(interval.high))
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan

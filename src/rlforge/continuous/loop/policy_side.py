@@ -1,0 +1,240 @@
+"""The policy side of a continuous run: the engine, and the deployments that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.records import CONTROL
+from rlforge.continuous.decisions.reward import HIGH, LOW, DecisionReward, result_of
+from rlforge.continuous.loop.trials import MarketTrials, answer_probes, market_probes
+from rlforge.continuous.market.books import Settled
+from rlforge.continuous.market.trading import AgentPrompter
+from rlforge.continuous.serving.metrics import Metrics
+from rlforge.continuous.serving.records import Deployment
+from rlforge.continuous.serving.server import Checks, MakeChecks
+from rlforge.continuous.serving.service import DeploymentService
+from rlforge.engines.base import Engine
+from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.run.actors.engine_client import REPORT_POLL_S, EngineState, RemoteEngine
+from rlforge.run.lifecycle import RunContext
+from rlforge.system.checkpoint import step_name
+from rlforge.types import Checkpoint, PolicyRef, SamplingParams, value
+
+DEPLOYMENTS = "deployments"
+"""Folder of the deployment service in the run directory."""
+
+
+@value
+class Deployed:
+    """The result of a deployment.
+
+    success: the version serves all users; None: there was none to deploy, or it is on trial.
+    reason: why it does not serve.
+    """
+
+    success: bool | None
+    reason: str = ""
+
+
+NOTHING_TO_DEPLOY = Deployed(success=None)
+
+
+class DeploymentsByStep:
+    """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
+
+    The base model is ``step-0``, because version 0 equals it. Adapters that were deployed from
+    elsewhere have no such name: learning never continues from them, and their decisions are not
+    learned from.
+    """
+
+    def __init__(self, service: DeploymentService) -> None:
+        self._service = service
+
+    def on_trial(self) -> bool:
+        """Whether a new version is still being compared with the current one."""
+        return self._service.trial is not None
+
+    def serving(self) -> str:
+        """The version that serves; during a trial, the one that the trial compares with.
+
+        While an adapter from elsewhere serves: the newest one of this run that served before it.
+        """
+        return next(step for step in map(_step, self._service.stack()) if step is not None)
+
+    def foreign(self) -> Mapping[str, str]:
+        """The deployments from elsewhere: where each came from, by ``Deployment.uid``."""
+        return {d.uid: d.source for d in self._service.history() if _step(d) is None}
+
+    def needed(self) -> Collection[str]:
+        """Versions from which learning may have to continue."""
+        served = map(_step, self._service.served())
+        return {self.serving(), *(step for step in served if step is not None)}
+
+    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
+        """Deploy ``checkpoint``, unless it serves already."""
+        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
+        if any(d.number and _step(d) == checkpoint.uid for d in self._service.served()):
+            return Deployed(success=True)
+        deployment = await self._service.deploy(checkpoint)
+        if deployment.phase == "trial":
+            return Deployed(success=None, reason=f"{deployment.uid} is on trial")
+        return Deployed(success=deployment.succeeded, reason=deployment.reason)
+
+
+def _step(deployment: Deployment) -> str | None:
+    """The checkpoint of this run that was deployed; None for an adapter from elsewhere."""
+    if deployment.number == 0:
+        return step_name(0)
+    folder, _, name = deployment.source.rpartition("/")
+    return name if folder == "checkpoints" else None
+
+
+@value
+class PolicySide:
+    """The engine that answers, and the deployments that it serves.
+
+    trials, prompter: tests in markets, and prompts of the agents there; None without a market.
+    params, tokenizer: how answers are drawn and read.
+    """
+
+    engine: Engine
+    service: DeploymentService
+    deployments: DeploymentsByStep
+    metrics: Metrics
+    trials: MarketTrials | None
+    prompter: AgentPrompter | None
+    params: SamplingParams
+    tokenizer: Any
+
+
+@contextlib.asynccontextmanager
+async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[PolicySide]:
+    """The engines as one, and the deployments that they served last."""
+    config = context.config
+    tokenizer = load_tokenizer(config.model)
+    params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
+    engine = RemoteEngine(
+        context.actors.engines,
+        client="continuous",
+        timeout_s=config.engine.request_timeout_s,
+        poll_s=REPORT_POLL_S,
+        elastic=config.hardware.elastic,
+        on_change=partial(follow_engine, context),
+    )
+    metrics = Metrics()
+    tests = _tests(config, context.run_dir, engine, tokenizer, params)
+    try:
+        service = await DeploymentService.open(
+            context.run_dir / DEPLOYMENTS,
+            engine,
+            config.deployment,
+            config.model,
+            tests.checks.probes,
+            holdout=tests.checks.holdout,
+            on_phase=metrics.on_phase,
+            rewards=reward_bounds(config),
+        )
+        try:
+            yield PolicySide(
+                engine=engine,
+                service=service,
+                deployments=DeploymentsByStep(service),
+                metrics=metrics,
+                trials=tests.trials,
+                prompter=tests.prompter,
+                params=params,
+                tokenizer=tokenizer,
+            )
+        finally:
+            await service.close()
+    finally:
+        await engine.close()
+
+
+def follow_engine(context: RunContext[ContinuousConfig], name: str, state: EngineState) -> None:
+    """Keep the absent actors of the run, and note what becomes of an engine."""
+    absent = context.actors.absent
+    if state == "here":
+        if name in absent and context.hardware.elastic:
+            context.note(f"{name} has joined")
+        absent.discard(name)
+        return
+    absent.add(name)
+    context.note(
+        f"{name} died and is restarted"
+        if state == "away"
+        else f"{name} is gone for good: see logs/{name}.log"
+    )
+
+
+def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
+    """Checks of versions of a run, in its market or by its answers, for a service that serves it.
+
+    config: that of the run, with the model, engine and deployment of the service.
+    """
+
+    def make(engine: Engine, tokenizer: Any) -> Checks:
+        params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
+        return _tests(config, run_dir, engine, tokenizer, params).checks
+
+    return make
+
+
+@value
+class _Tests:
+    """trials, prompter: see ``PolicySide``."""
+
+    checks: Checks
+    trials: MarketTrials | None
+    prompter: AgentPrompter | None
+
+
+def _tests(
+    config: ContinuousConfig, run_dir: Path, engine: Engine, tokenizer: Any, params: SamplingParams
+) -> _Tests:
+    if not config.has_market:
+        probes = answer_probes(config, tokenizer, params)
+        return _Tests(checks=Checks(probes=probes, holdout=None), trials=None, prompter=None)
+    constrained = config.continuous.constrained
+    prompter = AgentPrompter(config, config.market, tokenizer, constrained=constrained)
+    first, reward = first_version(config, run_dir), reward_of_settled(config)
+    trials = MarketTrials(config, engine, prompter, params, reward, first)
+    checks = Checks(
+        probes=market_probes(config, prompter, params),
+        holdout=trials.holdout if config.deployment.holdout_games else None,
+    )
+    return _Tests(checks=checks, trials=trials, prompter=prompter)
+
+
+def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:
+    """The version that the run begins with: the base model, or ``learner.initial_adapter``."""
+    if config.learner.initial_adapter is None:
+        return PolicyRef(uid="base", kind="checkpoint")
+    path = str(run_dir / "checkpoints" / step_name(0))
+    return PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
+
+
+def reward_bounds(config: ContinuousConfig) -> tuple[float, float]:
+    """The least and the largest outcome of an answer: of the market, or reported by a client."""
+    serve, invalid = config.serve, config.continuous.invalid_reward
+    bounds = [LOW, HIGH, serve.outcome_low, serve.outcome_high]
+    if invalid is not None:
+        bounds.append(invalid)
+    return min(bounds), max(bounds)
+
+
+def reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:
+    """The reward of a settled decision; ``continuous.invalid_reward`` of a refused action."""
+    invalid, reward = config.continuous.invalid_reward, DecisionReward(config.decision_reward)
+
+    def reward_of(settled: Settled) -> float:
+        if settled.invalid and invalid is not None:
+            return invalid
+        return reward(result_of(settled)).reward
+
+    return reward_of

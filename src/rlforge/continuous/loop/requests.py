@@ -1,0 +1,205 @@
+"""Answers to HTTP requests become decisions once a client has reported their outcome.
+
+An answer waits in a database of its own. Its outcome is written there first and then moves, with
+the answer, into the store: into the window of the outcome's time, so that windows hold complete
+decisions only. A process that is killed in between moves it at its next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.plugins import REDACTIONS
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.columns import decision_row, to_decision
+from rlforge.continuous.decisions.grid import WindowGrid
+from rlforge.continuous.decisions.records import Decision
+from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.loop.answers import Conversation, answer_decision, state_after
+from rlforge.continuous.serving.answering import Answered
+from rlforge.continuous.serving.conversations import conversation_tokens
+from rlforge.errors import RlforgeError, RunError
+from rlforge.games.encoding import text_ids
+from rlforge.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+class AnswerLog:
+    """The answers of one service that wait for their outcome.
+
+    Answers with another temperature, ``top_p``, ``top_k`` or ``min_p`` than the run's cannot be
+    learned from, nor those that a stop string cut: they are not kept. now: the wall clock.
+    on_decision: called with the window of each new decision.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        store: TrajectoryStore,
+        config: ContinuousConfig,
+        tokenizer: Any,
+        now: Callable[[], float],
+        on_decision: Callable[[str], object] = lambda window_id: None,
+    ) -> None:
+        """Raises RunError when ``file`` cannot be used, ConfigError for ``requests.redact``."""
+        self._file, self._store, self._tokenizer = file, store, tokenizer
+        self._now, self._on_decision = now, on_decision
+        self._keep_s = config.requests.keep_hours * 3600
+        self._provider = config.model.label
+        self._sampling = _distribution(config.engine.sampling(()))
+        self._window_of = WindowGrid(config.window.minutes).id_of
+        self._redact_name = config.requests.redact
+        if self._redact_name is not None:
+            self._redact = REDACTIONS.find(self._redact_name)
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            # What is deleted is overwritten.
+            self._db.execute("PRAGMA secure_delete=ON")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, at REAL NOT NULL, "
+                "decision TEXT NOT NULL, reward REAL, rewarded_at REAL)"
+            )
+            self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON answers (at)")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    async def answered(self, answer: Answered) -> None:
+        """Keep an answer until its outcome is known, unless it cannot be learned from.
+
+        What fails is logged: the client gets its answer in any case.
+        """
+        if answer.completion is None or not answer.completion.logprobs:
+            return
+        if _distribution(answer.params) != self._sampling:
+            return
+        try:
+            decision = self._decision(answer)
+            if decision is not None:
+                await asyncio.to_thread(self._keep, decision)
+        except RlforgeError as error:
+            log.error("the answer %s is not kept: %s", answer.id, error)
+
+    async def rewarded(self, answer_id: str, reward: float) -> bool:
+        """Make a decision of the answer; False where it is not kept, or has a reward already.
+
+        Raises RunError or StoreError when it cannot be written; the client may report it again.
+        """
+        window_id = await asyncio.to_thread(self._reward, answer_id, reward)
+        if window_id is None:
+            return False
+        self._on_decision(window_id)
+        return True
+
+    def finish(self) -> None:
+        """Move answers into the store whose outcome a former process wrote and did not move."""
+        rows = self._run("SELECT id FROM answers WHERE reward IS NOT NULL ORDER BY rewarded_at")
+        for (answer_id,) in rows:
+            self._move(answer_id)
+
+    def waiting(self) -> int:
+        """How many answers wait for their outcome."""
+        [(count,)] = self._run("SELECT count(*) FROM answers WHERE reward IS NULL")
+        return int(count)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    # ------------------------------------------------------------ answers
+
+    def _decision(self, answer: Answered) -> Decision | None:
+        """The decision without its outcome; None where ``requests.redact`` keeps nothing."""
+        completion = answer.completion
+        assert completion is not None
+        conversation, now = answer.conversation, self._now()
+        if self._redact_name is not None:
+            with REDACTIONS.trial(self._redact_name, RlforgeError):
+                kept: Conversation | None = self._redact(conversation, answer.text)
+                if kept is None:
+                    return None
+                if kept != conversation:  # log-probs remain those after the original prompt
+                    conversation = kept
+                    if isinstance(kept, str):
+                        tokens = text_ids(self._tokenizer, kept)
+                    else:
+                        tokens = conversation_tokens(
+                            self._tokenizer, kept, answer.tools, answer.arguments
+                        )
+                    completion = dataclasses.replace(completion, prompt_token_ids=tokens)
+        return answer_decision(
+            answer.id,
+            answer.user,
+            self._window_of(now),
+            now,
+            self._provider,
+            conversation,
+            answer.text,
+            completion,
+            self._tokenizer,
+        )
+
+    def _keep(self, decision: Decision) -> None:
+        row = json.dumps(decision_row(decision))
+        self._run("DELETE FROM answers WHERE at < ? AND reward IS NULL", self._now() - self._keep_s)
+        self._run(
+            "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, NULL, NULL)",
+            *(decision.id, decision.timestamp, row),
+        )
+
+    # ------------------------------------------------------------ outcomes
+
+    def _reward(self, answer_id: str, reward: float) -> str | None:
+        """Write an outcome and move its answer; the window, or None where none is waiting."""
+        with self._lock:
+            # One that could not be moved has a reward already.
+            known = self._run(
+                "UPDATE answers SET reward = coalesce(reward, ?), "
+                "rewarded_at = coalesce(rewarded_at, ?) WHERE id = ? RETURNING id",
+                *(reward, self._now(), answer_id),
+            )
+            return self._move(answer_id) if known else None
+
+    def _move(self, answer_id: str) -> str:
+        """Append an answer with its outcome to the store, which ignores what it has already."""
+        [(row, reward, moment)] = self._run(
+            "SELECT decision, reward, rewarded_at FROM answers WHERE id = ?", answer_id
+        )
+        decision = to_decision(json.loads(row))
+        window_id = self._window_of(moment)
+        decision = dataclasses.replace(
+            decision,
+            window_id=window_id,
+            timestamp=moment,
+            reward=reward,
+            next_state=state_after(decision),
+        )
+        self._store.append([decision])
+        self._run("DELETE FROM answers WHERE id = ?", answer_id)
+        return window_id
+
+    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> RunError:
+        return RunError(f"{self._file}: {error}; free the disk, or restore the file")
+
+
+def _distribution(params: SamplingParams) -> tuple[float, ...]:
+    """What the log-probs of an answer depend on."""
+    return (params.temperature, params.top_p, params.top_k, params.min_p)

@@ -1,0 +1,198 @@
+"""Continuous training over the actors of a run: comparisons, HTTP, and the loop between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.loop.assembly import Assembly, assembled
+from rlforge.continuous.loop.performance import POLICY
+from rlforge.continuous.loop.policy_side import DEPLOYMENTS, PolicySide
+from rlforge.continuous.loop.trainer import ContinuousTrainer
+from rlforge.continuous.serving.server import answer_requests, found_at, http_over, listen, url_of
+from rlforge.continuous.serving.tokens import make_tokens
+from rlforge.errors import RunError
+from rlforge.record.files import RunPaths, read_json, write_json
+from rlforge.run.lifecycle import RunContext
+from rlforge.show.formatting import number, percent
+from rlforge.system.checkpoint import step_name
+
+#: The figures of a comparison that are printed, and how each is written.
+_FIGURES: Mapping[str, Callable[[float | None], str]] = {
+    "win_rate": lambda share: percent(share, 1),
+    "avg_reward": lambda mean: number(mean, 3),
+    "avg_pnl": lambda mean: number(mean, 3),
+}
+
+
+class ContinuousRun:
+    """Continuous training as a ``Controller``: comparisons, HTTP, resuming, and the loop.
+
+    It resumes by itself from what the run directory holds.
+    """
+
+    def __init__(self, context: RunContext[ContinuousConfig]) -> None:
+        self._context, self._config = context, context.config
+        self._paths = RunPaths(root=context.run_dir)
+        self._stop = asyncio.Event()
+        self._open = contextlib.AsyncExitStack()
+        self._parts: Assembly | None = None
+        self._comparison: dict[str, Any] = {}
+        self._last_summary: Mapping[str, Any] = {"objective": -math.inf}
+
+    async def begin(self, *, resume: bool) -> None:
+        """Assemble the parts, and let the learner continue from the version that serves."""
+        context = self._context
+        parts = await self._open.enter_async_context(assembled(context, self._stop))
+        done = [entry.facts["done"] for entry in parts.journal.entries() if entry.phase == "done"]
+        await context.actors.tracker.resume_windows.remote(
+            [(facts["window"], facts["update"]) for facts in done]
+        )
+        self._parts = parts
+        await self._continue_from_deployment(parts)
+        await self._open.enter_async_context(_served_over_http(context, parts, self._stop))
+
+    async def run(self) -> bool:
+        """Train until all windows are done; measure the policy before and after."""
+        assert self._parts is not None, "begin comes first"
+        await self._compare("before", self._parts.policy)
+        windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
+        if "after" in measured and (windows is None or self._parts.journal.done() < windows):
+            del measured["after"]  # more windows follow
+            write_json(self._paths.comparison, measured)
+        done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
+        if done:
+            self._comparison = await self._compare("after", self._parts.policy)
+            if "before" in self._comparison and "after" in self._comparison:
+                before, after = (
+                    self._comparison[when]["players"][POLICY] for when in ("before", "after")
+                )
+                for name, say in _FIGURES.items():
+                    self._context.note(
+                        f"{name}: {say(before[name])} before, {say(after[name])} after"
+                    )
+        return done
+
+    def stop(self) -> None:
+        """End after the phase in hand; during a wait, after the tick in hand."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Close the parts and the HTTP server."""
+        self._last_summary, self._parts = self.summary(), None
+        await self._open.aclose()
+
+    def summary(self) -> Mapping[str, Any]:
+        """The version that serves, the comparison, and the mean reward as the objective."""
+        if self._parts is None:
+            return self._last_summary
+        journal, deployments = self._parts.journal, self._parts.policy.deployments
+        # After training, else in the last window.
+        done = [entry for entry in journal.entries() if entry.phase == "done"]
+        mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
+        if "after" in self._comparison:
+            mean = self._comparison["after"]["players"][POLICY]["avg_reward"]
+        return {
+            "windows": journal.done(),
+            "serving": deployments.serving(),
+            "comparison": self._comparison,
+            "objective": -math.inf if mean is None else float(mean),
+        }
+
+    async def _continue_from_deployment(self, parts: Assembly) -> None:
+        """Restore the version that serves; a new run serves ``learner.initial_adapter`` first.
+
+        An adapter that was deployed from elsewhere is replaced by the run's own version.
+        """
+        learner, policy = parts.learning.learner, parts.policy
+        current = policy.service.current
+        if policy.service.fell_back:
+            self._context.note(policy.service.fell_back)
+        start = await learner.begin()
+        untouched = policy.deployments.serving() == step_name(0)
+        if untouched and self._config.learner.initial_adapter and not current.path:
+            self._now("checking learner.initial_adapter before it serves")
+            deployed = await policy.deployments.deploy(start)
+            if deployed.success is False:
+                raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
+        own = await learner.restore(policy.deployments.serving())
+        if (source := policy.deployments.foreign().get(current.uid)) is not None:
+            self._context.note(
+                f"{current.uid} is not of this run ({source}): {own.uid} serves again"
+            )
+            deployed = await policy.deployments.deploy(own)
+            if deployed.success is False:
+                raise RunError(f"{own.uid} does not serve: {deployed.reason}")
+
+    async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:
+        """Measure what serves now and keep it in ``comparison.json``, unless it is there already.
+
+        when: ``before`` or ``after``. Returns the whole file: for each time the version that
+        served, and the performance of all ``players``.
+        """
+        episodes = self._config.continuous.compare_episodes
+        if not episodes or policy.trials is None:
+            return {}
+        content = read_json(self._paths.comparison)
+        if when not in content:
+            self._now(f"measuring the policy {when} training")
+            players = await policy.trials.compare(policy.service.current.policy())
+            content[when] = {
+                "version": policy.deployments.serving(),
+                "episodes": episodes,
+                "players": {name: one.to_json() for name, one in players.items()},
+            }
+            write_json(self._paths.comparison, content)
+        return content
+
+    def _now(self, doing: str) -> None:
+        """Report what takes the next minutes, as a note and in the display."""
+        self._context.note(doing)
+        self._context.actors.tracker.log_activity.remote(doing)
+
+
+@contextlib.asynccontextmanager
+async def _served_over_http(
+    context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serve the deployments over HTTP during the block, where ``continuous.http`` is set.
+
+    The HTTP server catches SIGINT and SIGTERM itself, and sets ``stop``. Raises ConfigError when
+    the address of group ``serve`` cannot be listened on.
+    """
+    config, policy = context.config, parts.policy
+    if not config.continuous.http:
+        yield
+        return
+    folder = context.run_dir / DEPLOYMENTS
+    app = http_over(
+        policy.service,
+        policy.engine,
+        config,
+        make_tokens(folder),
+        policy.metrics,
+        observer=parts.source.answers,
+    )
+    over = asyncio.Event()
+
+    async def ended() -> None:
+        await over.wait()
+
+    with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
+        context.note(f"serving at {url_of(listener)}/v1")
+
+        async def answer() -> None:
+            if await answer_requests(app, listener, ended(), drain_s=config.serve.drain_s):
+                stop.set()
+
+        answering = asyncio.create_task(answer())
+        try:
+            with found_at(folder, url_of(listener)):
+                yield
+        finally:
+            over.set()
+            await answering

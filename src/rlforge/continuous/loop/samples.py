@@ -1,0 +1,78 @@
+"""A few decisions of a run for its report: ``decisions.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.continuous.decisions.records import PROBLEM, Decision, TrainingWindow
+from rlforge.continuous.loop.performance import is_ours
+from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.record.files import RunPaths, read_json, write_json
+from rlforge.system.values import json_ready
+
+EACH = 3
+"""How many decisions are kept of each kind."""
+
+
+def keep_samples(
+    run_dir: Path, window: TrainingWindow, scores: DecisionScores | None, *, first: bool
+) -> None:
+    """Keep the best, the worst and refused decisions of the model in the newest window.
+
+    first: also those of the first window with any, for comparison. A window without decisions of
+    the model changes nothing.
+    """
+    chosen = samples(window.decisions, scores)
+    if chosen:
+        path, newest = RunPaths(root=run_dir).decisions, {"window": window.id, "decisions": chosen}
+        known = read_json(path)
+        write_json(path, {"first": known.get("first", newest) if first else None, "newest": newest})
+
+
+def samples(decisions: Sequence[Decision], scores: DecisionScores | None) -> list[dict[str, Any]]:
+    """The ``EACH`` decisions with the highest and the lowest reward, and the first refused ones.
+
+    scores: in the order of ``decisions``; None: there are none.
+    """
+    places = [place for place, one in enumerate(decisions) if is_ours(one)]
+    refused = [place for place in places if decisions[place].refused]
+    judged = [
+        place
+        for place in places
+        if decisions[place].reward is not None and not decisions[place].refused
+    ]
+    judged.sort(key=lambda place: decisions[place].reward or 0.0)
+    worst = judged[: min(EACH, len(judged) // 2)]
+    best = judged[::-1][: min(EACH, math.ceil(len(judged) / 2))]
+    return [
+        _sample(kind, decisions[place], place, scores)
+        for kind, chosen in (("best", best), ("worst", worst), ("refused", refused[:EACH]))
+        for place in chosen
+    ]
+
+
+def _sample(
+    kind: str, decision: Decision, place: int, scores: DecisionScores | None
+) -> dict[str, Any]:
+    completion, result = decision.completion, decision.result
+    assert completion is not None, "it is of the model"
+    row: dict[str, Any] = json_ready(
+        {
+            "kind": kind,
+            "agent": decision.agent_id,
+            "version": completion.policy_uid,
+            "time": decision.timestamp,
+            "observation": decision.observation,
+            "answer": completion.text,
+            "action": {key: part for key, part in decision.action.items() if key != PROBLEM},
+            "problem": decision.action.get(PROBLEM),
+            "reward": decision.reward,
+            "profit": None if result is None or not result.investment else result.pnl,
+            "score": None if scores is None else scores.values[place],
+            "explanation": "" if scores is None else scores.explanations[place],
+        }
+    )
+    return row

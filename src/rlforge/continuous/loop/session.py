@@ -1,0 +1,181 @@
+"""What a user's function asks the model in one episode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.loop.answers import Ask, Conversation
+from rlforge.continuous.serving.conversations import conversation_tokens, tool_calls, without_calls
+from rlforge.engines.base import decoder
+from rlforge.engines.grammars import grammar_of
+from rlforge.errors import ConfigError, GameError
+from rlforge.games.encoding import text_ids
+from rlforge.league.names import parse_opponent
+from rlforge.models.load import stop_token_ids
+from rlforge.rollout.episode import play_game, seed_of
+from rlforge.rollout.lineup import env_named, form_of
+from rlforge.rollout.policies import SeatPolicies
+from rlforge.rollout.schedule import line_up
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat, value
+
+
+@value
+class Answer:
+    """What the model answered.
+
+    text: the whole answer. tool_calls: those in it, in OpenAI's form with their arguments as an
+    object, where they are written as ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the
+    form of Hermes and Qwen.
+
+    Example:
+        >>> Answer(text="4").message
+        {'role': 'assistant', 'content': '4'}
+    """
+
+    text: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """It as a message, to be appended to the conversation."""
+        if not self.tool_calls:
+            return {"role": "assistant", "content": self.text}
+        said = without_calls(self.text)
+        return {"role": "assistant", "content": said, "tool_calls": list(self.tool_calls)}
+
+
+class SessionModel:
+    """The model as sessions ask it, the same for all of them.
+
+    ask: see ``Ask``; it is also how seats of games are asked.
+    """
+
+    def __init__(self, config: ContinuousConfig, tokenizer: Any, ask: Ask) -> None:
+        self.model, self.tokenizer, self.ask = config.model, tokenizer, ask
+        self.text_of = decoder(tokenizer)
+        stops = stop_token_ids(config.model, tokenizer)
+        #: Who answers in games, the model at its seats.
+        self.seats = SeatPolicies(config, tokenizer, self, stops)
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        """Ask for the agent ``policy.uid``, as a ``Generator`` is asked."""
+        assert params.seed is not None, "games draw by seed"
+        return await self.ask(policy.uid, tuple(prompt_token_ids), params.seed)
+
+
+class Session:
+    """One episode of one agent: asks the model, and takes the rewards.
+
+    agent: its name, ``agent-3``; advantages relative to the agent's own mean compare its decisions,
+    so an episode may set the name of its task instead. number: of the episode, from 0, over all
+    agents and windows. seed: of its random choices.
+
+    Example: an episode that rewards short answers.
+        >>> async def brief(session):
+        ...     asked = [{"role": "user", "content": f"What is {session.number} + 1?"}]
+        ...     answer = await session.chat(asked)
+        ...     return 1.0 if len(answer.text) < 8 else 0.0
+    """
+
+    def __init__(self, agent: str, number: int, seed: int, model: SessionModel) -> None:
+        self.agent, self.number, self.seed = agent, number, seed
+        self._asked_as, self._model = agent, model
+        self._answers: list[tuple[Conversation, str, Completion]] = []
+        self._rewards: dict[int, float] = {}
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        schema: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """The model's next message of a conversation, by its chat template.
+
+        tools: what it may call, in OpenAI's form; their results are messages of role ``tool``.
+        schema: of the JSON that the message is to be, and nothing else. Raises EngineError where
+        the conversation is longer than ``engine.max_model_len``, or the schema is invalid.
+        """
+        messages = [dict(message) for message in messages]
+        tokens = conversation_tokens(self._model.tokenizer, messages, tools)
+        text = await self._answer(messages, tokens, grammar_of(schema))
+        return Answer(text=text, tool_calls=tool_calls(text) if tools else ())
+
+    async def complete(self, prompt: str) -> str:
+        """The model's continuation of a text."""
+        return await self._answer(prompt, text_ids(self._model.tokenizer, prompt))
+
+    async def play(self, env: str | EnvSpec, *opponents: str) -> float:
+        """Play a game, and return the reward of the model's seat.
+
+        env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. opponents:
+        scripted players, by seat, the last one at all that are left; the model's seat changes with
+        ``number``. Without opponents the model has all seats, and the reward returned is that of
+        the first one. Every answer gets the reward of its seat. Raises ConfigError for a game or
+        player that cannot be, GameError for a game that fails.
+        """
+        env, own = self._asked_as_trained(env), self.number if opponents else 0
+        own %= env.num_players
+        seats = self._line_up(env, opponents, own)
+        name = f"episode {self.number}"
+        spec = GameSpec(game_id=name, env=env, seed=self.seed, purpose="train", seats=seats)
+        record = await play_game(spec, self._model.seats.for_game(spec))
+        if record.error is not None:
+            raise GameError(record.error)
+        for turn in record.turns:
+            if seats[turn.player_id].trained:
+                self._answers.append((turn.observation, turn.completion.text, turn.completion))
+                self.reward(record.rewards[turn.player_id])
+        return record.rewards[own]
+
+    def _asked_as_trained(self, env: str | EnvSpec) -> EnvSpec:
+        """The environment, with the model's own template and extraction."""
+        env = env_named(env) if isinstance(env, str) else env
+        return dataclasses.replace(env, form=form_of(self._model.model))
+
+    def _line_up(self, env: EnvSpec, opponents: Sequence[str], own: int) -> tuple[Seat, ...]:
+        """Seats of a game: the model's are trained."""
+        me = PolicyRef(uid=self._asked_as, kind="checkpoint")
+        others = [parse_opponent(name) for name in opponents]
+        if wrong := [one.uid for one in others if one.kind != "scripted"]:
+            raise ConfigError(f"opponent {wrong[0]}: an episode is played with scripted players")
+        others += [others[-1] if others else me] * env.num_players
+        policies = others[: env.num_players - 1]
+        policies.insert(own, me)
+        return line_up(env, policies, trained_uid=me.uid)
+
+    def reward(self, reward: float) -> None:
+        """The reward of the last answer, instead of the one that the function returns."""
+        if not self._answers:
+            raise ValueError("there is no answer yet to give a reward to")
+        self._rewards[len(self._answers) - 1] = float(reward)
+
+    def rewarded(self, returned: float | None) -> list[tuple[Conversation, str, Completion, float]]:
+        """All answers with their rewards. returned: by the function, for those without another.
+
+        Raises ValueError for an answer without a reward.
+        """
+        found = []
+        for number, (conversation, text, completion) in enumerate(self._answers):
+            reward = self._rewards.get(number, returned)
+            if reward is None:
+                raise ValueError(
+                    f"answer {number + 1} of {len(self._answers)} has no reward: return a number, "
+                    "or call session.reward after each answer"
+                )
+            found.append((conversation, text, completion, float(reward)))
+        return found
+
+    async def _answer(
+        self, conversation: Conversation, tokens: tuple[int, ...], grammar: str | None = None
+    ) -> str:
+        draw = seed_of(f"{self.seed}/{len(self._answers)}")
+        completion = await self._model.ask(self._asked_as, tokens, draw, grammar)
+        text = self._model.text_of(completion.token_ids)
+        self._answers.append((conversation, text, completion))
+        return text

@@ -1,0 +1,236 @@
+"""Lets time pass, simulated or by the wall clock, and saves the state of a simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from rlforge.continuous.decisions.grid import WallClock
+from rlforge.continuous.loop.population import FORMAT, Population, SimulationState
+from rlforge.errors import RunError
+from rlforge.system.files import atomic_write
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
+    """The run was asked to end."""
+
+
+class Driver(ABC):
+    """Lets time pass until decisions are on record."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of the decisions, in seconds since 1970 UTC."""
+
+    @abstractmethod
+    async def advance_to(self, moment: float) -> None:
+        """Return once the clock shows ``moment`` and all decisions before it are on record.
+
+        Raises ``Stopped`` when the run is to end.
+        """
+
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        """Return once at most so many decisions of a window lack an outcome; else as above."""
+        return
+
+    async def save(self, path: Path) -> None:
+        """Write the state of a simulation, if there is one, between two ticks."""
+        return
+
+    async def close(self) -> None:
+        """Stop."""
+        return
+
+
+class SimulatedTimeDriver(Driver):
+    """Time advances only by running ticks; it stands still while the trainer works.
+
+    now: the market's time, as decisions are stamped with.
+    """
+
+    def __init__(
+        self, population: Population, now: Callable[[], float], stop: asyncio.Event
+    ) -> None:
+        self._population, self._now, self._stop = population, now, stop
+
+    def now(self) -> float:
+        return self._now()
+
+    async def advance_to(self, moment: float) -> None:
+        while self._now() < moment:
+            if self._stop.is_set():
+                raise Stopped
+            await self._population.tick()
+
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        while self._population.unsettled(window_id) > may_stay_open:
+            if self._stop.is_set():
+                raise Stopped
+            await self._population.tick()
+
+    async def save(self, path: Path) -> None:
+        await asyncio.to_thread(save_simulation_state, self._population.state, path)
+
+
+class WallClockDriver(Driver):
+    """Runs a tick at every multiple of ``tick_s`` of the clock, also while the trainer trains.
+
+    So windows of whole multiples hold equally many ticks.
+
+    Each decision names the version that made it, so the trainer knows which are of the version
+    before an update.
+    """
+
+    def __init__(
+        self, population: Population, clock: WallClock, tick_s: float, stop: asyncio.Event
+    ) -> None:
+        self._population, self._clock, self._tick_s = population, clock, tick_s
+        self._stop = stop
+        self._between_ticks = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def advance_to(self, moment: float) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._run_ticks())
+        await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
+        if self._ticking.done():
+            self._ticking.result()  # it ends only by raising
+        if self._stop.is_set():
+            raise Stopped
+
+    async def _recorded_until(self, moment: float) -> None:
+        """Wait for a moment, and for a tick that began before it."""
+        await self._clock.wait_until(moment)
+        async with self._between_ticks:
+            return
+
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        while self._population.unsettled(window_id) > may_stay_open:
+            await self.advance_to(self._next_tick())
+
+    async def save(self, path: Path) -> None:
+        async with self._between_ticks:
+            await asyncio.to_thread(save_simulation_state, self._population.state, path)
+
+    async def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.wait({self._ticking})
+
+    async def _run_ticks(self) -> None:
+        while self._population.is_repeating:
+            async with self._between_ticks:
+                await self._population.tick()
+        while True:
+            # Ticks missed because of a slow model or a suspended machine are skipped.
+            await self._clock.wait_until(self._next_tick())
+            async with self._between_ticks:
+                await self._population.tick()
+
+    def _next_tick(self) -> float:
+        return (math.floor(self._clock.now() / self._tick_s) + 1) * self._tick_s
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
+    """Return when one of ``waits`` is over; the other ones that are no tasks yet are cancelled."""
+    begun = [asyncio.create_task(one) for one in waits if not isinstance(one, asyncio.Task)]
+    tasks = [one for one in waits if isinstance(one, asyncio.Task)]
+    try:
+        await asyncio.wait({*begun, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in begun:
+            one.cancel()
+
+
+class WaitingDriver(Driver):
+    """The wall clock, where decisions are recorded together with their outcomes."""
+
+    def __init__(self, clock: WallClock, stop: asyncio.Event) -> None:
+        self._clock, self._stop = clock, stop
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def advance_to(self, moment: float) -> None:
+        await _first_of(self._clock.wait_until(moment), self._stop.wait())
+        if self._stop.is_set():
+            raise Stopped
+
+
+class RecordedDriver(Driver):
+    """All decisions are on record already, and their time is over."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def now(self) -> float:
+        return math.inf
+
+    async def advance_to(self, moment: float) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+
+# ---------------------------------------------------------------- the state on disk
+
+#: The modules whose classes a state consists of, and the plain types that those hold.
+_MODULES = (
+    "rlforge.continuous.market.",
+    "rlforge.continuous.config.market",
+    "rlforge.continuous.loop.population",
+)
+_PLAIN = {
+    ("collections", "deque"),
+    ("random", "Random"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    *(("rlforge.config.rules", name) for name in ("_List", "_Mapping")),
+}
+
+
+def simulation_state_path(run_dir: Path, number: int) -> Path:
+    """The state that window ``number`` of a run starts from."""
+    return run_dir / "world" / f"window-{number}.pkl"
+
+
+def save_simulation_state(state: SimulationState, path: Path) -> None:
+    """Write ``state`` to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL), durable=True)
+
+
+def load_simulation_state(path: Path) -> SimulationState:
+    """Read a state back; the pickle may name only classes of the market.
+
+    Raises RunError when the file is missing, damaged, or holds anything else.
+    """
+    try:
+        state = _Reader(io.BytesIO(path.read_bytes())).load()
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing: the run cannot be resumed") from None
+    except Exception as error:  # bytes that are no pickle raise errors of any type
+        raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(state, SimulationState):
+        raise RunError(f"{path} holds a {type(state).__name__}, not a simulation's state")
+    if vars(state).get("format") != FORMAT:
+        raise RunError(f"{path} is of another release of rlforge, which alone can resume the run")
+    return state
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        ours = any(module == known or module.startswith(known) for known in _MODULES)
+        if (ours and "." not in name) or (module, name) in _PLAIN:
+            found = super().find_class(module, name)
+            if (module, name) in _PLAIN or isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a market")

@@ -1,0 +1,310 @@
+"""Where the decisions of a continuous run come from: see ``continuous.source``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.grid import WallClock, window_start
+from rlforge.continuous.decisions.reader import StoreReader
+from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.continuous.decisions.store import TrajectoryStore, store_folder
+from rlforge.continuous.decisions.windows import Windows
+from rlforge.continuous.loop.answers import Ask
+from rlforge.continuous.loop.episodes import EpisodesDriver
+from rlforge.continuous.loop.journal import Entry
+from rlforge.continuous.loop.policy_side import PolicySide, first_version, reward_of_settled
+from rlforge.continuous.loop.population import AgentModel, Labels, Population, SimulationState, Tick
+from rlforge.continuous.loop.publishing import DailyPush
+from rlforge.continuous.loop.requests import AnswerLog
+from rlforge.continuous.loop.simulation import (
+    Driver,
+    RecordedDriver,
+    SimulatedTimeDriver,
+    WaitingDriver,
+    WallClockDriver,
+    load_simulation_state,
+    simulation_state_path,
+)
+from rlforge.engines.base import decoder
+from rlforge.errors import RunError
+from rlforge.run.lifecycle import RunContext
+from rlforge.types import Completion, value
+
+
+@value
+class Source:
+    """Decisions in windows, as the trainer sees them.
+
+    driver: lets time pass. next_window: the window to work on after another one, or first, after
+    None; None where there is none. store, push: the run's own store, and its upload; None where
+    decisions are only read. answers: makes decisions of answers over HTTP.
+    """
+
+    driver: Driver
+    windows: Windows
+    next_window: Callable[[str | None], str | None]
+    store: TrajectoryStore | None = None
+    push: DailyPush | None = None
+    answers: AnswerLog | None = None
+
+
+@contextlib.asynccontextmanager
+async def source_of(
+    context: RunContext[ContinuousConfig],
+    policy: PolicySide,
+    last: Entry | None,
+    stop: asyncio.Event,
+) -> AsyncIterator[Source]:
+    """The source that ``continuous.source`` names, in the state after window ``last``."""
+    config = context.config
+    if config.continuous.source == "store":
+        with contextlib.closing(StoreReader(store_folder(config.store, context.run_dir))) as reader:
+            yield _recorded_source(config, policy, reader, stop)
+        return
+    store = TrajectoryStore(store_folder(config.store, context.run_dir))
+    with contextlib.closing(store):
+        made = {"market": _market, "episodes": _episodes, "requests": _requests}
+        windows = Windows(store, config.window)
+        if config.continuous.source == "requests":  # rewards with other bounds are left out
+            bounds = config.serve.outcome_low, config.serve.outcome_high
+            windows = Windows(store, config.window, bounds)
+        run = _Recording(
+            context=context, policy=policy, store=store, windows=windows, last=last, stop=stop
+        )
+        async with made[config.continuous.source](run) as source:
+            yield source
+
+
+@value
+class _Recording:
+    """A run that records decisions in a store of its own. last: the newest window it worked on."""
+
+    context: RunContext[ContinuousConfig]
+    policy: PolicySide
+    store: TrajectoryStore
+    windows: Windows
+    last: Entry | None
+    stop: asyncio.Event
+
+    @property
+    def config(self) -> ContinuousConfig:
+        """Its configuration."""
+        return self.context.config
+
+    async def append(self, decisions: Sequence[Decision]) -> None:
+        """Record decisions, and count them in the displays."""
+        await asyncio.to_thread(self.store.append, decisions)
+        for window_id, count in Counter(one.window_id for one in decisions).items():
+            self.count(window_id, count)
+
+    def count(self, window_id: str, decisions: int = 1) -> None:
+        """Count recorded decisions in the displays."""
+        self.context.actors.tracker.log_decisions.remote(window_id, decisions)
+
+    def source(
+        self,
+        driver: Driver,
+        next_window: Callable[[str | None], str | None],
+        answers: AnswerLog | None = None,
+    ) -> Source:
+        """The source with this store."""
+        return Source(
+            driver=driver,
+            windows=self.windows,
+            next_window=next_window,
+            store=self.store,
+            push=DailyPush(self.config.store, self.store, self.context.run_dir),
+            answers=answers,
+        )
+
+
+# ---------------------------------------------------------------- a market
+
+
+@contextlib.asynccontextmanager
+async def _market(run: _Recording) -> AsyncIterator[Source]:
+    """The market in the state that window ``last`` starts from; a new one where there is none."""
+    config, policy, windows, last = run.config, run.policy, run.windows, run.last
+    simulated, clock = config.window.clock == "simulated", WallClock()
+    begin = window_start(config.continuous.start)
+
+    def now(state: SimulationState) -> float:
+        return begin + state.world.minute * 60 if simulated else clock.now()
+
+    if last is None:
+        settings = config.continuous
+        state = SimulationState(
+            config.market, settings.agents, config.seed, settings.control_agents
+        )
+    else:
+        state = load_simulation_state(simulation_state_path(run.context.run_dir, last.number))
+    assert policy.prompter is not None, "a market has prompts"
+    population = Population(
+        state,
+        AgentModel(
+            prompter=policy.prompter, ask=_asked(run), name=config.model.label, seed=config.seed
+        ),
+        Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
+        reward_of_settled(config),
+        _recorder(run),
+        await asyncio.to_thread(_recorded, run.store, last),
+    )
+    driver: Driver
+    if simulated:
+        driver = SimulatedTimeDriver(population, lambda: now(state), run.stop)
+    else:
+        driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
+
+    def following(done: str | None) -> str | None:
+        if simulated and done is not None:
+            return windows.grid.after(done)
+        return next_by_clock(windows, driver.now(), done)
+
+    try:
+        yield run.source(driver, following)
+    finally:
+        await driver.close()
+
+
+def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
+    """The window of ``now`` first, then the one after ``done``.
+
+    Windows may have passed while no process ran; of these, those without decisions are skipped.
+    """
+    if done is None:
+        return windows.grid.id_of(now)
+    following = windows.grid.after(done)
+    if windows.due_at(following) > now:
+        return following
+    # Ids are in order of time.
+    filled = [one for one in windows.ids() if windows.due_at(one) >= windows.due_at(following)]
+    return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
+
+
+def _asked(run: _Recording) -> Ask:
+    """Asks the deployment that serves an agent, and for control agents the first version."""
+    policy, first = run.policy, first_version(run.config, run.context.run_dir)
+
+    async def ask(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
+        seeded = dataclasses.replace(policy.params, seed=draw, grammar=grammar)
+        if agent_id.startswith(f"{CONTROL}-"):
+            return await policy.engine.generate(prompt, seeded, first)
+        return await policy.service.generate(prompt, seeded, user=agent_id)
+
+    return ask
+
+
+def _recorder(run: _Recording) -> Callable[[Tick], Awaitable[None]]:
+    """Writes ticks to the store, and counts outcomes of the model in a trial of versions."""
+
+    async def record(tick: Tick) -> None:
+        if tick.decisions:
+            await run.append(tick.decisions)
+        if tick.outcomes:
+            await asyncio.to_thread(run.store.complete, tick.outcomes)
+        for known, outcome in zip(tick.closed, tick.outcomes, strict=True):
+            if known.policy:
+                await run.policy.service.record_outcome(
+                    outcome.reward,
+                    uid=known.policy,
+                    key=known.decision_id,
+                    cluster=f"{known.agent_id}/{known.episode}",
+                    stage=str(known.episode),
+                )
+
+    return record
+
+
+def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
+    """The decisions since the start of window ``last``, by id."""
+    if last is None:
+        return {}
+    begin = window_start(last.window_id)
+    windows = [one for one in store.window_ids() if window_start(one) >= begin]
+    return {d.id: d for one in windows for d in store.decisions(window_id=one)}
+
+
+# ---------------------------------------------------------------- episodes
+
+
+@contextlib.asynccontextmanager
+async def _episodes(run: _Recording) -> AsyncIterator[Source]:
+    """Episodes of the user's function, those of window ``last`` that are not on record first."""
+    last, windows = run.last, run.windows
+    start = run.config.continuous.start if last is None else last.window_id
+    begin, end = windows.grid.span(start)
+    driver = EpisodesDriver(
+        run.config,
+        run.store,
+        run.policy.tokenizer,
+        _asked(run),
+        end if last is not None and last.phase == "done" else begin,
+        run.stop,
+        run.append,
+    )
+    yield run.source(driver, lambda done: start if done is None else windows.grid.after(done))
+
+
+# ---------------------------------------------------------------- requests
+
+
+@contextlib.asynccontextmanager
+async def _requests(run: _Recording) -> AsyncIterator[Source]:
+    """Answers to HTTP requests, in the windows of their outcomes."""
+    clock = WallClock()
+    driver = WaitingDriver(clock, run.stop)
+    answers = AnswerLog(
+        run.context.run_dir / "answers.sqlite",
+        run.store,
+        run.config,
+        run.policy.tokenizer,
+        now=clock.now,
+        on_decision=run.count,
+    )
+    with contextlib.closing(answers):
+        await asyncio.to_thread(answers.finish)
+        yield run.source(
+            driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers
+        )
+
+
+# ---------------------------------------------------------------- a store
+
+
+def _recorded_source(
+    config: ContinuousConfig, policy: PolicySide, reader: StoreReader, stop: asyncio.Event
+) -> Source:
+    """The windows of a store, which is not written to."""
+    windows = Windows(reader, config.window)
+    ids = windows.ids()
+    if not ids:
+        raise RunError(f"{reader.layout.root} holds no decisions to learn from")
+    _check_tokens(reader, ids[-1], policy)
+
+    def following(done: str | None) -> str | None:
+        return next((one for one in windows.ids() if done is None or one > done), None)
+
+    return Source(driver=RecordedDriver(stop), windows=windows, next_window=following)
+
+
+def _check_tokens(reader: StoreReader, window_id: str, policy: PolicySide) -> None:
+    """Refuse decisions whose tokens are not those of the model's tokenizer."""
+    decode, count = decoder(policy.tokenizer), len(policy.tokenizer)
+    for decision in reader.decisions(window_id=window_id):
+        answer = decision.completion
+        if answer is None or not answer.token_ids:
+            continue
+        known = max(*answer.token_ids, *answer.prompt_token_ids) < count
+        if not known or decode(answer.token_ids) != answer.text:
+            raise RunError(
+                f"{reader.layout.root}: the tokens of {decision.id} are not its answer "
+                f"{answer.text!r} in this model's tokenizer; take the model that gave the answers "
+                "(model=…)"
+            )

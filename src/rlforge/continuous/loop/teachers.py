@@ -1,0 +1,177 @@
+"""Scripted traders, from whose decisions in a market a supervised run learns.
+
+They trade as the agents of a continuous run would, and a sample has the prompt that such an agent
+gets. So a model that has learned them is ready for ``rlforge continuous``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+from rlforge.config.compose import Composed
+from rlforge.config.rules import read
+from rlforge.config.sft import SftConfig
+from rlforge.continuous.config.continuous import ContinuousConfig, DecisionRewardConfig
+from rlforge.continuous.config.market import MarketConfig
+from rlforge.continuous.decisions.reward import DecisionReward, result_of
+from rlforge.continuous.market import text
+from rlforge.continuous.market.actions import NO_OP
+from rlforge.continuous.market.traders import Crowd, make_trader
+from rlforge.continuous.market.trading import AgentPrompter, asked_form
+from rlforge.continuous.market.world import World
+from rlforge.continuous.preflight.continuous import agent_problems, check_answers
+from rlforge.errors import ConfigError, collected
+from rlforge.kinds import Say
+from rlforge.preflight.policy import Problems
+from rlforge.rollout.datasets import AnswerEncoder, given_sample, written
+from rlforge.rollout.demonstrations import SAY_EVERY_S
+from rlforge.rollout.schedule import derive_seed
+from rlforge.run.teachers import Players
+from rlforge.types import PolicyRef, Sample
+
+AGENTS = 8
+"""How many of ``data.players`` trade in an episode, beside the market's own traders."""
+
+KINDS = {f"{kind}_trader": kind for kind in ("noise", "momentum", "value")}
+"""The traders that can be learned from, by the names of ``data.players``.
+
+Insiders cannot: they know what an agent does not see.
+"""
+
+
+class Traders(Players):
+    """``AGENTS`` traders in each of ``data.games`` episodes of a market."""
+
+    command = ContinuousConfig.command
+
+    def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
+        """Whether they trade, and their actions can be written and read."""
+        data = composed.config.data
+        if unread := collected(composed.trial("market", lambda: market_of(composed.config))):
+            yield from unread
+            return
+        market = market_of(composed.config)
+        impossible = [composed.error(f"market.{key}", reason) for key, reason in market.problems()]
+        yield from impossible or agent_problems(composed, market, AGENTS)
+        for name in data.players:
+            if name not in KINDS:
+                reason = f"{name} does not trade in markets; there are {', '.join(KINDS)}"
+                yield composed.error("data.players", reason)
+        if data.last_turns is not None:
+            yield composed.error("data.last_turns", "is for games; a market has no last turns")
+        said = written(data.answer, asked_form(composed.config.model), json.dumps(NO_OP))
+        if text.read(said).action != NO_OP:
+            reason = f"the action in {said!r} is not the one that is read"
+            yield composed.error("data.answer", reason)
+
+    def check_prompts(self, config: SftConfig) -> None:
+        check_answers(config, market_of(config))
+
+    def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        return {}
+
+    async def answers(
+        self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
+    ) -> list[Sample]:
+        found, data, reported = list[Sample](), config.data, time.monotonic()
+        say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
+        for sample in trader_samples(config, market_of(config), encoder, out):
+            found.append(sample)
+            if time.monotonic() - reported >= SAY_EVERY_S:
+                reported = time.monotonic()
+                say(f"{len(found):,} decisions of {sample.origin} and the episodes before it")
+        return found
+
+
+TRADERS = Traders()
+
+
+def market_of(config: SftConfig) -> MarketConfig:
+    """The market in which a supervised run's traders act; ConfigError for impossible keys."""
+    try:
+        return read(MarketConfig, config.market)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+
+
+def trader_samples(
+    config: SftConfig, market: MarketConfig, encoder: AnswerEncoder, left_out: Counter[str]
+) -> Iterator[Sample]:
+    """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes.
+
+    left_out: counts decisions that are no samples, by reason.
+    """
+    prompter = AgentPrompter(config, market, encoder.tokenizer)
+    for number in range(config.data.games):
+        yield from _episode(config, market, encoder, prompter, number, left_out)
+
+
+def _episode(
+    config: SftConfig,
+    market: MarketConfig,
+    encoder: AnswerEncoder,
+    prompter: AgentPrompter,
+    number: int,
+    left_out: Counter[str],
+) -> Iterator[Sample]:
+    data, seed = config.data, derive_seed(config.seed, "data-game", number)
+    world = World(market, seed)
+    names = list(itertools.islice(itertools.cycle(data.players), AGENTS))
+    for place in range(AGENTS):
+        world.join(f"agent-{place}")
+    crowd = Crowd(world, seed)
+    traders = [
+        make_trader(KINDS[name], market, random.Random(f"{seed}/{place}"))
+        for place, name in enumerate(names)
+    ]
+    open_samples: dict[int, Sample] = {}
+    for turn in range(market.episode_ticks):
+        # As in a continuous run, all of them see the market as it was before the tick.
+        states = [world.state(f"agent-{place}") for place in range(AGENTS)]
+        for place, (state, name, trader) in enumerate(zip(states, names, traders, strict=True)):
+            action = trader.decide(state)
+            receipt = world.decide(f"agent-{place}", action)
+            if not receipt.accepted:
+                left_out["refused by the market"] += 1
+            elif name in (data.imitate or data.players):
+                answer = written(data.answer, prompter.extraction, json.dumps(action))
+                question = prompter.ask(state)
+                tokens = encoder.answer(answer, after=question.text)
+                if prompter.read(question, encoder.text(tokens)).action != action:
+                    left_out["not read as their action"] += 1
+                    continue
+                open_samples[receipt.ticket] = given_sample(
+                    question.token_ids,
+                    tokens,
+                    origin=f"data-{number:07d}",
+                    env_id="market",
+                    player_id=place,
+                    turn_index=turn,
+                    last_turn=False,
+                    observation=question.text,
+                    action=json.dumps(action),
+                    policy_uid=name,
+                )
+        crowd.act()
+        for settled in world.tick():
+            sample = open_samples.pop(settled.ticket, None)
+            if sample is None:
+                continue
+            reward = _REWARD(result_of(settled)).reward
+            pnl = settled.pnl
+            if data.counts("draw" if pnl == 0 else "win" if pnl > 0 else "loss", reward):
+                yield replace(sample, raw_reward=reward, reward=reward)
+            else:
+                left_out["by outcome"] += 1
+
+
+_REWARD = DecisionReward(DecisionRewardConfig())

@@ -1,0 +1,328 @@
+"""The loop of continuous training.
+
+    wait ─▶ collect ─▶ score ─▶ filter ─▶ train ─▶ deploy ─▶ record ─▶ the next window
+
+Each step writes its result to disk and then enters its phase into the journal. A resumed process
+goes on with the window that the journal names: it reads the results of finished phases, repeats
+the others from the same inputs, and never trains on a window twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.decisions.columns import digest_of_decisions
+from rlforge.continuous.decisions.records import CONTROL, Decision, TrainingWindow
+from rlforge.continuous.decisions.reward import DecisionReward, mean_parts
+from rlforge.continuous.loop.assembly import Assembly
+from rlforge.continuous.loop.batching import Scored, WindowBatch, WindowFilter
+from rlforge.continuous.loop.behaviour import behaviour
+from rlforge.continuous.loop.journal import Entry
+from rlforge.continuous.loop.learner import Trained
+from rlforge.continuous.loop.performance import POLICY, by_player, difference_to_control
+from rlforge.continuous.loop.policy_side import NOTHING_TO_DEPLOY, Deployed
+from rlforge.continuous.loop.samples import keep_samples
+from rlforge.continuous.loop.simulation import Stopped, simulation_state_path
+from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.errors import CheckpointError, RunError
+from rlforge.record.digests import digest_of
+from rlforge.run.lifecycle import RunContext
+from rlforge.system.values import json_ready
+
+log = logging.getLogger(__name__)
+
+
+class ContinuousTrainer:
+    """Works on one window after the other. stop: set when the run is asked to end."""
+
+    def __init__(
+        self, context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
+    ) -> None:
+        self._context, self._parts, self._stop = context, parts, stop
+        self._config = context.config
+        self._since = time.monotonic()
+
+    async def run(self) -> bool:
+        """Until ``continuous.windows`` are done, or all of a store; False: asked to end earlier."""
+        wanted = self._config.continuous.windows
+        try:
+            while wanted is None or self._parts.journal.done() < wanted:
+                work = self._parts.journal.current() or await self._begin()
+                if work is None:
+                    break
+                work, window = await self._wait_for_window(work)
+                work, scores = await self._score(work, window)
+                work, trained = await self._train(work, self._filter(window, scores))
+                work, deployed = await self._deploy(work, trained)
+                await self._conclude(work, window, scores, trained, deployed)
+        except Stopped:
+            return False
+        return True
+
+    # ------------------------------------------------------------ the steps
+
+    async def _begin(self) -> Entry | None:
+        """Begin the next window, if there is one; the state that it starts from is kept."""
+        self._check_stop()
+        journal, source = self._parts.journal, self._parts.source
+        last = journal.last()
+        if last is not None:  # a resumed market may not have reached its end
+            await self._until_over(last.window_id)
+        window_id = source.next_window(None if last is None else last.window_id)
+        if window_id is None:
+            return None
+        number = 1 if last is None else last.number + 1
+        await source.driver.save(simulation_state_path(self._context.run_dir, number))
+        entry = journal.begin(window_id)
+        if last is not None:
+            simulation_state_path(self._context.run_dir, last.number).unlink(missing_ok=True)
+        return entry
+
+    async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
+        """Wait until the window is over, and read its decisions.
+
+        A resumed process repeats the ticks on record from the state that the window starts from,
+        also where the window is collected already: the next window goes on from its end.
+        """
+        self._say("collecting", work)
+        await self._until_over(work.window_id)
+        window = await asyncio.to_thread(self._parts.source.windows.batch, work.window_id)
+        if not work.reached("collected"):
+            work = self._reach(work, "collected", trajectories=len(window.decisions))
+        return work, window
+
+    async def _until_over(self, window_id: str) -> None:
+        """Wait until a window is over and as many of its outcomes known as it needs."""
+        source = self._parts.source
+        await source.driver.advance_to(source.windows.due_at(window_id))
+        allowed = await asyncio.to_thread(source.windows.may_stay_open, window_id)
+        if allowed is not None:
+            await source.driver.settle(window_id, allowed)
+
+    async def _score(
+        self, work: Entry, window: TrainingWindow
+    ) -> tuple[Entry, DecisionScores | None]:
+        """The scores of the window's decisions; None for a window that may not be trained on."""
+        self._check_stop()
+        if not work.reached("scored"):
+            if window.ready:
+                self._say("scoring", work)
+                scores = await self._parts.learning.scorer.score(window.decisions)
+                self._parts.scores.write(window, scores)
+            work = self._reach(work, "scored")
+        return work, self._parts.scores.read(window) if window.ready else None
+
+    def _filter(self, window: TrainingWindow, scores: DecisionScores | None) -> WindowBatch:
+        """The decisions to learn from, or why there are none."""
+        learning = self._parts.learning
+        if scores is None:
+            return WindowBatch(batch=None, reason=f"it is not ready: {'; '.join(window.reasons)}")
+        if self._parts.policy.deployments.on_trial():
+            return WindowBatch(
+                batch=None,
+                reason="a version is on trial: its end decides which version to continue from",
+            )
+        known = [
+            (decision, decision.reward, score)
+            for decision, score in zip(window.decisions, scores.values, strict=True)
+            if decision.reward is not None
+        ]
+        rewards = learning.reward.normalize([reward for _, reward, _ in known])
+        rules = WindowFilter(
+            settings=self._config.continuous,
+            max_staleness=self._config.max_staleness,
+            algorithm=learning.algorithm,
+            version=learning.learner.version,
+            max_length=self._config.learner.max_train_len,
+            foreign=frozenset(self._parts.policy.deployments.foreign()),
+            gamma=self._config.decision_reward.gamma,
+        )
+        return rules.build_window_batch(
+            window.id,
+            [
+                Scored(decision=decision, score=score, reward=reward)
+                for (decision, _, score), reward in zip(known, rewards, strict=True)
+            ],
+            scores.unscored.removeprefix("unscored: "),
+        )
+
+    async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
+        """One update on the window; agents and HTTP clients are served meanwhile."""
+        self._check_stop()
+        learner = self._parts.learning.learner
+        if work.reached("trained"):
+            uid = work.facts["trained"]["uid"]
+            return work, None if uid is None else learner.trained_on(work.window_id)
+        reason, trained = gathered.reason, None
+        if gathered.batch is not None:
+            self._say("training on", work)
+            try:
+                trained = await learner.train(work.window_id, gathered.batch)
+                reason = "" if trained else "loss or gradient were not finite"
+            except (CheckpointError, RunError) as error:  # a full disk, a loss that explodes
+                log.error("window %s: %s", work.window_id, error)
+                reason = str(error)
+        uid = None if trained is None else trained.checkpoint.uid
+        # The counts are recorded as well: after a restart another version may be current, and
+        # selecting again would give other counts.
+        facts = {"uid": uid, "reason": reason, "gathered": gathered.figures()}
+        return self._reach(work, "trained", **facts), trained
+
+    async def _deploy(self, work: Entry, trained: Trained | None) -> tuple[Entry, Deployed]:
+        """Deploy the new version; if it is refused, learning goes on from the one that serves."""
+        self._check_stop()
+        if work.reached("deployed"):
+            known = work.facts["deployed"]
+            return work, Deployed(success=known["success"], reason=known["reason"])
+        deployments, learner = self._parts.policy.deployments, self._parts.learning.learner
+        deployed = NOTHING_TO_DEPLOY
+        if trained is not None:
+            self._say("deploying after", work)
+            deployed = await deployments.deploy(trained.checkpoint)
+        if not deployments.on_trial() and learner.standing != deployments.serving():
+            log.warning("learning goes on from %s, which serves", deployments.serving())
+            await learner.restore(deployments.serving())
+        facts = {"success": deployed.success, "reason": deployed.reason}
+        return self._reach(work, "deployed", **facts), deployed
+
+    async def _conclude(
+        self,
+        work: Entry,
+        window: TrainingWindow,
+        scores: DecisionScores | None,
+        trained: Trained | None,
+        deployed: Deployed,
+    ) -> None:
+        """Record the window's metrics, and let the scorer learn from its outcomes."""
+        learning, source, facts = self._parts.learning, self._parts.source, work.facts["trained"]
+        learned = learning.scorer.learn([window]) if window.ready else {}
+        worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
+        row = _window_row(
+            work,
+            window,
+            facts["gathered"],
+            trained,
+            deployed.success,
+            reason=facts["reason"] or deployed.reason,
+            rewards=_reward_figures(learning.reward, window.decisions),
+            scorer={**(scores.metrics if scores else {}), **learned},
+            minutes=(worked + self._lap()) / 60,
+        )
+        row |= await self._context.actors.custom_scalars()
+        update = None if trained is None else dict(trained.metrics)
+        line = await asyncio.to_thread(_digests, window, scores, trained)
+        # Before "done": a run that dies in between drops the line when it is resumed.
+        self._parts.digests.append(work.number, line)
+        self._parts.journal.reach(work, "done", window=row, update=update)
+        self._context.actors.tracker.log_window.remote(row, update)
+        keep_first = self._config.store.keep_windows is None
+        keep_samples(self._context.run_dir, window, scores, first=keep_first)
+        learning.learner.prune(self._parts.policy.deployments.needed())
+        await asyncio.to_thread(self._delete_old, window.id)
+        if source.push is not None:
+            await source.push.after_window(*source.windows.grid.span(window.id))
+
+    def _delete_old(self, window_id: str) -> None:
+        """Delete the windows and scores beyond ``store.keep_windows`` up to this one."""
+        keep, source = self._config.store.keep_windows, self._parts.source
+        if keep is not None and source.store is not None:
+            old = [one for one in source.windows.ids() if one <= window_id][:-keep]
+            source.store.delete(old)
+            self._parts.scores.delete(old)
+
+    # ------------------------------------------------------------ the clock, and the end
+
+    def _say(self, doing: str, work: Entry) -> None:
+        self._context.actors.tracker.log_activity.remote(doing, work.window_id)
+
+    def _reach(self, work: Entry, phase: str, **facts: Any) -> Entry:
+        """Enter ``phase`` into the journal, with the time it took."""
+        return self._parts.journal.reach(work, phase, **facts, seconds=self._lap())
+
+    def _lap(self) -> float:
+        since, self._since = self._since, time.monotonic()
+        return self._since - since
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+
+def _window_row(
+    work: Entry,
+    window: TrainingWindow,
+    gathered: Mapping[str, int],
+    trained: Trained | None,
+    deployed: bool | None,
+    *,
+    reason: str,
+    rewards: Mapping[str, float],
+    scorer: Mapping[str, float],
+    minutes: float,
+) -> dict[str, Any]:
+    """One line of ``windows.jsonl`` (see docs/run_directory.md).
+
+    gathered: figures of its ``WindowBatch``. training_loss, kl_divergence and deployment_success
+    are None where nothing was trained.
+    """
+    metrics = trained.metrics if trained else {}
+    players = by_player(window.decisions)
+    policy = players.get(POLICY)
+    gain = difference_to_control(window.decisions)
+    row: dict[str, Any] = json_ready(
+        {
+            "window_id": window.id,
+            "agents": len(window.agents),
+            "trajectories": len(window.decisions),
+            "avg_reward": window.avg_reward,
+            "high_score_count": gathered["selected"],
+            "training_loss": metrics.get("loss"),
+            "kl_divergence": metrics.get("kl"),
+            "deployment_success": deployed,
+            "duration_minutes": minutes,
+            "window": work.number,
+            "reason": reason,
+            "version": trained.checkpoint.uid if trained else None,
+            "win_rate": policy.win_rate if policy else None,
+            "policy_reward": policy.avg_reward if policy else None,
+            "avg_pnl": policy.avg_pnl if policy else None,
+            "control_reward": players[CONTROL].avg_reward if CONTROL in players else None,
+            "reward_difference": gain and gain.mean,
+            "reward_difference_low": gain and gain.low,
+            "reward_difference_high": gain and gain.high,
+            "players": {name: one.to_json() for name, one in players.items()},
+            **behaviour(window.decisions),
+            **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
+            **{f"reward/{name}": number for name, number in rewards.items()},
+            **{f"scorer/{name}": number for name, number in scorer.items()},
+        }
+    )
+    return row
+
+
+def _digests(
+    window: TrainingWindow, scores: DecisionScores | None, trained: Trained | None
+) -> dict[str, Any]:
+    """The line of ``digests.jsonl`` of a window."""
+    return {
+        "window_id": window.id,
+        "decisions": digest_of_decisions(window.decisions),
+        "scores": digest_of(scores and scores.values),
+        "version": trained and trained.checkpoint.uid,
+        **(trained.digests if trained else {}),
+    }
+
+
+def _reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Mapping[str, float]:
+    """Means of the reward's terms, and of the agents' discounted returns."""
+    parts = mean_parts([reward(d.result) for d in decisions if d.result is not None])
+    returns = reward.returns(decisions)
+    if returns:
+        parts["return"] = math.fsum(returns.values()) / len(returns)
+    return {name.removeprefix("reward_"): number for name, number in parts.items()}

@@ -1,0 +1,188 @@
+"""The market in ten to fifteen words, for models that read short prompts: one market in focus.
+
+``market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go`` is a prediction
+market and ``market perp prem_flat move_down open a_down b_none c_up mine_long gain_up cash2 go`` a
+perpetual future. Letters stand for the news accounts in the order of ``market.news``. Every prompt
+has the same number of words from a closed vocabulary, computed from a ``GameState``.
+
+An answer is one of the bracketed words that ``actions`` lists:
+
+[hold]              do nothing
+[yes1] … [no3]      buy shares of an answer, with the first, second or third of ``market.stakes``
+[long1] … [short3]  open a position with that stake as margin
+[sell] [close]      sell the largest holding in focus; close the largest position
+[follow]            follow the first news account that reported on the focus and is not followed
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from rlforge.continuous.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
+from rlforge.continuous.market.actions import NO_OP, ActionError, Json, buy, leave, open_position
+from rlforge.continuous.market.positions import PERPETUAL_FEE
+
+_LETTERS = "abcde"
+_SIZES = ("1", "2", "3")
+_BETS = {"yes": "YES", "no": "NO"}
+_SIDES = ("long", "short")
+
+#: Smallest share price change, relative index change, and premium that are not ``flat``.
+_SHARE_MOVE, _INDEX_MOVE, _PREMIUM = 0.03, 0.01, 0.01
+#: Smallest profit of a position, relative to its cost, that is not ``flat``.
+_GAIN = 0.05
+#: Upper limits of the words for time left (minutes) and for cash (of the starting balance).
+_LEFT, _CASH = (15.0, 30.0, 60.0), (0.1, 0.4, 0.8)
+
+
+class Compact:
+    """Texts of states and actions of answers, for a market with these settings."""
+
+    def __init__(self, config: MarketConfig) -> None:
+        self._accounts = list(config.accounts)
+        self._stakes = [round(share * STARTING_BALANCE, 2) for share in config.stakes]
+        self._tick_minutes = config.tick_minutes
+
+    def focus(self, state: Json) -> str:
+        """The market or ticker to decide about at this tick.
+
+        In three of four ticks it is one without a holding on which two accounts reported, or else
+        one account. In the fourth tick it is one with a holding. Several candidates take turns;
+        without candidates, all markets and tickers do.
+        """
+        markets, own = state["markets"], state["portfolio"]["positions"]
+        names: list[str] = [market["id"] for market in markets["predictions"]]
+        names += [market["ticker"] for market in markets["perpetuals"]]
+        held = {position.get("marketId", position.get("ticker")) for position in own}
+        reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
+        known = Counter(about for about, _ in reports)
+        turn: int = round(state["agent"]["minute"] / self._tick_minutes)
+        free = [name for name in names if name not in held and known[name]]
+        fresh = [name for name in free if known[name] > 1] or free
+        kept = [name for name in names if name in held]
+        choice = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
+        return choice[turn % len(choice)]
+
+    def text(self, state: Json, focus: str) -> str:
+        """The state around ``focus``, a market id or ticker that is open in it."""
+        offer = _offer(state, focus)
+        if "ticker" in offer:
+            premium = offer["markPrice"] / offer["indexPrice"] - 1
+            words = ["market", "perp", f"prem_{_step(premium, _PREMIUM)}"]
+            words += [f"move_{_step(offer['change'], _INDEX_MOVE)}", "open"]
+        else:
+            tenth = min(9, int(offer["yesPrice"] * 10))
+            words = ["market", "bet", f"p{tenth}", f"move_{_step(offer['change'], _SHARE_MOVE)}"]
+            words.append(f"left{_level(offer['minutesLeft'], _LEFT)}")
+        views = _views(state, focus)
+        for letter, account in zip(_LETTERS, self._accounts, strict=False):
+            words.append(f"{letter}_{views.get(account, 'none').lower()}")
+        held = _largest(state, focus)
+        if held is None:
+            words += ["mine_none", "gain_flat"]
+        else:
+            side = held["side"] if held["kind"] == "perpetual" else held["outcome"].lower()
+            cost = held["value"] - held["pnl"]
+            words += [f"mine_{side}", f"gain_{_step(held['pnl'] / cost if cost else 0, _GAIN)}"]
+        cash = state["portfolio"]["balance"] / STARTING_BALANCE
+        return " ".join([*words, f"cash{_level(cash, _CASH)}", "go"])
+
+    def actions(self, state: Json, focus: str) -> tuple[str, ...]:
+        """The answers that the market accepts in this state, ``[hold]`` always among them."""
+        perpetual = "ticker" in _offer(state, focus)
+        balance = state["portfolio"]["balance"]
+        found = ["[hold]"]
+        for verb in _SIDES if perpetual else _BETS:
+            for size, stake in zip(_SIZES, self._stakes, strict=True):
+                fee = stake * COMPACT_LEVERAGE * PERPETUAL_FEE + 0.02 if perpetual else 0.0
+                if stake + fee <= balance:
+                    found.append(f"[{verb}{size}]")
+        held = _largest(state, focus)
+        # Shares worth less than a dollar may bring no cent.
+        if held is not None and (perpetual or held["value"] >= 1):
+            found.append("[close]" if perpetual else "[sell]")
+        if self._to_follow(state, focus):
+            found.append("[follow]")
+        return tuple(found)
+
+    def action(self, word: str, state: Json, focus: str) -> Json:
+        """The action of an answer. Raises ``ActionError`` for one that is not possible."""
+        word = f"[{word.strip().strip('[]')}]"
+        legal = self.actions(state, focus)
+        if word not in legal:
+            raise ActionError(f"{word} is not possible now; there are {', '.join(legal)}")
+        if word == "[hold]":
+            return NO_OP
+        if word == "[follow]":
+            return {"type": "FOLLOW_USER", "userId": self._to_follow(state, focus)}
+        held = _largest(state, focus)
+        if word in ("[close]", "[sell]") and held is not None:
+            return leave(held)
+        verb, stake = word[1:-2], self._stakes[int(word[-2]) - 1]
+        if verb in _BETS:
+            return buy(focus, _BETS[verb], stake)
+        return open_position(focus, verb, stake * COMPACT_LEVERAGE, COMPACT_LEVERAGE)
+
+    def _to_follow(self, state: Json, focus: str) -> str | None:
+        views, following = _views(state, focus), state["agent"]["following"]
+        unknown = [name for name in self._accounts if name in views and name not in following]
+        return unknown[0] if unknown else None
+
+
+def compact_vocabulary() -> tuple[list[str], list[str]]:
+    """All words of prompts and all answers, each sorted; the same for every market."""
+    words = {"market", "bet", "perp", "open", "go"}
+    words |= {f"p{tenth}" for tenth in range(10)}
+    words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
+    words |= {f"cash{step}" for step in range(len(_CASH) + 1)}
+    for what in ("move", "gain", "prem"):
+        words |= {f"{what}_{how}" for how in ("up", "flat", "down")}
+    words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
+    for letter in _LETTERS:
+        words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
+    answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
+    return sorted(words), sorted(answers | {"[hold]", "[sell]", "[close]", "[follow]"})
+
+
+def is_compact(answer: str) -> bool:
+    """Whether an answer is one word, in brackets or not, rather than JSON."""
+    return re.fullmatch(r"\s*\[?\w+\]?\s*", answer) is not None
+
+
+def _offer(state: Json, focus: str) -> dict[str, Any]:
+    markets = state["markets"]
+    for offer in markets["predictions"]:
+        if offer["id"] == focus:
+            return dict(offer)
+    for offer in markets["perpetuals"]:
+        if offer["ticker"] == focus:
+            return dict(offer)
+    raise ValueError(f"{focus} is not open in this state")
+
+
+def _views(state: Json, focus: str) -> dict[str, str]:
+    """The newest view of each news account on the focus, from the posts in the feed."""
+    return {
+        post["userId"]: post["stance"]
+        for post in state["social"]["feed"]
+        if post["about"] == focus and post["stance"]
+    }
+
+
+def _largest(state: Json, focus: str) -> dict[str, Any] | None:
+    held = [
+        position
+        for position in state["portfolio"]["positions"]
+        if focus in (position.get("marketId"), position.get("ticker"))
+    ]
+    return max(held, key=lambda position: position["value"], default=None)
+
+
+def _step(change: float, least: float) -> str:
+    return "up" if change > least else "down" if change < -least else "flat"
+
+
+def _level(amount: float, limits: tuple[float, ...]) -> int:
+    return sum(amount > limit for limit in limits)

@@ -1,0 +1,162 @@
+"""Prompts for the model's agents in a market, and the actions that its answers name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlforge.config.schema import ModelConfig, PolicyConfig
+from rlforge.continuous.config.market import MarketConfig
+from rlforge.continuous.market.actions import ActionError, Json, action_schema
+from rlforge.continuous.market.compact import Compact, is_compact
+from rlforge.continuous.market.text import describe, prompt, read
+from rlforge.continuous.market.world import World
+from rlforge.errors import ConfigError
+from rlforge.games.actions import extract
+from rlforge.games.base import View
+from rlforge.games.markup import Tokenizer
+from rlforge.games.prompts import ANY_GAME, Prompter, Template
+from rlforge.types import Form, value
+
+#: Characters of a state below which an agent would see no market.
+_LEAST_STATE = 200
+
+#: What a template for any game says in a market, and how an action in prose is asked for.
+_TRADER = "You trade in a market. Choose the action that earns you most."
+_REQUEST = "End with one action as a JSON object."
+
+
+def longest_prompt(config: PolicyConfig) -> int:
+    """Tokens of the longest prompt with which an answer can be given, and learned from whole."""
+    longest = config.learner.max_train_len or config.engine.max_model_len
+    return min(config.engine.prompt_room, longest - config.engine.max_tokens)
+
+
+def asked_form(model: ModelConfig) -> str:
+    """The extraction whose form of answers is asked for in markets: ``json`` in prose."""
+    return model.action_extraction if model.prompt_template == "board" else "json"
+
+
+@value
+class Question:
+    """A prompt about ``state``; its compact form is about one market, the ``focus``.
+
+    legal: the compact answers that the market accepts. schema: of the JSON that an answer must be;
+    None: any answer.
+    """
+
+    state: Json
+    focus: str
+    legal: tuple[str, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    schema: Json | None = None
+
+
+@value
+class Reading:
+    """action: the one that an answer names; None, with a ``problem``, where it names none."""
+
+    action: Json | None
+    problem: str = ""
+
+
+class AgentPrompter:
+    """Writes prompts in the model's template, and reads the actions in answers.
+
+    The template ``board`` asks in the compact words of ``rlforge.continuous.market.compact`` for an
+    answer of the model's extraction, every other one in prose for an action as JSON. A JSON action
+    is read wherever it stands in an answer: bare, in a code fence, in ``\\boxed{}``.
+
+    config: model, engine and learner, whose limits say how long a prompt may be; of a state in
+    prose as much is shown as fits. Raises ``ConfigError`` where the rules alone are too long.
+    extraction: the form of answers that prompts ask for. constrained: answers in prose are to be
+    one JSON action that the state allows.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        market: MarketConfig,
+        tokenizer: Tokenizer,
+        *,
+        constrained: bool = False,
+    ) -> None:
+        self._compact = Compact(market)
+        self._prompter, self._tokenizer = Prompter(tokenizer, config.prompts), tokenizer
+        self._prose: Template | None = None
+        self.extraction = asked_form(config.model)
+        if config.model.prompt_template != "board":
+            template = self._prompter.template(config.model.prompt_template)
+            texts = {name: getattr(template, name) for name in ("user", "later", "system")}
+            ours = {name: text.replace(ANY_GAME, _TRADER) for name, text in texts.items()}
+            self._prose = replace(template, **ours)
+        self._constrained = constrained and self._prose is not None
+        self._config, self._room = config, longest_prompt(config)
+        self._most = market.prompt_chars
+        world = World(market)
+        world.join("agent")
+        self.ask(world.state("agent"))  # fails here for a room that is too small
+
+    def ask(self, state: Json) -> Question:
+        """The prompt of an agent that sees ``state``.
+
+        Raises ``ConfigError`` where the room is too small for any state.
+        """
+        focus = self._compact.focus(state)
+        board, most = self._compact.text(state, focus), self._most
+        while True:
+            prose = prompt(state, most) if self._prose else ""
+            view = View(player_id=0, observation=prose, board=board)
+            if self._prose is None:
+                text, token_ids = self._prompter.encode(
+                    Form(template="board", extraction=self.extraction), view
+                )
+            else:
+                said = self._prose.messages(view, _REQUEST)
+                asked = self._prose.render(said, self._tokenizer)
+                text, token_ids = asked.text, self._prompter.ids(asked)
+            over = len(token_ids) - self._room
+            if over <= 0:
+                break
+            shown = len(describe(state, most))
+            if self._prose is None or (most is not None and most <= _LEAST_STATE):
+                raise self._too_long(len(token_ids))
+            # As many characters less as the tokens too many have, one at least.
+            most = max(_LEAST_STATE, shown - max(1, over * len(text) // len(token_ids)))
+        legal = self._compact.actions(state, focus)
+        return Question(
+            state=state,
+            focus=focus,
+            legal=legal,
+            text=text,
+            token_ids=token_ids,
+            schema=action_schema(state) if self._constrained else None,
+        )
+
+    def read(self, question: Question, answer: str) -> Reading:
+        """The action that ``answer`` names; the market may still refuse it."""
+        given = read(answer)
+        if given.action is not None or self._prose is not None:
+            return Reading(action=given.action, problem=given.feedback)
+        found = extract(self.extraction, answer, question.legal)
+        if not found.well_formed:
+            return Reading(action=None, problem=found.feedback)
+        if not is_compact(found.action):
+            return Reading(action=None, problem=given.feedback)
+        try:
+            action: Any = self._compact.action(found.action, question.state, question.focus)
+        except ActionError as error:
+            return Reading(action=None, problem=str(error))
+        return Reading(action=action)
+
+    def _too_long(self, tokens: int) -> ConfigError:
+        engine, key = self._config.engine, "engine.max_model_len"
+        have, answer = engine.max_model_len, engine.max_tokens
+        if (trained := self._config.learner.max_train_len) is not None and trained < have:
+            key, have = "learner.max_train_len", trained
+        return ConfigError(
+            f"{key}={have}: a prompt about the market has {tokens} tokens, and there is room for "
+            f"{self._room}, as an answer may have engine.max_tokens={answer}; raise it to "
+            f"{tokens + answer} or more"
+        )

@@ -1,0 +1,377 @@
+"""The market as its agents use it: they see a state, decide, and time passes in ticks.
+
+The right answers, the views of the news and the moves of the indices depend on the seed alone, so
+two worlds with one seed differ only by the actions of their agents.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+from rlforge.continuous.config.market import (
+    MAINTENANCE_MARGIN,
+    STARTING_BALANCE,
+    MarketConfig,
+    TraderKind,
+)
+from rlforge.continuous.market.accounts import Agent, Lengths, Perp, Shares, cents, dollars
+from rlforge.continuous.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
+from rlforge.continuous.market.books import Books, Receipt, Settled
+from rlforge.continuous.market.feed import Feed
+from rlforge.continuous.market.perpetuals import Perpetual
+from rlforge.continuous.market.positions import PerpDesk
+from rlforge.continuous.market.predictions import OTHER, PredictionMarket, YesNo, invented_question
+from rlforge.continuous.market.shares import ShareDesk
+from rlforge.errors import nearest
+
+#: Chance that an insider learns how a market ends or which way a ticker trends.
+TIP_CHANCE = 0.8
+#: Ticks between two funding payments.
+FUNDING_INTERVAL = 4
+#: Notes that an agent sees: on its settled trades, and those that its actions made.
+MEMORY_LENGTH = 6
+#: Own latest actions that an agent sees.
+RECENT_ACTIONS = 5
+#: Most characters in a post, comment or note.
+MAX_POST_LENGTH = 280
+
+
+class World:
+    """A market, its clock and its agents; it uses neither wall time nor global randomness.
+
+    Example:
+        >>> world = World(MarketConfig(), seed=0)
+        >>> world.join("agent-1")
+        >>> world.state("agent-1")["portfolio"]["balance"]
+        1000.0
+        >>> receipt = world.decide("agent-1", {"type": "NO_OP"})
+        >>> [settled.ticket == receipt.ticket for settled in world.tick()]
+        [True]
+    """
+
+    def __init__(self, config: MarketConfig, seed: int = 0, tip_chance: float = TIP_CHANCE) -> None:
+        self.config, self._tip_chance = config, tip_chance
+        self.books = Books(config)
+        self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
+        self._seed = seed
+        self._generators: dict[str, random.Random] = {}
+        self._news = self.generator("news", seed)
+        self._truth = self.generator("truth", seed)
+        self._feed = Feed(config, self._news)
+        self._tickets = self._opened = 0
+        for ticker in config.tickers:
+            rng = self.generator(f"index/{ticker}", seed)
+            self.books.perpetuals[ticker] = Perpetual(ticker, config, rng)
+        self._begin_episode()
+
+    def generator(self, name: str, seed: int) -> random.Random:
+        """A new source of chance for what ``name`` says, which ``reseed`` starts anew."""
+        made = self._generators[name] = random.Random(f"{seed}/{name}")
+        return made
+
+    def reseed(self, seed: int) -> None:
+        """Draw the chance events that are still to come from ``seed``."""
+        for name, generator in self._generators.items():
+            generator.seed(f"{seed}/{name}")
+
+    # ------------------------------------------------------------ for agents
+
+    def join(self, agent_id: str, kind: str | None = None) -> None:
+        """Open an account with the starting balance.
+
+        kind: of a scripted trader (insiders get tips); None for models and people. Raises
+        ``ValueError`` for an id that is taken by an agent or a news account.
+        """
+        if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
+            raise ValueError(f"the name {agent_id!r} is taken")
+        if kind is not None and kind not in (kinds := get_args(TraderKind)):
+            raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
+        lengths = Lengths(self.config.feed_length, MEMORY_LENGTH, RECENT_ACTIONS)
+        rng = self.generator(f"agent/{agent_id}", self._seed)
+        agent = Agent(agent_id, kind, rng, lengths)
+        self.books.agents[agent_id] = agent
+        self.books.endow(agent, cents(STARTING_BALANCE))
+        for market in self.books.predictions.values():
+            self._tip(agent, market.id, market.truth)
+        for perpetual in self.books.perpetuals.values():
+            self._tip(agent, perpetual.ticker, perpetual.trend)
+
+    def state(self, agent_id: str) -> dict[str, Any]:
+        """The current ``GameState`` of the agent; it is never changed afterwards."""
+        return game_state(self._agent(agent_id), self.books, self._shares, self._perps)
+
+    def decide(self, agent_id: str, action: Any) -> Receipt:
+        """Carry out an action; an invalid one changes nothing and the receipt says why.
+
+        Raises ``ValueError`` for an agent that has not joined.
+        """
+        agent = self._agent(agent_id)
+        self._tickets += 1
+        ticket = self._tickets
+        try:
+            checked = check_form(action)
+            self._check_length(checked.get(NOTE, ""), NOTE)
+            staked = self._carry_out(agent, ticket, checked)
+        except ActionError as error:
+            self.books.settle_unstaked(agent, ticket, invalid=True)
+            return Receipt(ticket=ticket, agent_id=agent_id, accepted=False, problem=str(error))
+        if not staked:
+            self.books.settle_unstaked(agent, ticket, invalid=False)
+        if NOTE in checked:
+            agent.notes.append({"kind": "own", "text": checked[NOTE], "minute": self.minute})
+        agent.recent.append({k: each for k, each in checked.items() if k not in (CONFIDENCE, NOTE)})
+        agent.unread = 0
+        return Receipt(ticket=ticket, agent_id=agent_id, accepted=True)
+
+    # ------------------------------------------------------------ for the caller that runs it
+
+    def tick(self) -> list[Settled]:
+        """Let one tick pass; returns the decisions settled since the last one, in order."""
+        books, config = self.books, self.config
+        books.tick += 1
+        for perpetual in books.perpetuals.values():
+            if perpetual.move():
+                self._tip_all(perpetual.ticker, perpetual.trend)
+        if books.tick % FUNDING_INTERVAL == 0:
+            self._perps.fund()
+        self._perps.liquidate()
+        for market in list(books.predictions.values()):
+            market.tick()
+            if market.closes <= books.tick:
+                self._shares.resolve(market)
+                for agent in books.agents.values():
+                    agent.tips.pop(market.id, None)
+        ending = books.tick % config.episode_ticks == 0
+        if ending:
+            self._perps.close_all()
+        self._perps.review(everything=ending)
+        if ending:
+            self._end_episode()
+            self._begin_episode()
+        else:
+            self._open_markets()
+        self._feed.report(
+            books.predictions.values(),
+            books.perpetuals.values(),
+            self.minute,
+            books.agents.values(),
+        )
+        return self.books.take_settled()
+
+    @property
+    def agent_ids(self) -> list[str]:
+        """All agents, in order of joining."""
+        return list(self.books.agents)
+
+    @property
+    def minute(self) -> float:
+        """The market's clock, from 0."""
+        return self.books.tick * self.config.tick_minutes
+
+    @property
+    def ticks(self) -> int:
+        """The number of ticks passed."""
+        return self.books.tick
+
+    def worth(self, agent_id: str) -> float:
+        """The agent's wealth in dollars: balance, shares at their price, positions."""
+        agent = self._agent(agent_id)
+        shares = sum(map(self._shares.worth, agent.shares.values()))
+        perps = sum(map(self._perps.worth, agent.perps.values()))
+        return dollars(agent.balance + shares + perps)
+
+    def episode_profits(self, agent_id: str) -> list[float]:
+        """The agent's profit in each finished episode, in dollars."""
+        return [dollars(profit) for profit in self._agent(agent_id).episode_profits]
+
+    def accounts(self) -> dict[str, int]:
+        """Cents by kind of account: agents, margins, pools, vault, fees, house. They sum to 0.
+
+        The house issues all money, so its balance is negative: it pays starting balances, the vault
+        and the subsidies of new markets, and takes what is left of them at the end.
+        """
+        return self.books.accounts()
+
+    # ------------------------------------------------------------ inside
+
+    def _agent(self, agent_id: str) -> Agent:
+        try:
+            return self.books.agents[agent_id]
+        except KeyError:
+            raise ValueError(f"no agent {agent_id!r} has joined") from None
+
+    def _carry_out(self, agent: Agent, ticket: int, action: Json) -> bool:
+        """Execute an action; returns whether money is at stake.
+
+        Raises ``ActionError`` before anything changes.
+        """
+        match action["type"]:
+            case "BUY_SHARES":
+                amount = cents(action["amount"])
+                self._shares.buy(agent, ticket, action["marketId"], action["outcome"], amount)
+            case "SELL_SHARES":
+                self._shares.sell(agent, ticket, action["positionId"], action["shares"])
+            case "OPEN_POSITION":
+                size, leverage = cents(action["size"]), action["leverage"]
+                self._perps.open(agent, ticket, action["ticker"], action["side"], size, leverage)
+            case "CLOSE_POSITION":
+                self._perps.close(agent, ticket, action["positionId"])
+            case "CREATE_POST" | "CREATE_COMMENT":
+                self._publish(agent, action)
+                return False
+            case "FOLLOW_USER":
+                self._follow(agent, action["userId"])
+                return False
+            case _:
+                return False
+        return True
+
+    def _publish(self, agent: Agent, action: Json) -> None:
+        content = action["content"]
+        self._check_length(content, "content")
+        reply_to = action.get("postId")
+        if reply_to is not None and reply_to not in self._feed:
+            raise ActionError(f"no post {reply_to!r} to comment on")
+        self._feed.post(
+            agent.id, content, self.minute, self.books.agents.values(), reply_to=reply_to
+        )
+
+    def _check_length(self, text: str, field: str) -> None:
+        if len(text) > MAX_POST_LENGTH:
+            raise ActionError(
+                f"{field} has {len(text)} characters; at most {MAX_POST_LENGTH} are allowed"
+            )
+
+    def _follow(self, agent: Agent, user: str) -> None:
+        if user == agent.id:
+            raise ActionError("you cannot follow yourself")
+        if user in agent.follows:
+            raise ActionError(f"you follow {user} already")
+        if user not in self.books.agents and user not in self.config.accounts:
+            raise ActionError(f"no user {user!r}{nearest(user, self.config.accounts)}")
+        agent.follows.add(user)
+
+    def _begin_episode(self) -> None:
+        self.books.fill_vault(cents(self.config.vault))
+        for agent in self.books.agents.values():
+            self.books.endow(agent, cents(STARTING_BALANCE))
+        self._open_markets()
+
+    def _end_episode(self) -> None:
+        for agent in self.books.agents.values():
+            profit = agent.balance - cents(STARTING_BALANCE)
+            agent.episode_profits.append(profit)
+            # What an agent uses up or gathers once would look like learning over the windows.
+            agent.follows.clear()
+            agent.trades = agent.wins = 0
+
+    def _open_markets(self) -> None:
+        """Open markets up to ``market.predictions``; they end with the episode at the latest."""
+        books, config = self.books, self.config
+        for _ in range(config.predictions - len(books.predictions)):
+            self._opened += 1
+            truth: YesNo = "YES" if self._truth.random() < 0.5 else "NO"
+            lifetime = self._truth.randint(config.min_lifetime, config.max_lifetime)
+            episode_end = (books.tick // config.episode_ticks + 1) * config.episode_ticks
+            market = PredictionMarket(
+                f"market-{self._opened}",
+                invented_question(self._truth),
+                truth,
+                {
+                    account: truth if self._truth.random() < right else OTHER[truth]
+                    for account, right in config.accounts.items()
+                },
+                cents(config.liquidity),
+                min(books.tick + lifetime, episode_end),
+            )
+            self._shares.open_market(market)
+            self._tip_all(market.id, truth)
+
+    def _tip_all(self, about: str, stance: str) -> None:
+        for agent in self.books.agents.values():
+            self._tip(agent, about, stance)
+
+    def _tip(self, agent: Agent, about: str, stance: str) -> None:
+        """Give an insider the truth as a tip, with probability ``tip_chance``."""
+        if agent.kind != "insider":
+            return
+        agent.tips.pop(about, None)
+        if agent.rng.random() < self._tip_chance:
+            agent.tips[about] = {
+                "kind": "tip",
+                "text": f"I was told that {about} is {stance}",
+                "about": about,
+                "stance": stance,
+                "minute": self.minute,
+            }
+
+
+def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:
+    """``GameState`` as JSON: everything an agent observes. Amounts are in dollars.
+
+    Newest posts, actions and notes come last. States share parts, which never change afterwards, so
+    that a state can be kept.
+    """
+    config, tick = books.config, books.tick
+    minutes = config.tick_minutes
+    to_funding = FUNDING_INTERVAL - tick % FUNDING_INTERVAL
+    positions = [
+        _shares(lot, shares.worth(lot), (tick - lot.opened) * minutes)
+        for lot in agent.shares.values()
+    ]
+    positions += [
+        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes, MAINTENANCE_MARGIN)
+        for perp in agent.perps.values()
+    ]
+    return {
+        "portfolio": {
+            "balance": dollars(agent.balance),
+            "positions": positions,
+            "lifetimePnL": dollars(agent.lifetime),
+        },
+        "markets": {
+            "predictions": [m.to_json(tick, minutes) for m in books.predictions.values()],
+            "perpetuals": [p.to_json(to_funding) for p in books.perpetuals.values()],
+        },
+        "social": {"feed": list(agent.feed), "unreadMessages": agent.unread},
+        "agent": {
+            "recentActions": list(agent.recent),
+            "memory": [*agent.tips.values(), *agent.notes],
+            "following": sorted(agent.follows),
+            "minute": tick * minutes,
+        },
+    }
+
+
+def _shares(lot: Shares, worth: int, minutes_held: float) -> dict[str, Any]:
+    return {
+        "id": lot.id,
+        "kind": "shares",
+        "marketId": lot.market_id,
+        "outcome": lot.outcome,
+        "shares": lot.units / 100,
+        "cost": dollars(lot.basis),
+        "value": dollars(worth),
+        "pnl": dollars(worth - lot.basis),
+        "minutesHeld": minutes_held,
+    }
+
+
+def _perp(perp: Perp, worth: int, minutes_held: float, maintenance: float) -> dict[str, Any]:
+    # The price at which margin plus profit equals the maintenance margin, before impact of closing.
+    room = perp.margin / perp.size - maintenance
+    return {
+        "id": perp.id,
+        "kind": "perpetual",
+        "ticker": perp.ticker,
+        "side": perp.side,
+        "size": dollars(perp.size),
+        "leverage": perp.leverage,
+        "entryPrice": dollars(perp.entry),
+        "liquidationPrice": round(max(0.0, perp.entry * (1 - perp.sign * room)) / 100, 2),
+        "margin": dollars(perp.margin),
+        "value": dollars(worth),
+        "pnl": dollars(worth - perp.paid),
+        "minutesHeld": minutes_held,
+    }

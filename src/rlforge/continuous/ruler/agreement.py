@@ -1,0 +1,166 @@
+"""How well scores agree with rewards, and with the true skill of agents."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from rlforge.continuous.decisions.records import Decision, TrainingWindow
+from rlforge.continuous.ruler.base import DecisionScorer
+from rlforge.continuous.ruler.pairs import generate_pairs
+from rlforge.types import value
+
+#: Most pairs compared; drawn by a fixed seed if there are more.
+_MOST_PAIRS = 200_000
+
+
+@value
+class Agreement:
+    """Scores against a truth.
+
+    kendall_tau: τ-b, which corrects for ties on either side (Kendall 1945), -1 to 1.
+    pairwise_accuracy: share of the pairs with different truths that the scores order alike; a pair
+    with equal scores counts as half. Both are None if there is nothing to compare.
+    pairs: number of pairs compared. items: decisions or agents with score and truth.
+    """
+
+    kendall_tau: float | None
+    pairwise_accuracy: float | None
+    pairs: int
+    items: int
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """The known figures, by name."""
+        found = {"kendall_tau": self.kendall_tau, "pairwise_accuracy": self.pairwise_accuracy}
+        return {f"{prefix}{name}": one for name, one in found.items() if one is not None}
+
+
+@value
+class ScorerReport:
+    """How a scorer agrees with rewards and skill on windows that it has not learned.
+
+    decisions: agreement with rewards inside each window, averaged by pairs. agents: mean score of
+    each agent over all windows against its true skill, None if that was not given.
+    agent_scores: those means. unscored: decisions without a score. windows: their number.
+    """
+
+    decisions: Agreement
+    agents: Agreement | None
+    agent_scores: Mapping[str, float]
+    unscored: int
+    windows: int
+
+    def metrics(self) -> dict[str, float]:
+        """The known figures, by name."""
+        return {
+            **self.decisions.metrics(""),
+            **(self.agents.metrics("skill_") if self.agents else {}),
+            "agreement_pairs": float(self.decisions.pairs),
+            "agreement_unscored": float(self.unscored),
+        }
+
+
+def agreement(
+    scores: Sequence[float | None], truths: Sequence[float | None], *, margin: float = 0.0
+) -> Agreement:
+    """Agreement over the items with a score and a truth; truths within ``margin`` are equal.
+
+    Example:
+        >>> agreement([0.9, 0.1, None], [2.0, 1.0, 3.0]).kendall_tau
+        1.0
+    """
+    known = [
+        (score, truth)
+        for score, truth in zip(scores, truths, strict=True)
+        if score is not None and truth is not None and math.isfinite(truth)
+    ]
+    given = np.array([score for score, _ in known])
+    pairs = generate_pairs(
+        [truth for _, truth in known], margin=margin, max_pairs=_MOST_PAIRS, seed=0
+    )
+    if not len(pairs):
+        return Agreement(kendall_tau=None, pairwise_accuracy=None, pairs=0, items=len(known))
+    ahead = given[pairs.better] - given[pairs.worse]
+    tau = float(kendalltau(given, [truth for _, truth in known]).statistic)
+    return Agreement(
+        kendall_tau=tau if math.isfinite(tau) else None,  # all scores are equal
+        pairwise_accuracy=float(np.mean((ahead > 0) + 0.5 * (ahead == 0))),
+        pairs=len(pairs),
+        items=len(known),
+    )
+
+
+def agent_means(decisions: Sequence[Decision], scores: Sequence[float | None]) -> dict[str, float]:
+    """The mean score of each agent with a scored decision."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for decision, score in zip(decisions, scores, strict=True):
+        if score is not None:
+            found[decision.agent_id].append(score)
+    return {agent: sum(own) / len(own) for agent, own in sorted(found.items())}
+
+
+def without_outcome(decision: Decision) -> Decision:
+    """The decision as it was when it was made, without reward, next state and result."""
+    return dataclasses.replace(decision, reward=None, next_state=None, result=None)
+
+
+async def examine(
+    scorer: DecisionScorer,
+    windows: Sequence[TrainingWindow],
+    *,
+    skill: Mapping[str, float] | None = None,
+    hide_outcomes: bool = True,
+    margin: float = 0.0,
+) -> ScorerReport:
+    """Score windows that the scorer has not learned, and compare with rewards and skill.
+
+    hide_outcomes: the scorer sees decisions without their outcome, so that its agreement with the
+    rewards is a forecast. Otherwise only the agreement with ``skill`` is meaningful.
+    skill: agent id -> true skill, higher is better. margin: rewards within it are equal.
+    """
+    all_decisions: list[Decision] = []
+    all_scores: list[float | None] = []
+    found: list[Agreement] = []
+    for window in windows:
+        shown = list(window.decisions)
+        if hide_outcomes:
+            shown = [without_outcome(decision) for decision in shown]
+        values = (await scorer.score(shown)).values
+        rewards = [decision.reward for decision in window.decisions]
+        found.append(agreement(values, rewards, margin=margin))
+        all_decisions += window.decisions
+        all_scores += values
+    means = agent_means(all_decisions, all_scores)
+    agents = None
+    if skill is not None:
+        agents = agreement(list(means.values()), [skill.get(agent) for agent in means])
+    return ScorerReport(
+        decisions=pooled(found),
+        agents=agents,
+        agent_scores=means,
+        unscored=sum(score is None for score in all_scores),
+        windows=len(windows),
+    )
+
+
+def pooled(found: Sequence[Agreement]) -> Agreement:
+    """The mean over windows, each weighted by its pairs."""
+    pairs = sum(one.pairs for one in found)
+
+    def mean(name: str) -> float | None:
+        known = [(getattr(one, name), one.pairs) for one in found]
+        known = [(figure, weight) for figure, weight in known if figure is not None]
+        weights = sum(weight for _, weight in known)
+        return sum(figure * weight for figure, weight in known) / weights if weights else None
+
+    return Agreement(
+        kendall_tau=mean("kendall_tau"),
+        pairwise_accuracy=mean("pairwise_accuracy"),
+        pairs=pairs,
+        items=sum(one.items for one in found),
+    )

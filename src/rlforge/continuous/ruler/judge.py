@@ -1,0 +1,363 @@
+"""Scores from a language model: one call scores a group of decisions relative to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import sqlite3
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from scipy.special import expit, logit
+
+from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
+from rlforge.continuous.decisions.records import Decision, TrainingWindow
+from rlforge.continuous.ruler.agreement import agreement, pooled
+from rlforge.continuous.ruler.base import (
+    NOT_JUDGED,
+    DecisionScores,
+    finished,
+    finite_rewards,
+    nothing_to_compare,
+    undecided,
+)
+from rlforge.continuous.ruler.features import STATE_ACTION
+from rlforge.continuous.ruler.judge_backends import JudgeBackend, estimated_tokens
+from rlforge.continuous.ruler.question import (
+    JudgeQuestion,
+    JudgeVerdict,
+    UnusableAnswerError,
+    ask,
+    read,
+)
+from rlforge.engines.openai import ChatError
+from rlforge.errors import RlforgeError
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 8.0
+#: Seconds before the second try; doubled with each further one.
+BACKOFF_S = 0.5
+
+#: After so many groups in a row without an answer the judge is down: the others are not asked.
+_DOWN_AFTER = 3
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS answers (
+    question TEXT PRIMARY KEY,
+    verdicts TEXT NOT NULL,
+    made TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+)"""
+
+
+class AnswerCache:
+    """Verdicts in SQLite: in the file ``path``, or in memory if that is None.
+
+    If the file is damaged or the disk is full, that is logged once and ``failed`` is set; from then
+    on nothing is stored or found.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self.failed = False
+
+    def get(self, backend: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
+        """The verdicts of ``backend`` on this question, or None."""
+        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(backend, question))
+        if not rows:
+            return None
+        kept: dict[str, tuple[float, str]] = json.loads(rows[0][0])
+        return {
+            name: JudgeVerdict(score=score, explanation=why) for name, (score, why) in kept.items()
+        }
+
+    def put(
+        self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
+    ) -> None:
+        """Keep verdicts; those given before to the same question are replaced."""
+        kept = json.dumps({name: [v.score, v.explanation] for name, v in verdicts.items()})
+        self._run(
+            "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)",
+            _key(backend, question),
+            kept,
+        )
+
+    def close(self) -> None:
+        """Close the file until it is used again. A cache in memory stays."""
+        if self._connection is not None and self._path is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _run(self, statement: str, *values: str) -> list[tuple[str]]:
+        if self.failed:
+            return []
+        try:
+            with self._open() as connection:
+                return connection.execute(statement, values).fetchall()
+        except (sqlite3.Error, OSError) as error:
+            self.failed = True
+            log.warning(
+                "judge cache %s cannot be used (%s); judging continues without it: remove the "
+                "file, or make room",
+                self._path or "in memory",
+                error,
+            )
+            return []
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+            connection.execute(_TABLE)
+            self._connection = connection
+        return self._connection
+
+
+def _key(backend: str, question: JudgeQuestion) -> str:
+    content = json.dumps([backend, question.messages], ensure_ascii=False)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+class UnscoredError(RlforgeError):
+    """A group stays unscored, for the reason given."""
+
+
+@value
+class GroupVerdict:
+    """Verdicts on the decisions at ``positions`` of a window; None if the group stays unscored."""
+
+    positions: tuple[int, ...]
+    verdicts: tuple[JudgeVerdict, ...] | None
+    reason: str = ""
+
+
+class JudgeBudget:
+    """Calls and tokens of judging one window, their limits, and whether the judge answers.
+
+    Before a call its greatest possible cost is reserved; the actual cost replaces it afterwards.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self.places = asyncio.Semaphore(config.max_concurrency)
+        self.calls = self.tokens = self.retries = self.cache_hits = 0
+        self.cost: float | None = None  # of the calls whose price is known, in dollars
+        self._silent_groups = 0
+        self.down: str | None = None
+
+    def reserve(self, question_tokens: int) -> int:
+        """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
+        reserved = question_tokens + self._config.max_answer_tokens
+        if self.calls >= self._config.max_calls:
+            raise UnscoredError(
+                f"ruler.judge.max_calls {self._config.max_calls} of this window are used up"
+            )
+        if self.tokens + reserved > self._config.max_tokens:
+            raise UnscoredError(
+                f"ruler.judge.max_tokens {self._config.max_tokens} of this window are used up"
+            )
+        self.calls += 1
+        self.tokens += reserved
+        return reserved
+
+    def charge(self, reserved: int, tokens: int, cost: float | None) -> None:
+        """Replace the reserved tokens of a call by those that it took. cost: in dollars."""
+        self.tokens += tokens - reserved
+        if cost is not None:
+            self.cost = (self.cost or 0.0) + cost
+
+    def answered(self) -> None:
+        """The judge has answered a call."""
+        self._silent_groups = 0
+
+    def failed(self, problem: str) -> None:
+        """A group got no answer; after ``_DOWN_AFTER`` of them in a row the judge is down."""
+        self._silent_groups += 1
+        if self._silent_groups >= _DOWN_AFTER:
+            self.down = problem
+
+
+class JudgeScorer:
+    """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
+
+    A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored: None
+    for each of its decisions, a warning in the log, a count in the metrics. ``ruler.temperature`` T
+    changes the judge's scores to sigmoid(logit(score) / T).
+    """
+
+    def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
+        self._config, self._backend, self._seed = config, backend, seed
+        self._given: dict[str, float | None] = {}  # scores of the last window, by decision
+        folder = Path(config.model_path) if config.model_path else None
+        self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
+
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
+        """See ``DecisionScorer``. Only decisions that may be learned from are judged, if there are
+        any: scripted traders' and the control's have no score, and count nowhere.
+        """
+        places = [i for i, one in enumerate(decisions) if one.metadata.learns]
+        if len(places) in (0, len(decisions)):
+            return await self._score(decisions)
+        found = await self._score([decisions[i] for i in places])
+        values: list[float | None] = [None] * len(decisions)
+        explanations = [NOT_JUDGED] * len(decisions)
+        for place, score, why in zip(places, found.values, found.explanations, strict=True):
+            values[place], explanations[place] = score, why
+        return DecisionScores(
+            values=tuple(values), explanations=tuple(explanations), metrics=found.metrics
+        )
+
+    async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
+        if reason := nothing_to_compare(decisions, self._config.min_agents):
+            return undecided(decisions, reason)
+        budget = JudgeBudget(self._config.judge)
+        groups = divide(decisions, self._config.judge)
+        verdicts = await asyncio.gather(
+            *(self._group([decisions[i] for i in group], group, budget) for group in groups)
+        )
+        values: list[float | None] = [None] * len(decisions)
+        explanations = [""] * len(decisions)
+        for group in verdicts:
+            for place, position in enumerate(group.positions):
+                if group.verdicts is None:
+                    explanations[position] = f"unscored: {group.reason}"
+                else:
+                    odds = logit(group.verdicts[place].score) / self._config.temperature
+                    values[position] = float(expit(odds))
+                    explanations[position] = group.verdicts[place].explanation
+        self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
+        return finished(decisions, values, explanations, self._metrics(budget, verdicts))
+
+    def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
+        """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
+        if self._config.features != STATE_ACTION:
+            return {}
+        found = []
+        for window in windows:
+            scores = [self._given.get(decision.id) for decision in window.decisions]
+            found.append(agreement(scores, finite_rewards(window.decisions)))
+        return pooled(found).metrics("forecast_")
+
+    async def close(self) -> None:
+        """See ``DecisionScorer``."""
+        await self._backend.close()
+        self._cache.close()
+
+    async def _group(
+        self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
+    ) -> GroupVerdict:
+        config = self._config
+        question = ask(group, config.judge, config.features, self._seed)
+        try:
+            found = await self._answer(question, budget)
+        except UnscoredError as error:
+            log.warning(
+                "window %s: %d decisions unscored: %s", group[0].window_id, len(group), error
+            )
+            return GroupVerdict(positions=positions, verdicts=None, reason=str(error))
+        by_place = {place: found[name] for name in question.ids for place in question.members[name]}
+        return GroupVerdict(
+            positions=positions, verdicts=tuple(by_place[place] for place in range(len(group)))
+        )
+
+    async def _answer(
+        self, question: JudgeQuestion, budget: JudgeBudget
+    ) -> Mapping[str, JudgeVerdict]:
+        """The verdicts on a question. Raises UnscoredError without a usable answer."""
+        if len(question.ids) == 1:
+            alike = JudgeVerdict(
+                score=0.5, explanation="nothing to compare: the group is all alike"
+            )
+            return {question.ids[0]: alike}
+        if (kept := self._cache.get(self._backend.name, question)) is not None:
+            budget.cache_hits += 1
+            return kept
+        async with budget.places:
+            verdicts = await self._asked(question, budget)
+        self._cache.put(self._backend.name, question, verdicts)
+        return verdicts
+
+    async def _asked(
+        self, question: JudgeQuestion, budget: JudgeBudget
+    ) -> Mapping[str, JudgeVerdict]:
+        """Ask until an answer is usable; raises UnscoredError after the last try."""
+        config, messages, tries, silent = self._config.judge, question.messages, 0, True
+        while True:
+            if budget.down is not None:
+                raise UnscoredError(f"the judge is down: {budget.down}")
+            reserved = budget.reserve(estimated_tokens(messages))
+            try:
+                reply = await self._backend.answer(messages, question.schema)
+            except ChatError as error:
+                # Endpoints charge for answers only, also for those without text.
+                budget.charge(reserved, error.tokens, error.cost)
+                if error.kind == "form":
+                    continue  # with the next of three forms
+                problem, again = str(error), error.kind == "again"
+                pause = max(error.wait_s, min(_LONGEST_PAUSE_S, BACKOFF_S * 2**tries))
+                if error.kind == "refused":
+                    budget.down = problem
+                elif silent and (error.kind == "spent" or (again and tries == config.retries)):
+                    budget.failed(problem)
+            else:
+                tokens = reply.tokens or estimated_tokens(messages, reply.text)
+                budget.charge(reserved, tokens, reply.cost)
+                budget.answered()
+                silent = False
+                try:
+                    return read(reply.text, question.ids)
+                except UnusableAnswerError as error:
+                    problem, again = f"the judge's answer cannot be used: {error}", True
+                    if reply.finish_reason == "length":
+                        problem += (
+                            "; it was cut at ruler.judge.max_answer_tokens="
+                            f"{config.max_answer_tokens}"
+                        )
+                    messages, pause = question.again(str(error)), 0.0
+            tries += 1
+            if not again or tries > config.retries:
+                raise UnscoredError(f"{problem} (tried {tries} times)")
+            budget.retries += 1
+            await asyncio.sleep(pause)
+
+    def _metrics(self, budget: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
+        failed = sum(group.verdicts is None for group in groups)
+        cost = {} if budget.cost is None else {"judge_cost": budget.cost}
+        return cost | {
+            "judge_groups": float(len(groups)),
+            "judge_failed_groups": float(failed),
+            "judge_calls": float(budget.calls),
+            "judge_tokens": float(budget.tokens),
+            "judge_retries": float(budget.retries),
+            "judge_cache_hits": float(budget.cache_hits),
+            "judge_cache_failed": float(self._cache.failed),
+        }
+
+
+def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
+    """Positions of the decisions that are judged together, in groups of about the same size.
+
+    ``time``: neighbours in time, which see nearly the same market. ``agent``: neighbours in time of
+    one agent. No group is larger than ``config.group_size``.
+    """
+    by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
+    if config.group_by == "time":
+        return _evenly(by_time, config.group_size)
+    by_agent = sorted(by_time, key=lambda i: decisions[i].agent_id)
+    return [
+        group
+        for _, own in groupby(by_agent, key=lambda i: decisions[i].agent_id)
+        for group in _evenly(list(own), config.group_size)
+    ]
+
+
+def _evenly(positions: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    count = -(-len(positions) // most)
+    ends = [len(positions) * k // count for k in range(count + 1)]
+    return [tuple(positions[start:end]) for start, end in pairwise(ends)]

@@ -1,0 +1,177 @@
+"""The models that answer a judge's question: behind an HTTP endpoint, or in the run's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlforge.config.schema import ApiConfig
+from rlforge.continuous.config.ruler import JudgeConfig
+from rlforge.continuous.ruler.question import asked_ids, each_in_turn
+from rlforge.engines.base import Generator
+from rlforge.engines.grammars import json_grammar
+from rlforge.engines.openai import (
+    ChatClient,
+    ChatError,
+    ChatReply,
+    ChatTooLongError,
+    Endpoint,
+    check_api,
+)
+from rlforge.errors import ConfigError, EngineDeadError, EngineError
+from rlforge.games.encoding import Encoder
+from rlforge.games.markup import Markup, Message, Tokenizer, by_chat_template
+from rlforge.types import PolicyRef, SamplingParams, value
+
+#: Characters per token for estimates; low, so that estimates are high.
+_CHARS_PER_TOKEN = 3
+
+#: How a model without chat template is asked.
+_WITHOUT_CHAT = Markup(user="{content}\n\n", assistant="Answer:{content}")
+
+
+class JudgeBackend(Protocol):
+    """A chat model that answers in one call."""
+
+    @property
+    def name(self) -> str:
+        """Model and address, without keys: part of the cache key of answers."""
+
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
+        """The model's answer, JSON of ``schema`` if it can comply. Raises ChatError."""
+
+    async def close(self) -> None:
+        """Close connections."""
+
+
+def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:
+    """An upper estimate of a conversation's tokens by its length."""
+    length = sum(len(message["content"]) for message in messages) + len(answer)
+    return length // _CHARS_PER_TOKEN + 8 * len(messages)
+
+
+@value
+class LocalModel:
+    """A model served by the run's own engine, and its tokenizer."""
+
+    generator: Generator
+    tokenizer: Tokenizer
+    policy: PolicyRef
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class LocalJudge:
+    """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
+
+    Its answers keep to a grammar: a short explanation and a score for each decision, in the order
+    of the question.
+    """
+
+    def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
+        self._model = model
+        self._encoder = Encoder(model.tokenizer)
+        self._params = SamplingParams(
+            temperature=config.sampling_temperature or 0.0,
+            max_tokens=config.max_answer_tokens,
+            stop_token_ids=model.stop_token_ids,
+        )
+        self._timeout_s = config.timeout_s
+
+    @property
+    def name(self) -> str:
+        """See ``JudgeBackend``."""
+        policy = self._model.policy
+        return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
+
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
+        """See ``JudgeBackend``."""
+        model = self._model
+        if model.tokenizer.chat_template:
+            asked = by_chat_template(messages, "", model.tokenizer)
+        else:
+            asked = _WITHOUT_CHAT.render(messages, "")
+        prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
+        ids = asked_ids(schema)
+        # An explanation has room for half of an entry's tokens, at one character a token or more.
+        letters = self._params.max_tokens // (2 * len(ids))
+        grammar = json_grammar(each_in_turn(ids, letters))
+        params = dataclasses.replace(self._params, grammar=grammar)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                completion = await model.generator.generate(prompt, params, model.policy)
+        except TimeoutError as error:
+            message = f"no answer within ruler.judge.timeout_s {self._timeout_s:g} s"
+            raise ChatError(message, "again") from error
+        except EngineDeadError as error:
+            raise ChatError(str(error), "refused") from error
+        except EngineError as error:
+            raise ChatError(str(error), "rejected") from error
+        return ChatReply(text=completion.text, tokens=len(prompt) + len(completion.token_ids))
+
+    async def close(self) -> None:
+        """The engine belongs to the caller."""
+
+
+#: Forms of an answer, the strictest first.
+FORMS = ("json_schema", "json_object", "text")
+
+
+def check_endpoint(config: JudgeConfig) -> Endpoint:
+    """Where ``ruler.judge.model`` answers. Raises ConfigError for a bad name or a missing key."""
+    try:
+        return check_api(config.model, ApiConfig(), config.base_url)
+    except ConfigError as error:
+        raise ConfigError(f"ruler.judge.model={config.model}: {error}") from None
+
+
+class ApiJudge:
+    """A judge behind an OpenAI-compatible endpoint. The key is never part of a message."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config, self._endpoint = config, check_endpoint(config)
+        # Each try is paid for from the budget of ``JudgeScorer``, so the client makes only one.
+        self._client = ChatClient(
+            "ruler.judge", timeout_s=config.timeout_s, retries=0, limit="max_answer_tokens"
+        )
+        self._form = self._accepted = 0
+
+    @property
+    def name(self) -> str:
+        """See ``JudgeBackend``."""
+        return str(self._endpoint)
+
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
+        """See ``JudgeBackend``. Once a form was accepted, stricter ones are not asked for again."""
+        config, form = self._config, self._form
+        try:
+            reply = await self._client.chat(
+                self._endpoint,
+                messages,
+                max_tokens=config.max_answer_tokens,
+                temperature=config.sampling_temperature,
+                **_form_options(FORMS[form], schema),
+            )
+        except ChatError as error:
+            if error.kind != "rejected" or isinstance(error, ChatTooLongError):
+                raise
+            if form + 1 < len(FORMS):
+                self._form = max(self._form, form + 1)
+                raise ChatError(str(error), "form") from error
+            self._form = self._accepted  # the form was not the reason
+            raise
+        self._accepted = form
+        return reply
+
+    async def close(self) -> None:
+        """See ``JudgeBackend``."""
+        await self._client.close()
+
+
+def _form_options(form: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a request that ask for an answer in ``form``."""
+    if form == "json_schema":
+        named = {"name": "scores", "strict": True, "schema": dict(schema)}
+        return {"response_format": {"type": form, form: named}}
+    return {"response_format": {"type": form}} if form == "json_object" else {}

@@ -1,0 +1,171 @@
+"""Base of the preference and the regression scorer, which learn from past windows."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rlforge.continuous.config.ruler import RulerConfig
+from rlforge.continuous.decisions.records import Decision, TrainingWindow
+from rlforge.continuous.ruler.agreement import agreement, pooled
+from rlforge.continuous.ruler.base import (
+    DecisionScores,
+    finished,
+    finite_rewards,
+    nothing_to_compare,
+    undecided,
+    unscored,
+)
+from rlforge.continuous.ruler.features import STATE_ACTION, feature_names, featurize
+from rlforge.continuous.ruler.memory import WindowMemory
+from rlforge.continuous.ruler.pairs import Floats
+from rlforge.errors import CheckpointError
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+#: Decisions remembered of each window; drawn by seed where there are more.
+MEMORY_ROWS = 1000
+
+
+@value
+class Judgement:
+    """A value and an explanation per decision, and metrics of the model and its data."""
+
+    values: Floats
+    explanations: Sequence[str]
+    metrics: Mapping[str, float]
+
+
+@value
+class FeatureScale:
+    """Mean and standard deviation of each feature (1 for constant features)."""
+
+    mean: Floats
+    deviation: Floats
+
+    @classmethod
+    def of(cls, features: Floats) -> FeatureScale:
+        """The scale of rows of features."""
+        deviation = features.std(axis=0)
+        return cls(mean=features.mean(axis=0), deviation=np.where(deviation > 1e-9, deviation, 1.0))
+
+    def standardise(self, features: Floats) -> Floats:
+        """The features in units of the deviation, less the mean."""
+        scaled: Floats = (features - self.mean) / self.deviation
+        return scaled
+
+
+class LearnedScorer(abc.ABC):
+    """A model over features, fitted to the windows in its memory.
+
+    With ``ruler.model_path`` the memory is read from there and written back after a window was
+    learned. Before the first window, decisions are scored by the window's own outcomes; without
+    outcomes they stay unscored.
+    """
+
+    #: Name of the state file under ``ruler.model_path``.
+    file_name: ClassVar[str]
+
+    def __init__(self, config: RulerConfig, *, seed: int = 0) -> None:
+        self.config, self.seed = config, seed
+        self.memory = WindowMemory(
+            feature_names(config.features),
+            windows=config.memory_windows,
+            rows=MEMORY_ROWS,
+            seed=seed,
+        )
+        self._path = Path(config.model_path) / self.file_name if config.model_path else None
+        if self._path is not None and self._path.is_file():
+            self.memory.load(self._path)
+        self._fitted = False
+        self._unsaved = False
+
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
+        """See ``DecisionScorer``."""
+        return self.score_now(decisions)
+
+    def score_now(self, decisions: Sequence[Decision]) -> DecisionScores:
+        """``score`` without an event loop."""
+        if reason := nothing_to_compare(decisions, self.config.min_agents):
+            return undecided(decisions, reason)
+        rewards = finite_rewards(decisions)
+        judged = self.judge(featurize(decisions, self.config.features), rewards)
+        metrics = {"learned_windows": float(len(self.memory.windows))}
+        if judged is None:
+            reason = "no window was learned so far, and too few outcomes of this one are known"
+            return unscored(decisions, reason, metrics)
+        values = [float(score) for score in judged.values]
+        return finished(decisions, values, judged.explanations, {**metrics, **judged.metrics})
+
+    def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
+        """See ``DecisionScorer``. The state file is replaced in one step.
+
+        If it cannot be written (``state_saved`` 0), that is logged, the windows stay in memory, and
+        the next call tries again.
+        """
+        added, forecasts = 0, []
+        self._fit_once()
+        for window in windows:
+            if self.memory.knows(window.id):
+                continue
+            features, rewards = self._known(window)
+            if self.config.features == STATE_ACTION and len(features) > 1:
+                # Scores without these outcomes, which are in no other features.
+                judged = self.judge(features, [None] * len(features))
+                if judged is not None:
+                    forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
+            added += self.memory.add(window.id, features, rewards)
+        self._fitted &= not added
+        self._unsaved |= added > 0 and self._path is not None
+        if self._path is not None and self._unsaved:
+            try:
+                self.memory.save(self._path)
+                self._unsaved = False
+            except CheckpointError as error:
+                log.error("%s", error)
+        return {
+            "learned_windows": float(len(self.memory.windows)),
+            "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),
+            "newly_learned": float(added),
+            "state_saved": float(not self._unsaved),
+            **pooled(forecasts).metrics("forecast_"),
+        }
+
+    async def close(self) -> None:  # noqa: B027  # most scorers have no connections
+        """See ``DecisionScorer``; there are no connections."""
+
+    def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
+        """Features and rewards of the decisions whose reward is known."""
+        rewards = finite_rewards(window.decisions)
+        known = [place for place, reward in enumerate(rewards) if reward is not None]
+        shown = [window.decisions[place] for place in known]
+        return featurize(shown, self.config.features), np.array(
+            [rewards[place] for place in known], dtype=np.float64
+        )
+
+    def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        """Score rows of features, shape [n, features], by the model of the whole memory.
+
+        None without a model and enough rewards.
+        """
+        self._fit_once()
+        return self._judge(features, rewards)
+
+    def _fit_once(self) -> None:
+        if not self._fitted:
+            self._fit(self.memory)
+            self._fitted = True
+
+    @abc.abstractmethod
+    def _fit(self, memory: WindowMemory) -> None:
+        """Fit the model to all of ``memory``, or drop it if there is too little to learn from."""
+
+    @abc.abstractmethod
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        """See ``judge``; the model is fitted."""

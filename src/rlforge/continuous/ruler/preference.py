@@ -1,0 +1,111 @@
+"""The preference scorer: it learns from pairs within windows which decision is better."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
+from rlforge.continuous.ruler.learned import FeatureScale, Judgement, LearnedScorer
+from rlforge.continuous.ruler.memory import WindowMemory
+from rlforge.continuous.ruler.pairs import (
+    MAX_PAIRS,
+    Floats,
+    Pairs,
+    expected_wins,
+    fit_strengths,
+    generate_pairs,
+)
+
+#: Weight of the L2 penalty on the learned weights (of standardised features).
+L2 = 1.0
+#: Weight of the learned model against the pairs of the scored window; 1: as much as all pairs of an
+#: average decision.
+MODEL_WEIGHT = 2.0
+_NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.intp))
+
+
+class PreferenceScorer(LearnedScorer):
+    """Bradley-Terry strengths (Bradley and Terry 1952) of decisions.
+
+    The learned part is linear, s(x) = w·x, so that P(x beats y) = sigmoid(w·(x - y)): logistic
+    regression on feature differences of the pairs of past windows, without an intercept. In the
+    window to be scored every decision starts at its learned strength, and the pairs of the
+    window's own outcomes change it (``fit_strengths``). Its score is the chance to beat a random
+    other decision of the window at ``ruler.temperature``.
+    """
+
+    file_name = "preference.npz"
+    _weights: Floats | None = None
+    _scale: FeatureScale | None = None
+    _learned_pairs = 0
+
+    @property
+    def weights(self) -> Floats | None:
+        """Weights of the standardised features; None before there are enough pairs."""
+        self._fit_once()
+        return self._weights
+
+    def _fit(self, memory: WindowMemory) -> None:
+        self._weights = self._scale = None
+        self._learned_pairs = 0
+        if not memory.windows:
+            return
+        scale = FeatureScale.of(np.concatenate([window.features for window in memory.windows]))
+        differences = []
+        for window in memory.windows:
+            pairs = self._pairs(window.rewards.tolist(), window.id)
+            rows = scale.standardise(window.features)
+            differences.append(rows[pairs.better] - rows[pairs.worse])
+        rows = np.concatenate(differences)
+        self._learned_pairs = len(rows)
+        if self._learned_pairs < 2:
+            return
+        # The solver needs two classes; without an intercept a pair equals its mirror image.
+        mirrored = np.arange(len(rows)) % 2 == 1
+        rows[mirrored] *= -1
+        # Newton's method suits few features and many pairs, and converges where lbfgs does not.
+        model = LogisticRegression(C=1.0 / L2, fit_intercept=False, solver="newton-cholesky")
+        model.fit(rows, ~mirrored)
+        self._weights, self._scale = model.coef_[0], scale
+
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        own = self.config.preference.window_pairs
+        pairs = self._pairs(rewards, "") if own else _NO_PAIRS
+        if self._weights is None and not len(pairs):
+            return None
+        # Each feature's part of each strength, [n, features].
+        contributions: Floats = np.zeros_like(features)
+        if self._weights is not None and self._scale is not None:
+            contributions = self._scale.standardise(features) * self._weights
+        learned = contributions.sum(axis=1)
+        games = 2 * len(pairs) / len(learned)  # of a decision, on average
+        strengths = fit_strengths(pairs, learned, prior_games=games * MODEL_WEIGHT)
+        won, lost = (
+            np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
+        )
+        return Judgement(
+            values=expected_wins(strengths, self.config.temperature),
+            explanations=[
+                self._explain(strengths[i], contributions[i], int(won[i]), int(lost[i]))
+                for i in range(len(learned))
+            ],
+            metrics={"pairs": float(len(pairs)), "learned_pairs": float(self._learned_pairs)},
+        )
+
+    def _pairs(self, rewards: Sequence[float | None], salt: str) -> Pairs:
+        return generate_pairs(
+            rewards,
+            margin=self.config.preference.margin,
+            max_pairs=MAX_PAIRS,
+            seed=self.seed ^ zlib.crc32(salt.encode()),
+        )
+
+    def _explain(self, strength: float, added: Floats, won: int, lost: int) -> str:
+        most = np.argsort(-np.abs(added))[:3]
+        parts = [f"{self.memory.names[i]} {added[i]:+.2f}" for i in most if abs(added[i]) > 0.005]
+        if won or lost:
+            parts.append(f"won {won} and lost {lost} comparisons")
+        return f"strength {strength:+.2f}: {', '.join(parts) or 'nothing stands out'}"

@@ -1,0 +1,138 @@
+"""Finds a running service and makes its admin calls, from other processes.
+
+Where no service runs, ``stage`` records a deployment for the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rlforge.config.rules import Address
+from rlforge.continuous.serving.adapter import checkpoint_of
+from rlforge.continuous.serving.journal import Journal
+from rlforge.continuous.serving.records import Deployment
+from rlforge.continuous.serving.tokens import read_admin_token
+from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.system.locks import RunLock
+from rlforge.system.network import check_proxies, on_loopback, through, without_credentials
+
+STATE_DIR = "deployments"
+"""Name of a service's state folder, in its run or else in the working directory."""
+
+ADDRESS_FILE = "service.json"
+"""File in the state folder with the address of the service that runs there."""
+
+#: Seconds to connect to a service; its answer has no time limit.
+_CONNECT_S = 5.0
+
+
+def state_folder(given: Path | None, run: Path | None = None) -> Path:
+    """``given`` or the state folder in it; else that of ``run``, or of the working directory."""
+    if given is not None:
+        return given / STATE_DIR if (given / STATE_DIR).is_dir() else given
+    if run is not None and (run / STATE_DIR).is_dir():
+        return run / STATE_DIR
+    return Path(STATE_DIR)
+
+
+def running_at(state_dir: Path) -> str | None:
+    """The address of the service that runs on ``state_dir``; None where none runs.
+
+    Raises DeploymentError where no service was ever started, or it does not answer yet.
+    """
+    if not (state_dir / RunLock.FILE).is_file():
+        raise DeploymentError(
+            f"{state_dir}: no service was ever started here; start one with rlforge serve, or name "
+            "its folder with --state or its address with --url"
+        )
+    lock = RunLock(state_dir)
+    try:
+        lock.acquire()
+    except RunError as owned:
+        try:
+            return str(json.loads((state_dir / ADDRESS_FILE).read_text())["url"])
+        except (OSError, ValueError, KeyError) as error:
+            raise DeploymentError(f"{owned}; it does not answer requests yet") from error
+    lock.release()
+    return None
+
+
+class AdminClient:
+    """Admin calls to the service at ``url``, with the administrators' token of ``state_dir``."""
+
+    def __init__(self, url: str, state_dir: Path) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._shown = without_credentials(self._url)
+        if problem := Address().problem(url):
+            raise ConfigError(f"the service's address {self._shown} {problem}")
+        self._token = read_admin_token(state_dir)
+
+    def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
+        """Deploy, and return the deployment when it has ended."""
+        body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
+        return self._call("POST", "/admin/deploy", body, "uid")
+
+    def rollback(self) -> dict[str, Any]:
+        """Roll back, and return the deployment that is served then."""
+        return self._call("POST", "/admin/rollback", {}, "uid")
+
+    def deployments(self) -> dict[str, Any]:
+        """``current``, ``trial`` and all ``deployments``."""
+        return self._call("GET", "/admin/deployments", None, "deployments")
+
+    def _call(
+        self, method: str, path: str, body: dict[str, str] | None, key: str
+    ) -> dict[str, Any]:
+        """The service's answer; key: one that it has unless it is an error."""
+        trusted = not on_loopback(self._url)
+        if trusted:
+            check_proxies()
+        try:
+            answer = httpx.request(
+                method,
+                f"{self._url}{path}",
+                json=body,
+                headers={"authorization": f"Bearer {self._token}"},
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                trust_env=trusted,
+            )
+            content = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RunError(
+                f"no service answers at {self._shown}{through(self._url)}: "
+                f"{error or type(error).__name__}"
+            ) from error
+        if isinstance(content, dict):
+            if key in content:
+                return content
+            if isinstance(said := content.get("error"), dict) and "message" in said:
+                if answer.status_code == 401:
+                    raise ConfigError(f"{self._shown} refuses the token: {said['message']}")
+                raise DeploymentError(said["message"])
+        raise RunError(
+            f"what answers at {self._shown} is no service of rlforge (HTTP status "
+            f"{answer.status_code}); check the address"
+        )
+
+
+def stage(folder: Path, source: Path, strategy: str) -> Deployment:
+    """Record an adapter for the next service that starts on ``folder`` to deploy.
+
+    Raises RunError when one runs there now, DeploymentError when none ever did, or ``source`` has
+    no weights.
+    """
+    checkpoint = checkpoint_of(source)
+    with RunLock(folder):
+        journal = Journal(folder)
+        try:
+            if not journal.history():
+                raise DeploymentError(f"{folder}: no service was ever started here")
+            return journal.begin(
+                checkpoint.path or "", strategy=strategy, updates=checkpoint.version, phase="staged"
+            )
+        finally:
+            journal.close()

@@ -1,0 +1,307 @@
+"""The state of a service in SQLite: deployments, which of them are served, outcomes of trials.
+
+Places in the state's folder, and in the run that holds it, are stored relative to them, so that a
+run can be moved and copied with its state. Every change is one transaction, on disk when the call
+returns (write-ahead log, ``synchronous=FULL``). The table ``live`` is a stack: the top is served,
+the others were served before it. Only verified versions are pushed, so the top is always the last
+verified version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.continuous.serving.records import UNDER_WAY, Check, Deployment, Phase, TrialOutcome
+from rlforge.errors import DeploymentError
+from rlforge.system.files import atomic_path
+
+log = logging.getLogger(__name__)
+
+FILE = "state.sqlite"
+VERSIONS = "versions"
+"""Folder of the service's own copies of adapters."""
+
+BACKUP = "state.backup.sqlite"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS deployments (
+    number INTEGER PRIMARY KEY, phase TEXT NOT NULL, strategy TEXT NOT NULL, source TEXT NOT NULL,
+    path TEXT, version INTEGER NOT NULL, created_at REAL NOT NULL, changed_at REAL NOT NULL,
+    checks TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS live (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT NULL REFERENCES deployments);
+CREATE TABLE IF NOT EXISTS outcomes (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, trial INTEGER NOT NULL REFERENCES deployments,
+    arm TEXT NOT NULL, reward REAL NOT NULL, key TEXT UNIQUE, at REAL NOT NULL,
+    cluster TEXT, stage TEXT);
+"""
+
+
+_HISTORY = "SELECT * FROM deployments ORDER BY number"
+_MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?"
+
+
+class Journal:
+    """The state in ``folder``, which the caller has locked; any thread may call.
+
+    database: the open file; changes to it go through the methods.
+    Methods that write raise DeploymentError when the file cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / FILE
+        self._lock = threading.Lock()
+        self.database = _open(folder)
+
+    # ------------------------------------------------------------ deployments
+
+    def begin(
+        self, source: str, *, strategy: str, updates: int = 0, phase: Phase = "verifying"
+    ) -> Deployment:
+        """Add a deployment; the first one has number 0."""
+        now, root = time.time(), self._folder.absolute().parent
+        if Path(source).is_relative_to(root):
+            source = Path(source).relative_to(root).as_posix()
+        with self._transaction() as database:
+            (number,) = database.execute(
+                "SELECT COALESCE(MAX(number) + 1, 0) FROM deployments"
+            ).fetchone()
+            database.execute(
+                "INSERT INTO deployments VALUES (?, ?, ?, ?, NULL, ?, ?, ?, '[]', '')",
+                (number, phase, strategy, source, updates, now, now),
+            )
+        return self.deployment(number)
+
+    def advance(
+        self,
+        number: int,
+        phase: Phase,
+        *,
+        path: str | None = None,
+        checks: Sequence[Check] | None = None,
+        reason: str | None = None,
+    ) -> Deployment:
+        """Set the phase of a deployment, and those of the other facts that are given.
+
+        path: of the service's copy, in ``VERSIONS``.
+        """
+        path = path and Path(path).name
+        found = None
+        if checks is not None:
+            found = json.dumps([[check.name, check.passed, check.detail] for check in checks])
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
+                "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ?",
+                (phase, time.time(), path, found, reason, number),
+            )
+        return self.deployment(number)
+
+    def promote(self, number: int) -> Deployment:
+        """Make a verified version live; the live one becomes a former one."""
+        with self._transaction() as database:
+            database.execute("UPDATE deployments SET phase = 'former' WHERE phase = 'live'")
+            database.execute(_MAKE_LIVE, (time.time(), number))
+            database.execute("INSERT INTO live (number) VALUES (?)", (number,))
+        return self.deployment(number)
+
+    def go_back_to(self, number: int, reason: str) -> Deployment:
+        """Make the former version ``number`` live again; those above it are rolled back."""
+        now = time.time()
+        with self._transaction() as database:
+            (place,) = database.execute(
+                "SELECT MAX(place) FROM live WHERE number = ?", (number,)
+            ).fetchone()
+            database.execute(
+                "UPDATE deployments SET phase = 'rolled_back', reason = ?, changed_at = ? "
+                "WHERE number IN (SELECT number FROM live WHERE place > ?)",
+                (reason, now, place),
+            )
+            database.execute("DELETE FROM live WHERE place > ?", (place,))
+            database.execute(_MAKE_LIVE, (now, number))
+        return self.deployment(number)
+
+    def forget_former(self, keep: int) -> None:
+        """Keep only the newest ``keep`` former versions, and the base, to roll back to."""
+        kept = [d.number for d in self.live()[: keep + 1]]
+        marks = ",".join("?" * len(kept))
+        with self._transaction() as database:
+            database.execute(
+                f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})", kept
+            )
+
+    def interrupt(self) -> list[Deployment]:
+        """End the deployments that an earlier process left under way; returns them."""
+        return [
+            self.advance(d.number, "interrupted", reason=f"the service ended while {d.phase}")
+            for d in self.history()
+            if d.phase in UNDER_WAY
+        ]
+
+    def deployment(self, number: int) -> Deployment:
+        """One deployment. Raises DeploymentError for an unknown number."""
+        found = self._read("SELECT * FROM deployments WHERE number = ?", number)
+        if not found:
+            raise DeploymentError(f"{self._file} knows no deployment {number}")
+        return found[0]
+
+    def history(self) -> list[Deployment]:
+        """All deployments, oldest first."""
+        return self._read(_HISTORY)
+
+    def live(self) -> list[Deployment]:
+        """The version that is served, then the former ones, newest first."""
+        return self._read(
+            "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
+        )
+
+    def _read(self, query: str, *values: int) -> list[Deployment]:
+        with self._lock:
+            rows = self.database.execute(query, values).fetchall()
+        return [_deployment(row, self._folder) for row in rows]
+
+    # ------------------------------------------------------------ outcomes
+
+    def add_outcome(self, trial: int, outcome: TrialOutcome, key: str | None) -> bool:
+        """Add an outcome; False where one with this ``key`` exists."""
+        with self._transaction() as database:
+            added = database.execute(
+                "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                (
+                    *(trial, outcome.arm, outcome.reward, key, time.time()),
+                    *(outcome.cluster, outcome.stage),
+                ),
+            )
+            return added.rowcount == 1
+
+    def outcomes(self, trial: int) -> list[TrialOutcome]:
+        """Outcomes of a trial in order of their arrival."""
+        with self._lock:
+            rows = self.database.execute(
+                "SELECT arm, reward, cluster, stage FROM outcomes WHERE trial = ? ORDER BY place",
+                (trial,),
+            ).fetchall()
+        return [TrialOutcome(**row) for row in rows]
+
+    # ------------------------------------------------------------ the file
+
+    def back_up(self) -> None:
+        """Copy the file, to be used when it is damaged; after a failure the older copy stays."""
+        try:
+            with (
+                atomic_path(self._file.with_name(BACKUP), durable=True) as work,
+                self._lock,
+                contextlib.closing(sqlite3.connect(work)) as copy,
+            ):
+                self.database.backup(copy)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("no copy of %s was made: %s", self._file, error)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self.database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: on disk at the end of the block, undone after an error."""
+        with self._lock:
+            try:
+                self.database.execute("BEGIN IMMEDIATE")
+                yield self.database
+                self.database.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise DeploymentError(f"{self._file} cannot be written: {error}") from error
+            finally:
+                if self.database.in_transaction:
+                    self.database.execute("ROLLBACK")
+
+
+def read_history(folder: Path) -> list[Deployment]:
+    """The deployments of a service, running or not; empty where no service ever ran.
+
+    Raises DeploymentError when the file cannot be read.
+    """
+    if not (folder / FILE).is_file():
+        return []
+    try:
+        with contextlib.closing(_connect(folder / FILE)) as database:
+            rows = database.execute(_HISTORY).fetchall()
+    except sqlite3.Error as error:
+        raise DeploymentError(
+            f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
+        ) from error
+    return [_deployment(row, folder) for row in rows]
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    """Open the database. A damaged file is renamed, and its copy takes its place."""
+    file, backup = folder / FILE, folder / BACKUP
+    try:
+        if backup.is_file() and not (file.is_file() and file.stat().st_size):
+            raise sqlite3.DatabaseError("it is empty")
+        return _checked(file)
+    except sqlite3.OperationalError as error:  # locked, no permission, a full disk
+        raise DeploymentError(f"{file} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if not backup.is_file():
+            raise DeploymentError(
+                f"{file} is damaged ({error}), and there is no copy of it; move it away to start "
+                "without a history"
+            ) from error
+        aside = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        log.error(
+            "%s is damaged: %s; it is renamed to %s, and its copy is used", file, error, aside.name
+        )
+        with contextlib.suppress(FileNotFoundError):
+            file.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            file.with_name(FILE + suffix).unlink(missing_ok=True)
+        file.write_bytes(backup.read_bytes())
+        return _checked(file)
+
+
+def _checked(file: Path) -> sqlite3.Connection:
+    database = _connect(file)
+    try:
+        (state,) = database.execute("PRAGMA quick_check").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        database.executescript(_SCHEMA)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=10)
+    try:
+        database.row_factory = sqlite3.Row
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _deployment(row: Any, folder: Path) -> Deployment:
+    values = dict(row)
+    if values["path"]:
+        values["path"] = str(folder / VERSIONS / values["path"])
+    values["updates"] = values.pop("version")
+    checks = tuple(
+        Check(name=name, passed=passed, detail=detail)
+        for name, passed, detail in json.loads(values.pop("checks"))
+    )
+    return Deployment(**values, checks=checks)

@@ -1,0 +1,558 @@
+"""The supported part of OpenAI's requests, and its answers.
+
+Unknown and unsupported parameters are refused, not ignored. Unsupported ones may be given as null,
+or with a value that switches them off.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic_core import from_json
+
+from rlforge.config.prompts import template_args_problem
+from rlforge.continuous.serving.conversations import (
+    calls_grammar,
+    ends_in_call,
+    tool_calls,
+    without_calls,
+)
+from rlforge.engines.grammars import json_grammar
+from rlforge.errors import RlforgeError, nearest
+from rlforge.types import value
+
+Kind = Literal["chat", "text"]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class BadRequestError(RlforgeError):
+    """A request that cannot be answered. param: the field at fault; code: OpenAI's error code."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class TextPart(_Strict):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Function(_Strict):
+    """What a tool does, and its arguments as a JSON schema."""
+
+    name: Text
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    #: Whether arguments of calls are drawn so that they follow ``parameters``.
+    strict: bool | None = None
+
+
+class Tool(_Strict):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Called(_Strict):
+    """The name of a called function, and its arguments as JSON text."""
+
+    name: Text
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _check(cls, arguments: str) -> str:
+        # Unlike json.loads this refuses deep nesting with a ValueError.
+        if not isinstance(from_json(arguments, allow_inf_nan=False), dict):
+            raise ValueError("must be the JSON text of an object")
+        return arguments
+
+
+class ToolCall(_Strict):
+    """A call in a former answer."""
+
+    id: Text
+    type: Literal["function"]
+    function: Called
+
+
+class Message(_Strict):
+    """A message of a conversation."""
+
+    #: What clients send back of an answer that has none of it.
+    unused: ClassVar[set[str]] = {
+        *("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content")
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {key: each for key, each in given.items() if each or key not in cls.unused}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message has content, or tool_calls")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """The message as chat templates take it: the arguments of calls are objects."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        said: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        }
+        if self.tool_calls:
+            said["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": from_json(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            given = {"name": self.name, "tool_call_id": self.tool_call_id}
+            said |= {key: each for key, each in given.items() if each is not None}
+        return said
+
+
+class StreamOptions(_Strict):
+    """Whether a stream ends with token counts."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(_Strict):
+    """A schema of answers. Its name and description are not shown to the model."""
+
+    name: Text
+    description: str | None = None
+    #: Answers follow the schema either way.
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Strict):
+    """The format of the answer: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type json_schema")
+        return self
+
+    def grammar(self) -> str | None:
+        """Of the answer; None: any text."""
+        if self.type == "text":
+            return None
+        asked = self.json_schema
+        return json_grammar({"type": "object"} if asked is None else asked.schema_)
+
+
+class NamedFunction(_Strict):
+    """The name of a function."""
+
+    name: Text
+
+
+class NamedTool(_Strict):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Sampling(_Strict, ABC):
+    """The parameters of both kinds of request."""
+
+    kind: ClassVar[Kind]
+
+    #: Parameters that are refused, with the values that may be given beside null.
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({}, []),
+        "min_tokens": (0,),
+        "service_tier": ("auto", "default"),
+    }
+
+    model: Text
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    #: Not of OpenAI's API; servers of open models know them.
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, lt=1)
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=256)
+    #: Hints for caches and for moderation, which there are not.
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        """The parameters that are supported. Raises BadRequestError for any other."""
+        if not isinstance(given, Mapping):
+            return given
+        for name in given.keys() - cls.model_fields.keys():
+            if name not in cls.refused:
+                close = nearest(str(name), [*cls.model_fields, *cls.refused])
+                raise BadRequestError(
+                    f"{name}: unknown parameter{close}", param=str(name), code="unknown_parameter"
+                )
+            neutral = cls.refused[name]
+            if given[name] is not None and not any(_same(given[name], each) for each in neutral):
+                values = "".join(f" or give {json.dumps(each)}" for each in neutral[:1])
+                raise BadRequestError(
+                    f"{name}: not supported; leave it out{values}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        return {name: each for name, each in given.items() if name in cls.model_fields}
+
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def limit(self) -> int | None:
+        """Maximal number of tokens of the answer; None: the service's default."""
+        return self.max_tokens
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, in OpenAI's form."""
+        return []
+
+    def grammar(self) -> str | None:
+        """The grammar that the answer keeps to; None: any text."""
+        return None
+
+    @abstractmethod
+    def wants_logprobs(self) -> bool:
+        """Whether the request asks for log-probabilities of the tokens."""
+
+
+def _same(given: Any, neutral: Any) -> bool:
+    """Equal and both numbers, or of one type: ``True`` is not 1."""
+    numbers = all(type(each) in (int, float) for each in (given, neutral))
+    return bool(given == neutral) and (numbers or type(given) is type(neutral))
+
+
+class ChatRequest(Sampling):
+    """``POST /v1/chat/completions``.
+
+    Example:
+        >>> body = '{"model": "tictactoe", "messages": [{"role": "user", "content": "Your move?"}]}'
+        >>> request = ChatRequest.model_validate_json(body)
+        >>> request.messages[0].plain(), request.limit()
+        ({'role': 'user', 'content': 'Your move?'}, None)
+    """
+
+    kind = "chat"
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **Sampling.refused,
+        "top_logprobs": (0,),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "functions": ([],),
+        "function_call": (),
+        "store": (False,),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
+    response_format: ResponseFormat | None = None
+    #: Arguments of the chat template, before those of ``model.chat_template_args``; vLLM's name.
+    chat_template_kwargs: dict[str, Any] | None = None
+    #: Labels of a completion that is kept, which none is.
+    metadata: dict[str, str] | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_arguments(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if problem := template_args_problem(given or {}):
+            raise ValueError(problem)
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
+        if choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools")
+        formatted = self.response_format is not None and self.response_format.type != "text"
+        if formatted and self.offered():
+            raise ValueError("an answer that may call tools has no response_format")
+        return self
+
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def grammar(self) -> str | None:
+        if offered := self.offered():
+            choice = self.tool_choice
+            if isinstance(choice, NamedTool):
+                name = choice.function.name
+                offered = [tool for tool in offered if tool["function"]["name"] == name]
+            return calls_grammar(
+                offered, required=choice not in (None, "auto"), parallel=self.parallel
+            )
+        return None if self.response_format is None else self.response_format.grammar()
+
+    @property
+    def parallel(self) -> bool:
+        """Whether an answer may hold several calls of tools; otherwise the first one counts."""
+        return self.parallel_tool_calls is not False
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+
+class CompletionRequest(Sampling):
+    """``POST /v1/completions``; the prompt is text, token ids, or a list of one of them."""
+
+    kind = "text"
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **Sampling.refused,
+        "echo": (False,),
+        "best_of": (1,),
+        "suffix": ("",),
+    }
+
+    prompt: str | list[int]
+    #: 0 or 1: of the tokens of the answer. Those of other tokens are not given.
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+            if len(prompt) > 1:
+                raise ValueError("several prompts are not supported; send a request for each")
+            return prompt[0]
+        return prompt
+
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+
+class OutcomeRequest(_Strict):
+    """``POST /v1/outcomes``: the reward of the answer ``id``."""
+
+    id: Text
+    reward: FiniteFloat
+
+
+class DeployRequest(_Strict):
+    """``POST /admin/deploy``: an adapter or a run on the service's machine."""
+
+    adapter: Text
+    checkpoint: Text = "latest"
+
+
+@value
+class ScoredToken:
+    """A token of an answer, and its log-probability by the model's own distribution.
+
+    text: as shown, the name of a special token. data: its bytes of the answer's text.
+    """
+
+    text: str
+    data: bytes
+    logprob: float
+
+
+@value
+class Envelope:
+    """The fields that all parts of one answer share. model: the name in the request.
+
+    uid: of the version that answers; ``id`` contains it, so that outcomes find their version.
+    parallel: whether an answer may hold several calls of tools; otherwise the first one counts.
+    tools: whether the model may call some; required: whether it must.
+    """
+
+    kind: Kind
+    id: str
+    created: int
+    model: str
+    uid: str
+    parallel: bool = True
+    tools: bool = False
+    required: bool = False
+
+    def answer(
+        self, text: str, finish_reason: str, scored: Sequence[ScoredToken] | None
+    ) -> dict[str, Any]:
+        """A whole answer. scored: its tokens, where the request asks for log-probabilities."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(scored)}
+        content, calls, choice["finish_reason"] = self._read(text, finish_reason)
+        if self.kind == "chat":
+            called = {"tool_calls": calls} if calls else {}
+            choice["message"] = {"role": "assistant", "content": content, **called}
+        else:
+            choice["text"] = text
+        return self._whole(False, [choice])
+
+    def piece(self, text: str, *, first: bool) -> dict[str, Any]:
+        """A part of a streamed answer."""
+        if self.kind == "text":
+            return self._part({"text": text})
+        return self._part({"delta": self._role(first) | {"content": text}})
+
+    def last_pieces(
+        self, rest: str, finish_reason: str, scored: Sequence[ScoredToken] | None, *, first: bool
+    ) -> list[dict[str, Any]]:
+        """The end of a streamed answer. rest: of its text, all where the model may call tools."""
+        content, calls, finish_reason = self._read(rest, finish_reason)
+        logprobs, pieces = self._logprobs(scored), []
+        if self.kind == "text":
+            if rest or logprobs:
+                pieces.append(self._part({"text": rest, "logprobs": logprobs}))
+            return [*pieces, self._part({"text": "", "finish_reason": finish_reason})]
+        if content or calls or logprobs:
+            delta = self._role(first) | {"content": content}
+            if calls:
+                delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(calls)]
+            pieces.append(self._part({"delta": delta, "logprobs": logprobs}))
+        delta = self._role(first and not pieces)
+        return [*pieces, self._part({"delta": delta, "finish_reason": finish_reason})]
+
+    def usage_piece(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+        """The chunk that ``stream_options.include_usage`` requests."""
+        return self._whole(True, []) | {"usage": usage(prompt_tokens, tokens)}
+
+    def _read(self, text: str, finish_reason: str) -> tuple[str | None, list[dict[str, Any]], str]:
+        """What an answer says, its calls of tools, and why it ended.
+
+        A call that ``max_tokens`` cuts is neither, and the answer then ends by its length.
+        """
+        if not self.tools:
+            return text, [], finish_reason
+        cut = finish_reason == "length"
+        calls = [
+            {
+                **call,
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                },
+            }
+            for call in tool_calls(text, f"call_{self.id[-12:]}")
+        ]
+        content = "" if self.required else without_calls(text, cut=cut)
+        if not calls and content == text.strip():
+            content = text
+        if calls and (not cut or ends_in_call(text)):
+            finish_reason = "tool_calls"
+        return content or None, calls if self.parallel else calls[:1], finish_reason
+
+    def _role(self, first: bool) -> dict[str, Any]:
+        return {"role": "assistant"} if first else {}
+
+    def _part(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._whole(True, [{"index": 0, "finish_reason": None, "logprobs": None, **fields}])
+
+    def _whole(self, chunk: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        name = "chat.completion" if self.kind == "chat" else "text_completion"
+        return {
+            "id": self.id,
+            "object": f"{name}.chunk" if chunk and self.kind == "chat" else name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.uid,
+            "choices": choices,
+        }
+
+    def _logprobs(self, scored: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
+        if scored is None:
+            return None
+        if self.kind == "chat":
+            content = [
+                {
+                    "token": each.text,
+                    "logprob": each.logprob,
+                    "bytes": list(each.data),
+                    "top_logprobs": [],
+                }
+                for each in scored
+            ]
+            return {"content": content, "refusal": None}
+        whole, offsets = codecs.getincrementaldecoder("utf-8")(errors="replace"), [0]
+        for each in scored:
+            offsets.append(offsets[-1] + len(whole.decode(each.data)))
+        return {
+            "tokens": [each.text for each in scored],
+            "token_logprobs": [each.logprob for each in scored],
+            "top_logprobs": None,
+            "text_offset": offsets[:-1],
+        }
+
+
+def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+    """Token counts of one answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": prompt_tokens + tokens,
+    }
+
+
+def error_body(
+    message: str, kind: str, *, param: str | None = None, code: str | None = None
+) -> Any:
+    """An error in the form that OpenAI's clients read."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

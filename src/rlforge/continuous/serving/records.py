@@ -1,0 +1,141 @@
+"""Deployments with their phases and checks; the probes and paired outcomes of checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from rlforge.games.actions import extract
+from rlforge.types import PolicyRef, SamplingParams, value
+
+Phase = Literal[
+    "staged",
+    "validating",
+    "checkpointing",
+    "swapping",
+    "verifying",
+    "trial",
+    "live",
+    "former",
+    "rejected",
+    "rolled_back",
+    "failed",
+    "interrupted",
+]
+
+#: Phases of a deployment in progress. A process that starts marks those it finds as interrupted.
+UNDER_WAY: tuple[Phase, ...] = ("validating", "checkpointing", "swapping", "verifying")
+
+
+Arm = Literal["current", "new"]
+"""The versions that a trial compares."""
+
+
+@value
+class TrialOutcome:
+    """The reward of an answer during a trial, of one of its versions.
+
+    cluster: outcomes with the same one may depend on each other. stage: the stretch of time in
+    which it is compared with others. See ``rlforge.continuous.serving.statistics.MixtureSprt``.
+    """
+
+    arm: Arm
+    reward: float
+    cluster: str | None = None
+    stage: str | None = None
+
+
+@value
+class Check:
+    """One check of a new version and its result."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@value
+class Deployment:
+    """A version of the policy that is served, was served, or may be.
+
+    number: place in the order of deployments; 0 is the base model. updates: learner updates behind
+    the adapter (``Checkpoint.version``), which say nothing about the order. source: where the
+    adapter came from, relative to the run that holds the service's state if it lies there. path:
+    the service's own copy; None for the base model, and before the copy is made. created_at,
+    changed_at: seconds since 1970 UTC. reason: why it is not served.
+
+    Example:
+        >>> deployment = Deployment(
+        ...     number=3, phase="live", strategy="replace", source="checkpoints/step-40", updates=40
+        ... )
+        >>> deployment.uid, deployment.succeeded, deployment.policy().version
+        ('deploy-3', True, 40)
+    """
+
+    number: int
+    phase: Phase
+    strategy: str
+    source: str
+    path: str | None = None
+    updates: int = 0
+    created_at: float = 0.0
+    changed_at: float = 0.0
+    checks: tuple[Check, ...] = ()
+    reason: str = ""
+
+    @property
+    def uid(self) -> str:
+        """Its name in requests and answers, and that of its folder."""
+        return f"deploy-{self.number}"
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is served, to all users or in a trial."""
+        return self.phase in ("live", "trial")
+
+    def policy(self) -> PolicyRef:
+        """The reference by which requests to an engine name it."""
+        return PolicyRef(
+            uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.updates
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For HTTP and files: without the path, ``updates`` as ``version``."""
+        values = dataclasses.asdict(self)
+        del values["path"]
+        return {"uid": self.uid, "version": values.pop("updates"), **values}
+
+
+#: Prompts that a new version must answer, and most tokens in the answer to one.
+PROBES, PROBE_TOKENS = 8, 256
+
+
+@value
+class Probe:
+    """A prompt that a new version must answer, and how an action is read from the answer."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    extraction: str
+    legal_actions: tuple[str, ...] | None = None
+
+    def well_formed(self, text: str) -> bool:
+        """Whether an action can be read from the answer, legal or not."""
+        return extract(self.extraction, text, self.legal_actions).well_formed
+
+
+@value
+class PairedOutcomes:
+    """Rewards of a new and the current version on the same items, in the same order.
+
+    concerns: what is suspect in the way in which the new version earned them, in sentences.
+    """
+
+    candidate: tuple[float, ...]
+    current: tuple[float, ...]
+    concerns: tuple[str, ...] = ()
+
+
+#: Measures a new version (first argument) and the current one (second) on the same held-out items.
+Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]

@@ -1,0 +1,417 @@
+"""Starts and stops the HTTP service: configuration, engines, socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from omegaconf.errors import OmegaConfBaseException
+
+from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
+from rlforge.config.roots import kind_of_run, read_run
+from rlforge.config.rules import changed
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.config.serving import ServingConfig
+from rlforge.continuous.preflight.serving import check_service
+from rlforge.continuous.serving import kind
+from rlforge.continuous.serving.adapter import find_source
+from rlforge.continuous.serving.answering import AnswerObserver
+from rlforge.continuous.serving.client import ADDRESS_FILE, STATE_DIR
+from rlforge.continuous.serving.guard import App
+from rlforge.continuous.serving.metrics import Metrics
+from rlforge.continuous.serving.records import Deployment, Holdout, Probe
+from rlforge.continuous.serving.service import DeploymentService
+from rlforge.continuous.serving.tokens import Tokens, make_tokens
+from rlforge.engines.base import Engine
+from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.preflight.policy import checked
+from rlforge.system.files import atomic_write
+from rlforge.system.hardware import detect, prepare_ray
+from rlforge.system.locks import RunLock, claim_gpus
+from rlforge.system.network import is_loopback
+from rlforge.types import value
+
+if TYPE_CHECKING:
+    from rlforge.run.actors.session import RayProcesses
+
+Say = Callable[[str], None]
+
+#: Most tokens of an answer whose request names no limit.
+DEFAULT_MAX_TOKENS = 256
+_NEVER_SERVED = ("rejected", "failed", "interrupted")
+
+#: Groups that configure the service and not its run: the command line may choose their options.
+_SERVICE_GROUPS = ("deployment", "serve", "hardware")
+
+
+@value
+class ServiceSetup:
+    """config: validated. source: a run to deploy at the first start; None: the base model.
+
+    continuous: the source's configuration with the service's changes, where it is a continuous run.
+    """
+
+    config: ServingConfig
+    source: Path | None
+    state_dir: Path
+    continuous: ContinuousConfig | None = None
+
+
+@value
+class Checks:
+    """What every new version must answer, and how it is compared with the current one."""
+
+    probes: Sequence[Probe]
+    holdout: Holdout | None
+
+
+MakeChecks = Callable[[Engine, Any], Checks]
+"""Makes the checks of new versions, for the engine that answers and its tokenizer."""
+
+
+def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
+    """The configuration of ``[RUN] KEY=VALUE …``: that of the run, with single values changed.
+
+    Raises ConfigError for an invalid one.
+    """
+    runs = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    if len(runs) > 1:
+        raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
+    if runs:
+        source = Path(runs[0])
+        composed, state_dir = _of_run(source, overrides, config_dir), source / STATE_DIR
+    else:
+        composed = compose(overrides, config_dir, root=ServingConfig)
+        source, state_dir = None, Path(STATE_DIR)
+    continuous = None
+    if source is not None and kind_of_run(source) is ContinuousConfig:
+        run, service = read_run(source, ContinuousConfig), composed.config
+        # What a service has, too, is as the service has it.
+        names = {field.name for field in dataclasses.fields(run)}
+        shared = names & {field.name for field in dataclasses.fields(service)}
+        continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
+    composed = checked(
+        composed,
+        lambda one: check_service(one, games=continuous is None),
+        lambda note: print(note, file=sys.stderr, flush=True),
+    )
+    state_dir = Path(composed.config.serve.state_dir or state_dir)
+    return ServiceSetup(
+        config=composed.config, source=source, state_dir=state_dir, continuous=continuous
+    )
+
+
+def _of_run(
+    run: Path, overrides: Sequence[str], config_dir: Path | None
+) -> Composed[ServingConfig]:
+    try:
+        find_source(run)
+    except DeploymentError as error:
+        raise ConfigError(str(error)) from error
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(
+            f"{run} is an adapter, not a run: start a service with model=… engine=…, then "
+            f"rlforge deploy {run}"
+        )
+    of_service = [o for o in overrides if _head(o) in _SERVICE_GROUPS]
+    changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]
+    service = compose(of_service, config_dir, root=ServingConfig).config
+    for change in changes:
+        if "." not in change.partition("=")[0]:
+            raise ConfigError(
+                f"{change} (command line): the run in {run} has its own {_head(change)}; change "
+                f"single values of it, as in {_head(change)}.KEY=VALUE"
+            )
+    config = from_yaml(run / "config.yaml", ServingConfig)
+    config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
+    if any(_head(o) == "hardware" for o in overrides):
+        config = dataclasses.replace(config, hardware=service.hardware)
+    try:
+        config = changed(config, changes)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' '.join(changes)} (command line): {error}".split("\n")[0]) from None
+    return Composed(config=config, overrides=tuple(overrides), rest=str(run / "config.yaml"))
+
+
+def _head(override: str) -> str:
+    return override.partition("=")[0].lstrip("+").split(".")[0].split("@")[0]
+
+
+def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; requests under way are finished then.
+
+    say: called with the progress of the start, and the address. checks: of new versions; None: in
+    the games of the configuration. Raises ConfigError before anything
+    is started, DeploymentError when no version can be served, and RunError when an engine died too
+    often.
+    """
+    from rlforge.models.load import check_source, resolve_model
+
+    plan = make_plan(setup.config, detect())
+    config = plan.config
+    check_source(config.model)
+    prepare_ray(plan.hardware)
+    cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
+    state_dir = setup.state_dir.absolute()
+    with claim_gpus(plan.hardware, cards) as claimed:
+        plan = make_plan(setup.config, detect(), claimed=claimed)
+        state_dir.mkdir(parents=True, exist_ok=True)
+        with RunLock(state_dir):  # released at once: the service itself acquires it
+            tokens = make_tokens(state_dir)
+            (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
+            # Imported late: Ray takes seconds, and the errors above should not wait for it.
+            from rlforge.run.actors.session import ray_started
+
+            resolve_model(config.model, say)
+            with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
+                setup = dataclasses.replace(setup, state_dir=state_dir)
+                asyncio.run(_serve(setup, plan, ray_processes, tokens, listener, say, checks))
+
+
+async def _serve(
+    setup: ServiceSetup,
+    plan: RunPlan[ServingConfig],
+    ray_processes: RayProcesses,
+    tokens: Tokens,
+    listener: socket.socket,
+    say: Say,
+    checks: MakeChecks | None,
+) -> None:
+    """Start the engines, open the service, answer until a signal."""
+    from rlforge.record.files import open_log
+    from rlforge.run.actors.cluster import reason, start_actors
+    from rlforge.run.actors.engine_client import REPORT_POLL_S, RemoteEngine
+
+    config, state_dir = plan.config, setup.state_dir
+    open_log("service", str(state_dir))
+    say("starting the engine")
+    try:
+        starting = start_actors(plan, state_dir)
+        actors = await ray_processes.during(starting)
+        for line in await actors.about_engines():
+            say(line)
+    except Exception as error:  # Ray wraps what a constructor raised
+        raise RunError(f"the engine could not be started: {reason(error)}") from error
+    engine = RemoteEngine(
+        actors.engines,
+        "service",
+        timeout_s=config.engine.request_timeout_s,
+        poll_s=REPORT_POLL_S,
+        elastic=config.hardware.elastic,
+    )
+    try:
+        async with assembled(
+            config, state_dir, tokens, engine, checks=checks, ready=lambda: engine.ready
+        ) as (service, app):
+            await _begin(service, setup.source, say)
+            say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
+            if config.serve.require_token or not is_loopback(config.serve.host):
+                say("every request needs the token: see rlforge serve --help")
+            with found_at(state_dir, url_of(listener)):
+                signalled = await answer_requests(
+                    app, listener, engine.gone(), ray_processes.gone(), drain_s=config.serve.drain_s
+                )
+    finally:
+        await engine.close()
+        await actors.come_home()
+    if not signalled:
+        raise ray_processes.ended() or RunError(
+            f"an engine died more than {kind.RESTARTS} times; see {state_dir}/logs"
+        )
+    say("stopped")
+
+
+@contextlib.asynccontextmanager
+async def assembled(
+    config: ServingConfig,
+    state_dir: Path,
+    tokens: Tokens,
+    engine: Engine,
+    *,
+    checks: MakeChecks | None = None,
+    ready: Callable[[], bool] = lambda: True,
+    on_phase: Callable[[Deployment], None] = lambda deployment: None,
+) -> AsyncIterator[tuple[DeploymentService, App]]:
+    """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
+
+    checks: of new versions; None: probes and held-out games are those of the environments of
+    evaluation. ready: whether the engine answers. on_phase, errors raised: as for
+    ``DeploymentService.open``.
+    """
+    from rlforge.continuous.serving.game_checks import GameHoldout, game_probes
+    from rlforge.models.load import load_tokenizer, stop_token_ids
+
+    tokenizer = load_tokenizer(config.model)
+    stops = stop_token_ids(config.model, tokenizer)
+    settings, metrics = config.deployment, Metrics()
+    if checks is None:
+        games = GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None
+        tests = Checks(probes=game_probes(config, tokenizer, stops), holdout=games)
+    else:
+        tests = checks(engine, tokenizer)
+
+    def count(deployment: Deployment) -> None:
+        metrics.on_phase(deployment)
+        on_phase(deployment)
+
+    service = await DeploymentService.open(
+        state_dir,
+        engine,
+        settings,
+        config.model,
+        tests.probes,
+        holdout=tests.holdout,
+        on_phase=count,
+        rewards=(config.serve.outcome_low, config.serve.outcome_high),
+    )
+    try:
+        yield service, http_over(service, engine, config, tokens, metrics, ready=ready)
+    finally:
+        await service.close()
+
+
+def http_over(
+    service: DeploymentService,
+    engine: Engine,
+    config: ServingConfig | ContinuousConfig,
+    tokens: Tokens,
+    metrics: Metrics,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+    observer: AnswerObserver | None = None,
+) -> App:
+    """The HTTP application over an open service, for ``answer_requests``.
+
+    metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
+    answers and outcomes.
+    """
+    from rlforge.continuous.serving.answering import Answering, Limits
+    from rlforge.continuous.serving.app import make_app
+    from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
+
+    tokenizer = load_tokenizer(config.model)
+    described = load_model_config(config.model).get_text_config()
+    stops = stop_token_ids(config.model, tokenizer)
+    limits = Limits(
+        model_len=min(config.engine.max_model_len, positions(described)),
+        vocab_size=described.vocab_size,
+        defaults=dataclasses.replace(
+            config.engine.sampling(stops),
+            max_tokens=min(DEFAULT_MAX_TOKENS, config.engine.max_tokens),
+        ),
+    )
+    answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
+    return make_app(
+        service, engine, answering, config.serve, tokens, metrics, ready=ready, observer=observer
+    )
+
+
+async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
+    """Deploy ``source`` if nothing was ever served, then the staged adapters."""
+    if service.fell_back:
+        say(service.fell_back)
+    past = service.history()[1:]
+    if source is not None and all(d.phase in _NEVER_SERVED for d in past):
+        say(f"deploying {source}")
+        first = await service.deploy(source)
+        if not first.succeeded:
+            raise DeploymentError(f"{source} is not served: {first.reason}")
+    for staged in await service.deploy_staged():
+        say(f"staged {staged.source}: {staged.phase} {staged.reason}".rstrip())
+
+
+@contextlib.contextmanager
+def found_at(state_dir: Path, url: str) -> Iterator[None]:
+    """Write the address of the service into ``state_dir`` while the context lasts."""
+    address = state_dir / ADDRESS_FILE
+    atomic_write(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    try:
+        yield
+    finally:
+        address.unlink(missing_ok=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; ConfigError where the address is taken or not of this machine."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"serve.host={host} serve.port={port}: cannot listen there: {error.strerror}; choose "
+            "another, or serve.port=0 for a free one"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def answer_requests(
+    app: App, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
+) -> bool:
+    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; finish requests under way.
+
+    drain_s: seconds to finish them. Returns whether a signal ended it.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+    )
+    watching = [asyncio.create_task(each) for each in failed]
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait((*watching, answering), return_when=asyncio.FIRST_COMPLETED)
+        signalled = answering.done()
+        server.should_exit = True
+        await answering
+    finally:
+        for watch in watching:
+            watch.cancel()
+    return signalled
+
+
+class _Server(uvicorn.Server):
+    """Handles signals without raising them again at the end, as uvicorn does."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)

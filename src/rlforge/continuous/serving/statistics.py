@@ -1,0 +1,217 @@
+"""The two tests that decide about a new version, both of mean rewards.
+
+``compare``, before it is served: is it not worse than the current version by more than a margin?
+``MixtureSprt``, during a trial: which of two versions is better? Valid at every look.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlforge.continuous.serving.records import Arm, PairedOutcomes
+from rlforge.types import value
+
+Verdict = Literal["new_is_better", "new_is_worse"]
+
+
+@value
+class NonInferiority:
+    """The result of ``compare``.
+
+    difference: mean of new minus current. p_value: chance of this difference or a larger one if
+    the new version were worse by exactly ``margin``.
+    """
+
+    items: int
+    difference: float
+    margin: float
+    p_value: float
+    alpha: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether a loss of ``margin`` or more is ruled out: p_value <= alpha."""
+        return self.p_value <= self.alpha
+
+    def __str__(self) -> str:
+        return (
+            f"mean reward {self.difference:+.3f} on {self.items} items; a loss of "
+            f"{self.margin:g} {'is ruled out' if self.passed else 'cannot be ruled out'} "
+            f"(p {self.p_value:.3g}, alpha {self.alpha:g})"
+        )
+
+
+def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str) -> NonInferiority:
+    """One-sided test of d = new - current against the hypothesis "d is at most -margin".
+
+    The null hypothesis is that the new version is worse, so too few items never let a version pass
+    (non-inferiority as in Wellek 2010, "Testing statistical hypotheses of equivalence and
+    noninferiority", chapter 5). test: ``t``, Student's paired test of the mean; ``wilcoxon``,
+    signed ranks, for symmetric differences with heavy tails; ``sign``, more items above -margin
+    than below, for any distribution. Where all differences are equal, p is 0 if they are
+    at least -margin, else 1.
+    Raises ValueError for an unknown test, and for unpaired or non-finite outcomes.
+
+    Example:
+        >>> outcomes = PairedOutcomes(
+        ...     candidate=(1.0, 1.0, 0.0, 1.0, 0.0, 1.0), current=(1.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+        ... )
+        >>> print(compare(outcomes, margin=0.25, alpha=0.05, test="t"))
+        mean reward +0.000 on 6 items; a loss of 0.25 cannot be ruled out (p 0.189, alpha 0.05)
+    """
+    from scipy import stats
+
+    difference = np.asarray(outcomes.candidate, float) - np.asarray(outcomes.current, float)
+    if not np.isfinite(difference).all():
+        raise ValueError("held-out outcomes must be finite")
+    shifted = difference + margin
+    if len(difference) == 0:
+        p_value = 1.0
+    elif np.ptp(difference) < 1e-12:
+        p_value = 0.0 if shifted[0] >= 0 else 1.0
+    elif test == "t":
+        p_value = float(stats.ttest_1samp(shifted, 0.0, alternative="greater").pvalue)
+    elif test == "wilcoxon":
+        p_value = float(stats.wilcoxon(shifted, alternative="greater").pvalue)
+    elif test == "sign":
+        above, below = int((shifted > 0).sum()), int((shifted < 0).sum())
+        p_value = float(stats.binomtest(above, max(1, above + below), alternative="greater").pvalue)
+    else:
+        raise ValueError(f"no test is named {test}; there are t, wilcoxon and sign")
+    mean = float(difference.mean()) if len(difference) else math.nan
+    return NonInferiority(
+        items=len(difference), difference=mean, margin=margin, p_value=p_value, alpha=alpha
+    )
+
+
+#: Effective clusters below which their variance cannot be estimated.
+_FEWEST_CLUSTERS = 10
+
+
+@dataclass(slots=True)
+class Sum:
+    """Number and sum of outcomes."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, number: float) -> None:
+        """Include ``number``."""
+        self.count += 1
+        self.total += number
+
+    @property
+    def mean(self) -> float:
+        """Not a number without an outcome."""
+        return self.total / self.count if self.count else math.nan
+
+
+class MixtureSprt:
+    """A two-sided mixture sequential probability ratio test of equal mean rewards.
+
+    Versions are compared within stages, stretches of time in which rewards have one level, by the
+    means of clusters, such as the users or an agent in an episode: however many outcomes a cluster
+    has of a version in a stage, their mean counts once. The difference d is the mean of the stages'
+    differences of means, weighted by g_new g_current / (g_new + g_current) for the g clusters of a
+    stage and version, so neither a level that drifts nor a share that grows moves it. The variance
+    v of d is the sum of the squared influences of clusters (Liang and Zeger 1986), each part scaled
+    by sqrt(g / (g - 1)), and by f / (f - 2) for f = (sum u^2)^2 / sum u^4 effective clusters of
+    influences u. Stages with one cluster of a version do not count.
+
+    The likelihood ratio of d is averaged over differences drawn from N(0, effect^2) (Robbins 1970;
+    Johari et al. 2022, "Always valid inference", equation 8):
+
+        ratio = sqrt(v / (v + effect²)) exp(effect² d² / (2 v (v + effect²)))
+
+    Without a difference its running maximum exceeds 1/alpha with probability at most alpha, up to
+    the estimate of v: ``benchmarks/trials.py`` measures how often. It is looked at when a stage
+    ends, from ``min_outcomes`` of each version and ten effective clusters on.
+
+    Example:
+        >>> test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=20)
+        >>> for index in range(100):
+        ...     stage = str(index // 50)
+        ...     test.add("current", float(index % 2 == 0), stage=stage)
+        ...     test.add("new", float(index % 10 != 0), stage=stage)
+        >>> test.look()
+        >>> test.verdict, round(test.difference, 2)
+        ('new_is_better', 0.4)
+    """
+
+    def __init__(self, *, alpha: float, effect: float, min_outcomes: int) -> None:
+        self._alpha, self._effect, self._min_outcomes = alpha, effect, min_outcomes
+        self._stages: dict[str, dict[Arm, dict[str, Sum]]] = {}
+        self._stage: str | None = None
+        self.arms: dict[Arm, Sum] = {"current": Sum(), "new": Sum()}
+        #: Outcomes of both versions.
+        self.outcomes = 0
+        self.difference = math.nan
+        self.p_value = 1.0
+        self.verdict: Verdict | None = None
+
+    def add(self, arm: Arm, reward: float, *, stage: str, cluster: str | None = None) -> None:
+        """Include an outcome; the first one of another stage is also a ``look`` at those before.
+
+        cluster: outcomes with the same one may depend on each other, and count as one in a stage;
+        None: this one depends on no other. Raises ValueError unless the reward is finite.
+        """
+        if not math.isfinite(reward):
+            raise ValueError(f"a reward must be a finite number, not {reward}")
+        if stage != self._stage:
+            self.look()
+            self._stage = stage
+        self.outcomes += 1
+        self.arms[arm].add(reward)
+        name = f"\0{self.outcomes}" if cluster is None else cluster
+        cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
+        cells[arm].setdefault(name, Sum()).add(reward)
+
+    def look(self) -> None:
+        """Update difference, p-value and verdict; the first verdict is final."""
+        if min(arm.count for arm in self.arms.values()) < max(1, self._min_outcomes):
+            return
+        weight, weighted = 0.0, 0.0
+        influences: dict[str, float] = {}
+        for cells in self._stages.values():
+            if min(map(len, cells.values())) < 2:
+                continue
+            new, current = cells["new"], cells["current"]
+            share = len(new) * len(current) / (len(new) + len(current))
+            weight += share
+            for sign, side in ((1, new), (-1, current)):
+                mean = math.fsum(own.mean for own in side.values()) / len(side)
+                weighted += sign * share * mean
+                scale = sign * share / math.sqrt(len(side) * (len(side) - 1))
+                for name, own in side.items():
+                    moved = scale * (own.mean - mean)
+                    influences[name] = influences.get(name, 0.0) + moved
+        squares = math.fsum(moved**2 for moved in influences.values())
+        if weight == 0.0:
+            return
+        self.difference = weighted / weight
+        fourth = math.fsum(moved**4 for moved in influences.values())
+        effective = squares**2 / fourth if fourth else math.inf
+        if effective < _FEWEST_CLUSTERS:
+            return
+        inflated = squares * (effective / (effective - 2) if fourth else 1.0)
+        variance = inflated / weight**2
+        self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
+        if self.verdict is None and self.p_value <= self._alpha:
+            self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
+
+
+def mixture_p_value(difference: float, variance: float, effect: float) -> float:
+    """1 / ratio of ``MixtureSprt``, at most 1.
+
+    variance: of the difference of means; at 0, p is 0 for any difference and 1 for none.
+    """
+    if variance <= 0:
+        return 0.0 if difference else 1.0
+    total = variance + effect**2
+    exponent = effect**2 * difference**2 / (2 * variance * total)
+    log_ratio = 0.5 * math.log(variance / total) + exponent
+    return math.exp(-max(0.0, log_ratio))

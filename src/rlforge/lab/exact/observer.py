@@ -1,0 +1,66 @@
+"""Measures the versions of a run exactly while it trains (``eval.exploitability``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlforge.config.schema import RunConfig
+from rlforge.errors import RunError
+from rlforge.rollout.lineup import eval_envs
+from rlforge.run.lifecycle import RunContext
+from rlforge.run.observers import Observer
+from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef
+
+if TYPE_CHECKING:  # torch
+    from rlforge.lab.exact.table import Questions
+    from rlforge.learner.learner import Learner
+
+
+class ExactMeasure(Observer):
+    """Lets the learner score the answers to every decision of the games of evaluation."""
+
+    def __init__(self, context: RunContext[RunConfig]) -> None:
+        self._config, self._note = context.config, context.note
+        self._learner, self._envs = context.actors.learner, eval_envs(context.config)
+
+    async def evaluating(self, checkpoint: Checkpoint) -> Sequence[ExactResult]:
+        policy = checkpoint.policy()
+        given = self._config, policy, self._envs
+        try:
+            results: list[ExactResult] = await self._learner.apply(measured, policy.name, *given)
+        except RunError as error:
+            self._note(f"{checkpoint.uid}: {error}")
+            return ()
+        return results
+
+
+def exact_measure(context: RunContext[RunConfig]) -> ExactMeasure | None:
+    """The observer of a run, where its configuration asks for it."""
+    return ExactMeasure(context) if context.config.eval.exploitability else None
+
+
+def measured(
+    learner: Learner,
+    rank: int,
+    kept: dict[str, Any],
+    config: RunConfig,
+    policy: PolicyRef,
+    envs: Sequence[EnvSpec],
+) -> list[ExactResult]:
+    """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
+    from rlforge.lab.exact.table import Questions
+    from rlforge.models.load import load_tokenizer
+
+    if "questions" not in kept:
+        tokenizer = load_tokenizer(config.model)
+        kept["questions"] = [Questions(env, config, tokenizer) for env in envs]
+    questions: list[Questions] = kept["questions"]
+    scored = [
+        learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
+        for asked in questions
+    ]
+    if rank:  # it takes part in the scoring alone
+        return []
+    pairs = zip(questions, scored, strict=True)
+    return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]

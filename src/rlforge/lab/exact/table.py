@@ -1,0 +1,121 @@
+"""A language model's policy as a table: the probability of every action at every decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlforge.config.schema import PolicyConfig
+from rlforge.errors import ConfigError, RunError
+from rlforge.games.prompts import Prompter
+from rlforge.lab.exact.tree import ExactGame, Table, exact_game
+from rlforge.rollout.legal import LegalTokens
+from rlforge.types import EnvSpec, ExactResult, PolicyRef, value
+
+
+@value
+class Answer:
+    """An answer that is a legal action and nothing else, and the prompt it is given to."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@value
+class Played:
+    """A policy in a game: what it does, and what it answers besides legal actions.
+
+    illegal, illegal_most: as in ``ExactResult``.
+    """
+
+    table: Table
+    illegal: float
+    illegal_most: float
+
+
+def measured_game(env: EnvSpec) -> ExactGame:
+    """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
+    if env.source != "openspiel":
+        raise ConfigError(
+            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
+            "as env openspiel_tictactoe; rlforge exploit RUN --learn trains a best response"
+        )
+    if env.context == "conversation":
+        raise ConfigError(
+            f"env {env.id!r}: a policy that remembers its answers (env.context=conversation) is no "
+            "table of decisions; measure a run with env.context=turn"
+        )
+    return exact_game(env.id, env.actions)
+
+
+class Questions:
+    """The prompts of all decisions of a game, and the answers to them that are legal.
+
+    They are the prompts and forms of answer of play in ``env``, each turn asked alone. An action
+    has the probability of the answers that ``LegalTokens`` has for it, divided by that of all legal
+    ones.
+    """
+
+    check = staticmethod(measured_game)
+
+    def __init__(self, env: EnvSpec, config: PolicyConfig, tokenizer: Any) -> None:
+        """Raises ConfigError for an environment that has no exact measure, and why."""
+        #: The tree of the game.
+        self.game = measured_game(env)
+        prompter, legal = Prompter(tokenizer, config.prompts), LegalTokens(config.model, tokenizer)
+        #: All answers, in order of decisions and actions.
+        self.answers: list[Answer] = []
+        #: Of each answer the key of its decision, and its action.
+        self.owners: list[tuple[str, str]] = []
+        for decision in self.game.decisions:
+            _, prompt = prompter.encode(env.form, decision.view)
+            for action in decision.view.legal_actions or ():
+                for tokens in legal.answers(env.form.extraction, action):
+                    self.answers.append(Answer(prompt=prompt, tokens=tokens))
+                    self.owners.append((decision.key, action))
+
+    def table(self, logprobs: Sequence[float]) -> Played:
+        """A policy as a table.
+
+        logprobs: of ``answers``, each of all its tokens, at the temperature of play. Raises
+        RunError where no legal answer of a decision has a probability above 0.
+        """
+        mass: dict[str, dict[str, float]] = {}
+        for (key, action), logprob in zip(self.owners, logprobs, strict=True):
+            row = mass.setdefault(key, {})
+            row[action] = row.get(action, 0.0) + math.exp(logprob)
+        totals = {key: sum(row.values()) for key, row in mass.items()}
+        if silent := [key for key, total in totals.items() if total == 0.0]:
+            raise RunError(
+                f"env {self.game.name!r}: the policy gives no legal action alone at "
+                f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
+                "it instead, with rlforge eval"
+            )
+        table = {
+            key: {action: one / totals[key] for action, one in row.items()}
+            for key, row in mass.items()
+        }
+        illegal = [max(0.0, 1.0 - total) for total in totals.values()]
+        return Played(table=table, illegal=sum(illegal) / len(illegal), illegal_most=max(illegal))
+
+    def measure(self, played: Played, policy: PolicyRef) -> ExactResult:
+        """The exact measure of ``policy``, which is ``played`` in the game."""
+        found = self.game.exploitability(played.table)
+        return ExactResult(
+            step=policy.version,
+            policy_uid=policy.uid,
+            env_id=self.game.name,
+            nash_conv=found.nash_conv,
+            values=found.values,
+            gains=found.gains,
+            decisions=len(played.table),
+            illegal=played.illegal,
+            illegal_most=played.illegal_most,
+        )
+
+
+def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
+    """``env`` asked and read as ``other`` is."""
+    return dataclasses.replace(env, form=other.form, actions=other.actions)

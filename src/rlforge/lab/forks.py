@@ -1,0 +1,388 @@
+"""What else could have happened in a finished game: continuations from its turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlforge.config.roots import read_run
+from rlforge.config.schema import GamesConfig
+from rlforge.errors import ConfigError, RunError, nearest
+from rlforge.local.policies import find_opponent, find_policy, seat_policies
+from rlforge.record.analyses import Analysis, Estimate, Moment, estimate
+from rlforge.rollout.collector import Collector
+from rlforge.rollout.episode import replayed
+from rlforge.rollout.lineup import can_play
+from rlforge.rollout.schedule import line_up, same_game
+from rlforge.system.checkpoint import is_step_name
+from rlforge.types import Completion, GameRecord, GameSpec, Seat, Turn, value
+
+#: Continuations of each turn that an analysis plays before it looks at the clock.
+ROUND = 16
+#: Most legal actions of a turn that an analysis tries one by one.
+MOST_TRIED = 64
+#: Share of the seconds of an analysis that is for the values; the rest is for other actions.
+_FOR_VALUES = 0.6
+#: Stands for the policy where the caller gives the action.
+FORCED = "forced"
+
+_Say = Callable[[str], None]
+_Play = Callable[[Sequence["Start"]], Awaitable[list["Fork"]]]
+
+
+@value
+class Start:
+    """Where ``games`` continuations begin: before turn ``turn``, counted from 1.
+
+    action: taken there; empty: the policy at the seat answers.
+    """
+
+    turn: int
+    games: int
+    action: str = ""
+
+
+@value
+class Fork:
+    """Continuations of a game from ``start``, failed ones among them."""
+
+    start: Start
+    records: tuple[GameRecord, ...]
+
+    @property
+    def played(self) -> list[GameRecord]:
+        """The continuations that came to an end."""
+        return _ended(self.records)
+
+    def reward(self, player: int) -> Estimate:
+        """The mean reward of a player."""
+        return estimate([game.rewards[player] for game in self.played], _bounds(self.played))
+
+    def by_action(self, player: int) -> dict[str, Estimate]:
+        """The mean reward of a player after each action that was taken at the turn, most first."""
+        rewards, bounds = defaultdict(list), _bounds(self.played)
+        for game in self.played:
+            rewards[game.turns[self.start.turn - 1].action].append(game.rewards[player])
+        return {
+            action: estimate(each, bounds)
+            for action, each in sorted(rewards.items(), key=lambda item: -len(item[1]))
+        }
+
+
+async def fork_game(
+    run_dir: Path,
+    record: GameRecord,
+    start: Start,
+    seats: Mapping[int, str] | None = None,
+    say: _Say = lambda text: None,
+) -> Fork:
+    """Play a game of a run on from ``start``.
+
+    What is hidden stays as it was dealt; answers, and chance events to come, are drawn anew. seats:
+    policies by player, as ``rlforge eval`` names versions and opponents, in place of those of the
+    game. say: called with progress messages.
+    Raises ConfigError for a turn, action or policy that cannot be, GameError where the game does
+    not repeat itself, RunError where all continuations failed.
+    """
+    start = dataclasses.replace(start, action=_checked(record, start))
+    async with continuations(run_dir, record, seats or {}, say) as play:
+        [fork] = await play([start])
+    _must_have_ended(fork.records)
+    return fork
+
+
+async def analyse_game(
+    run_dir: Path,
+    record: GameRecord,
+    *,
+    player: int | None = None,
+    seats: Mapping[int, str] | None = None,
+    samples: int = 64,
+    seconds: float | None = None,
+    say: _Say = lambda text: None,
+) -> Analysis:
+    """Estimate the value of a game of a run before and after each of its turns, by continuations.
+
+    At turns by which the player that moved lost, the other legal actions are tried as well, a
+    quarter as often; the best of them is then played ``samples`` times more, so that its reward is
+    not that of a lucky few. player: whose rewards they are; None: of the evaluated policy, or of
+    the first seat that was trained. seats: as of ``fork_game``. samples: continuations of each
+    turn. seconds: roughly the longest time; fewer continuations are played then. Raises as
+    ``fork_game``, and ConfigError for a game that failed.
+    """
+    if record.error is not None or not record.turns:
+        raise ConfigError(f"game {record.spec.game_id} has no result to analyse: it failed")
+    player = record.spec.viewpoint if player is None else player
+    if player not in record.rewards:
+        raise ConfigError(f"player {player}: the game has players 0 to {len(record.rewards) - 1}")
+    legal = _legal_actions(record)
+    turns = range(1, len(record.turns) + 1)
+    played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
+    done = 0
+    async with continuations(run_dir, record, seats or {}, say) as play:
+        clock = _Clock(seconds)  # the engine is loaded
+        while done < samples and (not done or clock.left(_FOR_VALUES) > 0):
+            number = min(ROUND, samples - done)
+            for fork in await play([Start(turn=turn, games=number) for turn in turns]):
+                played[fork.start.turn] += fork.records
+            done += number
+            clock.played += number * len(turns)
+            say(f"{done} of {samples} continuations of each of {len(turns)} turns")
+        for records in played.values():
+            _must_have_ended(records)
+        moments = _moments(record, player, played)
+        tried, best = await _better_actions(record, moments, legal, samples, clock, play)
+    for fork in (*tried, *best):
+        played[fork.start.turn] += fork.records
+    every = list(itertools.chain.from_iterable(played.values()))
+    return Analysis(
+        game_id=record.spec.game_id,
+        env_id=record.spec.env_id,
+        player=player,
+        seats=tuple(seat.policy.uid for seat in every[0].spec.seats),
+        rewards=record.rewards,
+        moments=tuple(_with_best(moments, best)),
+        games=len(every),
+        failed=sum(one.error is not None for one in every),
+    )
+
+
+class _Clock:
+    """The time of an analysis, of ``seconds`` at most, and how many games fit into it."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self._began = time.monotonic()
+        self.played = 0
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds left of a share of them."""
+        return share * self._seconds - (time.monotonic() - self._began)
+
+    def fitting(self, wanted: int, starts: int) -> int:
+        """Continuations from each of ``starts``, at most ``wanted``, in half of what is left."""
+        per_second = self.played / max(time.monotonic() - self._began, 1e-3)
+        return int(max(0, min(wanted, self.left() * per_second / 2 / max(starts, 1))))
+
+
+async def _better_actions(
+    record: GameRecord,
+    moments: Sequence[Moment],
+    legal: Mapping[int, Sequence[str]],
+    samples: int,
+    clock: _Clock,
+    play: _Play,
+) -> tuple[list[Fork], list[Fork]]:
+    """At turns that lost the game: forks with each other action, and further ones with the best."""
+    lost = [one for one in moments if one.decisive and one.change < 0]
+    starts = [
+        (one.turn, action)
+        for one in lost
+        for action in [other for other in legal[one.turn] if other != one.action][:MOST_TRIED]
+    ]
+
+    async def fork(starts: Sequence[tuple[int, str]], wanted: int) -> list[Fork]:
+        games = clock.fitting(wanted, len(starts))
+        clock.played += games * len(starts)
+        return await play([Start(turn=turn, games=games, action=action) for turn, action in starts])
+
+    tried = await fork(starts, max(samples // 4, 1))
+    # By turn, the action with the highest mean reward for the player that moved.
+    best: dict[int, tuple[float, str]] = {}
+    for one in tried:
+        turn = one.start.turn
+        if one.played:
+            mean = one.reward(record.turns[turn - 1].player_id).mean
+            best[turn] = max(best.get(turn, (-math.inf, "")), (mean, one.start.action))
+    finalists = [(turn, action) for turn, (_, action) in best.items()]
+    return tried, await fork(finalists, samples)
+
+
+# ---------------------------------------------------------------- values
+
+
+def _bounds(games: Sequence[GameRecord]) -> tuple[float, float]:
+    """The lowest and the highest reward of any player."""
+    rewards = [reward for game in games for reward in game.rewards.values()]
+    return min(rewards), max(rewards)
+
+
+def _moments(
+    record: GameRecord, player: int, played: Mapping[int, Sequence[GameRecord]]
+) -> list[Moment]:
+    """The turns of the game, without better actions."""
+    ended = {turn: _ended(games) for turn, games in played.items()}
+    bounds = _bounds([record, *itertools.chain.from_iterable(ended.values())])
+    every_turn = range(1, len(record.turns) + 2)
+
+    def worth(turn: int, whose: int) -> Estimate:
+        """Before ``turn``; after the last one it is the result."""
+        if turn == every_turn[-1]:
+            return Estimate(mean=record.rewards[whose], half=0.0, games=1)
+        return estimate([game.rewards[whose] for game in ended[turn]], bounds)
+
+    worths = {whose: [worth(turn, whose) for turn in every_turn] for whose in record.rewards}
+    one, all_turns = (
+        statistics.NormalDist().inv_cdf(1 - 0.025 / number) for number in (1, len(record.turns))
+    )
+    moments = []
+    for place, turn in enumerate(record.turns):
+        own, (before, after) = worths[turn.player_id], worths[player][place : place + 2]
+        half = all_turns / one * math.hypot(own[place].half, own[place + 1].half)
+        moments.append(
+            Moment(
+                turn=place + 1,
+                player=turn.player_id,
+                policy=turn.completion.policy_uid or record.spec.seats[turn.player_id].policy.uid,
+                action=turn.action,
+                before=before,
+                after=after,
+                own_before=own[place],
+                own_after=own[place + 1],
+                decisive=abs(own[place + 1].mean - own[place].mean) > half,
+            )
+        )
+    return moments
+
+
+def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Moment]:
+    """``moments``, with actions that did better than those taken."""
+    found = {fork.start.turn: fork for fork in finalists if fork.played}
+
+    def improved(moment: Moment) -> Moment:
+        if (fork := found.get(moment.turn)) is None:
+            return moment
+        reward = fork.reward(moment.player)
+        if reward.mean <= moment.own_after.mean:
+            return moment
+        return dataclasses.replace(moment, best=fork.start.action, best_reward=reward)
+
+    return list(map(improved, moments))
+
+
+# ---------------------------------------------------------------- games
+
+
+@asynccontextmanager
+async def continuations(
+    run_dir: Path, record: GameRecord, named: Mapping[int, str], say: _Say
+) -> AsyncIterator[_Play]:
+    """Plays continuations of ``record``: a function from starts to forks, as often as it is called.
+
+    named: policies by seat. say: called with progress messages. Raises ConfigError for policies
+    that cannot play.
+    """
+    config = read_run(run_dir, GamesConfig)
+    seats = tuple(
+        _seated(run_dir, config, record.spec, seat, named.get(seat.player_id))
+        for seat in record.spec.seats
+    )
+    if wrong := set(named) - {seat.player_id for seat in seats}:
+        raise ConfigError(f"seat {min(wrong)}: the game has seats 0 to {len(seats) - 1}")
+    origin, numbers = same_game(record.spec), itertools.count()
+
+    def continued(start: Start) -> GameSpec:
+        past = record.turns[: start.turn - 1]
+        if start.action:
+            past = (*past, _with_action(record.turns[start.turn - 1], start.action))
+        # Games of a group draw their answers by game id, so that no two are alike.
+        return dataclasses.replace(
+            record.spec,
+            game_id=f"{origin}@{start.turn}-{next(numbers)}",
+            group_id=f"{origin}@{start.turn}",
+            seats=seats,
+            past=past,
+        )
+
+    async with seat_policies(config, [seat.policy for seat in seats], say) as policies:
+        # No training game wants the engine: as many continuations at once as it generates.
+        slots = max(config.collector.num_eval_workers, config.engine.max_parallel_seq)
+        at_once = dataclasses.replace(config.collector, num_eval_workers=slots)
+        collector = Collector(at_once, None, policies.for_game)
+
+        async def play(starts: Sequence[Start]) -> list[Fork]:
+            specs = [continued(start) for start in starts for _ in range(start.games)]
+            records = iter(await collector.evaluate(specs))
+            return [
+                Fork(start=start, records=tuple(itertools.islice(records, start.games)))
+                for start in starts
+            ]
+
+        yield play
+
+
+def _seated(
+    run_dir: Path, config: GamesConfig, spec: GameSpec, seat: Seat, name: str | None
+) -> Seat:
+    """Who plays on at ``seat``, untrained. name: None is the policy of the game."""
+    policy = seat.policy
+    if name is None and policy.kind == "checkpoint" and is_step_name(policy.uid):
+        try:  # where the run is now
+            policy, _ = find_policy(run_dir, policy.uid)
+        except ConfigError as error:
+            raise ConfigError(
+                f"player {seat.player_id} was {policy.uid}, which is not saved any more ({error}); "
+                f"--seat {seat.player_id}=latest lets another version play on"
+            ) from None
+    elif name is not None:
+        policy = find_opponent(run_dir, name, config)
+        if not can_play(policy, spec.env):
+            raise ConfigError(f"{name} does not play {spec.env_id}; choose another for the seat")
+    if policy == seat.policy:
+        return dataclasses.replace(seat, trained=False)
+    players = [policy if one is seat else one.policy for one in spec.seats]
+    return line_up(spec.env, players, trained_uid=None)[seat.player_id]
+
+
+def _with_action(turn: Turn, action: str) -> Turn:
+    """``turn`` as a player without a model takes it who says ``action``."""
+    given = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
+    return dataclasses.replace(turn, completion=given, action=action, legal=True, well_formed=True)
+
+
+def _checked(record: GameRecord, start: Start) -> str:
+    """The action of ``start`` in the notation of the game; empty where none is given.
+
+    Raises ConfigError for a turn that the game does not have, and an action that it rejects.
+    """
+    last = len(record.turns)
+    if not 1 <= start.turn <= last:
+        raise ConfigError(f"turn {start.turn}: game {record.spec.game_id} has turns 1 to {last}")
+    if not start.action:
+        return ""
+    game, _ = next(itertools.islice(replayed(record), start.turn - 1, None))
+    legal = game.view().legal_actions
+    action = start.action
+    if legal is not None and action not in legal and f"[{action}]" in legal:
+        action = f"[{action}]"
+    game.step(action)
+    if not game.accepted:
+        there = "" if legal is None else nearest(action, legal) or f"; legal are {', '.join(legal)}"
+        raise ConfigError(f"action {start.action!r} is not legal at turn {start.turn}{there}")
+    return action
+
+
+def _legal_actions(record: GameRecord) -> dict[int, tuple[str, ...]]:
+    """The legal actions of each turn; empty where the game does not list them."""
+    return {
+        number: game.view().legal_actions or ()
+        for number, (game, _) in enumerate(replayed(record), 1)
+    }
+
+
+def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:
+    """Those that did not fail."""
+    return [record for record in records if record.error is None]
+
+
+def _must_have_ended(records: Sequence[GameRecord]) -> None:
+    """Raise RunError where all continuations failed."""
+    if not _ended(records):
+        raise RunError(f"all {len(records)} continuations failed; the last: {records[-1].error}")

@@ -1,0 +1,238 @@
+"""The members of a ladder: which policies enter, in which game, and the files they are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.plugins import PLAYERS
+from rlforge.config.roots import read_run
+from rlforge.config.schema import GamesConfig, ModelConfig
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.registry import check_env
+from rlforge.lab.ladder.record import FileHash, LadderMember, LadderRules
+from rlforge.league.names import parse_opponent
+from rlforge.local.policies import find_policy
+from rlforge.models.load import local_copy
+from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
+from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
+from rlforge.system.hardware import versions
+from rlforge.types import EnvSpec, PolicyRef, value
+
+#: Fields of an environment that decide who wins; members must agree in them.
+_GAME_RULES = ("source", "num_players", "max_turns", "error_allowance", "actions")
+
+
+@value
+class Ranked:
+    """A run on a ladder, or a version of it. version: None, as all runs of the command."""
+
+    path: Path
+    version: str | None = None
+
+
+@value
+class Entrant:
+    """A policy on a ladder. env: the game, as its run asks in it. config: of its run."""
+
+    policy: PolicyRef
+    env: EnvSpec
+    config: GamesConfig
+
+
+@value
+class LadderPlan:
+    """A checked ladder; nothing is started yet."""
+
+    entrants: tuple[Entrant, ...]
+    rules: LadderRules
+
+
+def plan_ladder(
+    runs: Sequence[Ranked],
+    *,
+    against: Sequence[str] = (),
+    checkpoints: Sequence[str] = (LATEST,),
+    env_id: str | None = None,
+    games: int = 200,
+    precision: float = 0.1,
+) -> LadderPlan:
+    """The members and rules of a ladder.
+
+    Each run enters ``checkpoints``, or the version that it names itself. against: opponents as in a
+    configuration, or versions of a single run. env_id: None is the only game of two that all runs
+    play. games: most per pairing. precision: the width of an interval at which a pairing ends.
+    Equal policies enter once. Raises ConfigError for whatever cannot be, CheckpointError for
+    damaged versions.
+    """
+    if games < 2 or games % 2:
+        raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
+    if not 0 < precision <= 1:
+        raise ConfigError(f"--precision {precision:g}: must be above 0 and at most 1")
+    if not runs:
+        raise ConfigError("a ladder needs a run; its opponents play in the run's game")
+    configs = {run.path: read_run(run.path, GamesConfig) for run in runs}
+    envs = _common_env(configs, env_id)
+    labels = _labels([*configs])
+    entrants = [
+        _entrant(run.path, name, labels[run.path], configs[run.path], envs[run.path])
+        for run in runs
+        for name in ([run.version] if run.version is not None else checkpoints)
+    ]
+    first = runs[0].path
+    models = len({engine_key(config) for config in configs.values()})
+    for name in against:
+        if is_step_name(name) and len(configs) > 1:
+            raise ConfigError(f"--against {name}: of which run? Name it as RUN:{name}")
+        if is_step_name(name):
+            entrants.append(_entrant(first, name, labels[first], configs[first], envs[first]))
+            continue
+        policy = parse_opponent(name)
+        if policy.kind == "checkpoint" and models > 1:
+            mend = "RUN:step-0" if policy.path_or_name is None else "a run, as RUN:step-40"
+            raise ConfigError(f"--against {name}: the runs have several models; name {mend}")
+        check_plays(policy, envs[first])
+        entrants.append(Entrant(policy=policy, env=envs[first], config=configs[first]))
+    members = _distinct(entrants)
+    if len(members) < 2:
+        [only] = members
+        raise ConfigError(
+            f"a ladder needs two members, and {only.policy.uid} is the only one; add "
+            "--against random_legal, --checkpoints step-0,latest or another run"
+        )
+    check_env(envs[first])
+    rules = LadderRules(
+        env_id=envs[first].id, seed=configs[first].seed, games=games, precision=precision
+    )
+    return LadderPlan(entrants=tuple(members), rules=rules)
+
+
+def _common_env(configs: dict[Path, GamesConfig], env_id: str | None) -> dict[Path, EnvSpec]:
+    """The game of the ladder, as each run asks in it."""
+    known: dict[Path, dict[str, EnvSpec]] = {}
+    for path, config in configs.items():
+        known[path] = {env.id: env for env in (*train_envs(config), *eval_envs(config))}
+    first, *others = known.values()
+    common = [name for name in first if all(name in other for other in others)]
+    if env_id is not None and env_id not in common:
+        where = "all runs play" if others else "the run plays"
+        raise ConfigError(
+            f"--env {env_id}: no game that {where}{nearest(env_id, common)}; there are "
+            f"{', '.join(common) or 'none'}"
+        )
+    if not common:
+        plays = "; ".join(f"{path} plays {', '.join(envs)}" for path, envs in known.items())
+        raise ConfigError(f"the runs share no game ({plays}); name runs of one game")
+    of_two = [name for name in common if first[name].num_players == 2]
+    if env_id is None and len(of_two) > 1:
+        raise ConfigError(f"the runs play {', '.join(of_two)}; choose one with --env")
+    chosen = env_id or (of_two or common)[0]
+    if first[chosen].num_players != 2:
+        raise ConfigError(
+            f"{chosen} has {first[chosen].num_players} player(s): a ladder plays games of two; "
+            "measure this one with rlforge eval"
+        )
+    found = {path: envs[chosen] for path, envs in known.items()}
+    for path, env in found.items():
+        for field in _GAME_RULES:
+            mine, theirs = getattr(env, field), getattr(first[chosen], field)
+            if mine != theirs:
+                raise ConfigError(
+                    f"{chosen}: {field} is {mine} in {path} and {theirs} in {next(iter(known))}; "
+                    "name runs with the same rules"
+                )
+    return found
+
+
+def _labels(paths: Sequence[Path]) -> dict[Path, str]:
+    """Names of runs: the shortest ends of their paths that differ; empty for a single run."""
+    if len(paths) == 1:
+        return {paths[0]: ""}
+    whole = [path.absolute() for path in paths]
+    for length in range(1, max(len(path.parts) for path in whole) + 1):
+        ends = ["/".join(path.parts[-length:]) for path in whole]
+        if len(set(ends)) == len(ends):
+            break
+    return {path: f"{end}:" for path, end in zip(paths, ends, strict=True)}
+
+
+def _entrant(path: Path, name: str, label: str, config: GamesConfig, env: EnvSpec) -> Entrant:
+    policy, _ = find_policy(path, name)
+    policy = dataclasses.replace(policy, uid=f"{label}{policy.uid}")
+    return Entrant(policy=policy, env=env, config=config)
+
+
+def _distinct(entrants: Iterable[Entrant]) -> list[Entrant]:
+    """The first of equal policies; those of the same name must be equal."""
+    found: dict[tuple[Any, ...], Entrant] = {}
+    for one in entrants:
+        policy = one.policy
+        model = engine_key(one.config) if policy.kind == "checkpoint" else None
+        found.setdefault((policy.kind, policy.path_or_name, model), one)
+    return [*found.values()]
+
+
+def engine_key(config: GamesConfig) -> str:
+    """Equal for runs that one engine can play."""
+    parts = (config.model, config.engine, config.prompts, config.pool.api, config.eval_temperature)
+    return repr((*parts, config.hardware.device))
+
+
+def member_of(entrant: Entrant) -> LadderMember:
+    """What the card says of a member."""
+    policy = entrant.policy
+    about = {
+        "checkpoint": entrant.config.model.label,
+        "scripted": f"rlforge {versions().get('rlforge', '')}".strip(),
+        "api": "an API model",
+        "hf": f"{policy.path_or_name}, as pool.hf asks it",
+    }
+    return LadderMember(
+        uid=policy.uid,
+        kind=policy.kind,
+        source=policy.path_or_name,
+        about=about[policy.kind],
+        files=tuple(files_of(policy.kind, policy.path_or_name)),
+    )
+
+
+def _folder(kind: str, source: str) -> Path | None:
+    """Where the files of a saved policy or another model are; None: it has none here."""
+    if kind == "hf":
+        return local_copy(ModelConfig(name=source))
+    return Path(source) if kind == "checkpoint" and Path(source).is_dir() else None
+
+
+def is_here(kind: str, source: str) -> bool:
+    """Whether a policy can be looked at on this machine: scripted players and APIs always."""
+    return kind not in ("checkpoint", "hf") or _folder(kind, source) is not None
+
+
+def files_of(kind: str, source: str | None) -> list[FileHash]:
+    """The files that decide how a policy plays: of a folder, or the code of a scripted player."""
+    if source is None or kind == "api" or not is_here(kind, source):
+        return []
+    if (root := _folder(kind, source)) is not None:
+        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        inner = [(path.relative_to(root), path) for path in paths]
+        # A manifest changes when a run adds the state to resume from, which no player reads.
+        kept = [(name, path) for name, path in inner if name.parts[0] not in (STATE, MANIFEST)]
+        return [FileHash(name=name.as_posix(), sha256=_sha256(path)) for name, path in kept]
+    code = PLAYERS.find(source)
+    while isinstance(code, partial):
+        code = code.func
+    try:
+        path = inspect.getsourcefile(code)
+    except TypeError:  # an object that is no class, function or module
+        path = None
+    return [] if path is None else [FileHash(name=Path(path).name, sha256=_sha256(Path(path)))]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

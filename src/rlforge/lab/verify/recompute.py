@@ -1,0 +1,318 @@
+"""What models computed in a run, computed again and compared: log-probs of answers, and updates."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlforge.buffer.batches import read_batch
+from rlforge.config.per_policy import policy_names
+from rlforge.config.schema import GamesConfig, RunConfig
+from rlforge.engines import invariant, whole
+from rlforge.engines.policies import PolicyStore
+from rlforge.engines.sampling import sampling_logprobs
+from rlforge.engines.versions import PolicyKey
+from rlforge.lab.verify.recorded import RecordedGames
+from rlforge.learner import make_learners, read_state
+from rlforge.learner.ranks import Ranks
+from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
+from rlforge.models.fit import start_of
+from rlforge.models.load import load_base_model
+from rlforge.record.files import read_jsonl
+from rlforge.record.recorded import Check, Say
+from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
+from rlforge.types import Completion, Purpose, TrainBatch, value
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
+"""Largest difference of a log-prob that rounding explains in a run without strict determinism."""
+
+#: What is checked by default: answers of each version, stretches of updates, the length of each.
+_MOST_ANSWERS, _STRETCHES, _LENGTH = 100, 2, 2
+
+#: Most logits that exist at once.
+_MOST_LOGITS = 2**24
+
+
+@value
+class Answered:
+    """An answer of a game, and the kind of game, which decides the temperature."""
+
+    game_id: str
+    turn: int
+    purpose: Purpose
+    completion: Completion
+
+
+class Answers:
+    """Log-probs of recorded answers under the adapters of a run, as its engines compute them."""
+
+    def __init__(self, config: GamesConfig) -> None:
+        device = resolve_device(config.hardware.device)
+        model = load_base_model(config.model, device, resolve_dtype(config.model.dtype, device))
+        self._store = PolicyStore(
+            model.requires_grad_(False).eval(), 1, invariant=config.batch_invariant
+        )
+        self._config, self._device = config, device
+        self._last_logits: Callable[..., Tensor] = invariant.last_logits
+        if not config.batch_invariant:
+            # All positions of a pass may be some row's last ones.
+            vocabulary = model.config.get_text_config().vocab_size
+            self._last_logits = partial(
+                whole.last_logits,
+                padded=whole.reads_padded(self._store),
+                most_tokens=_MOST_LOGITS // vocabulary,
+            )
+
+    def largest_gaps(
+        self, path: str | None, answers: Sequence[Answered]
+    ) -> Iterator[tuple[Answered, float]]:
+        """Of each answer with tokens, the largest difference of a token's log-prob to the record.
+
+        path: of the adapter or weights; None: the base model. NaN where a token could not have been
+        drawn.
+        """
+        key = PolicyKey(path or "", path)
+        self._store.load(key, ())
+        model: Any = self._store.use(key)
+        vocabulary = model.config.get_text_config().vocab_size
+        ordered = sorted(answers, key=lambda each: len(each.completion.prompt_token_ids))
+        longest = max((len(each.completion.token_ids) for each in ordered), default=1)
+        rows = max(1, _MOST_LOGITS // (vocabulary * longest))
+        for begin in range(0, len(ordered), rows):
+            yield from self._gaps(model, ordered[begin : begin + rows])
+
+    @torch.inference_mode()
+    def _gaps(self, model: Any, answers: Sequence[Answered]) -> Iterator[tuple[Answered, float]]:
+        read = [
+            (*each.completion.prompt_token_ids, *each.completion.token_ids[:-1]) for each in answers
+        ]
+        longest = max(len(each.completion.token_ids) for each in answers)
+        after = self._last_logits(model, read, longest)
+        for each, logits in zip(answers, after, strict=True):
+            tokens, recorded = each.completion.token_ids, each.completion.logprobs
+            logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)
+            found = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].cpu()
+            yield each, float((found - torch.tensor(recorded)).abs().max())
+
+    def _logprobs(self, logits: Tensor, purpose: Purpose) -> Tensor:
+        """Of the distribution that tokens were drawn from [T, V]."""
+        engine, rows = self._config.engine, len(logits)
+        temperature = engine.temperature if purpose == "train" else self._config.eval_temperature
+
+        def numbers(setting: float) -> Tensor:
+            return torch.full((rows,), setting, dtype=torch.float32, device=self._device)
+
+        return sampling_logprobs(
+            logits,
+            numbers(temperature),
+            numbers(engine.top_p) if engine.top_p < 1 else None,
+            numbers(engine.top_k) if engine.top_k else None,
+            numbers(engine.min_p) if engine.min_p else None,
+        )
+
+
+@value
+class Made:
+    """An update made again. files: SHA-256 of the policy's files as it would be saved, by name."""
+
+    number: int
+    digests: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+class Updates:
+    """Makes updates of a run again, from its saved states and batches."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, threads: int | None) -> None:
+        """threads: of torch in the run; None leaves them."""
+        self._config, self._device, self._threads = config, config.hardware.device, threads
+        self._start = start_of(config, run_dir)
+        self._checkpoints = run_dir / "checkpoints"
+
+    def after(
+        self, state: Path | None, batches: Iterable[tuple[int, str, TrainBatch]]
+    ) -> Iterator[Made]:
+        """Consecutive updates after a saved state; None: from the start of the run.
+
+        batches: by number of the update and name of the policy.
+        """
+        with self._as_then():
+            device = resolve_device(self._device)
+            learners = make_learners(self._config, device, Ranks(), lambda _: str(self._start))
+            if state is not None:
+                read_state(state, learners)
+                for learner in learners.each():
+                    learner.recall(self._saved)
+        for number, name, batch in batches:
+            with self._as_then():
+                learner = learners.turn(name)
+                learner.version = number - 1
+                digests = learner.update_with_digests(batch).digests
+                with tempfile.TemporaryDirectory() as folder:
+                    path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
+                    files = {file: one.sha256 for file, one in read_manifest(path).files.items()}
+            yield Made(number=number, digests=digests, files=files)
+
+    @contextlib.contextmanager
+    def _as_then(self) -> Iterator[None]:
+        """In the block torch computes with the threads and kernels of the run."""
+        exact, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+        torch.set_num_threads(self._threads or threads)
+        if self._config.strict:
+            exact_kernels()
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(exact)
+            torch.set_num_threads(threads)
+
+    def _saved(self, uid: str) -> Path | None:
+        path = self._checkpoints / uid
+        return path if path.is_dir() else None
+
+
+# ---------------------------------------------------------------- against the record
+
+
+def check_logprobs(run: RecordedGames, say: Say) -> Check:
+    """Whether the saved adapters give the recorded answers the recorded probabilities."""
+    by_version: dict[str, list[Answered]] = defaultdict(list)
+    made_again = of_others = 0
+    for record in run.records.values():
+        for number, turn in enumerate(record.turns, 1):
+            if not turn.completion.token_ids or record.error is not None:
+                continue
+            if record.spec.seats[turn.player_id].policy.kind == "hf":
+                of_others += 1
+                continue
+            if run.made_in(turn.completion.policy_uid) > record.spec.part:
+                made_again += 1
+            else:
+                by_version[turn.completion.policy_uid].append(
+                    Answered(
+                        game_id=record.spec.game_id,
+                        turn=number,
+                        purpose=record.spec.purpose,
+                        completion=turn.completion,
+                    )
+                )
+    known = dict(_places(run, by_version))
+    gone = sorted(set(by_version) - set(known))
+    notes = [f"versions that are not saved: {', '.join(gone)}"] if gone else []
+    if made_again:
+        notes.append(f"{made_again} answers are of versions that the run, resumed, made again")
+    if of_others:
+        notes.append(f"{of_others} answers are of other models (hf:)")
+    largest, checked, problems = 0.0, 0, list[str]()
+    allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
+    scorer = Answers(run.config) if known else None
+    for uid, path in known.items():
+        assert scorer is not None
+        say(f"log-probs of {uid}")
+        for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
+            checked += 1
+            if not gap <= allowed:
+                problems.append(
+                    f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
+                    f"the answer differ by {gap:.2g} from the recorded ones"
+                )
+            largest = max(largest, gap)
+    result = f"{len(known)} versions; largest difference {largest:.2g}, allowed {allowed:g}"
+    return Check(
+        "log-probs", "answers", checked, sum(map(len, by_version.values())), result, problems, notes
+    )
+
+
+def _dtype(run: RecordedGames) -> str:
+    device = resolve_device(run.config.hardware.device)
+    return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
+
+
+def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """The policies whose weights are saved, each with their place; None: the base model."""
+    starts = {step_name(0, name) for name in policy_names(run.config)}
+    for uid in uids:
+        if uid in run.folders:
+            yield uid, str(run.folders[uid])
+        elif uid == "base" or (uid in starts and run.config.learner.initial_adapter is None):
+            yield uid, None
+
+
+def check_updates(run: RecordedGames, say: Say) -> Check:
+    """Whether saved states and batches give the weights and optimizers that were noted."""
+    problems, notes, checked = list[str](), list[str](), 0
+    if run.config.learner.num_learners > 1:
+        notes.append("updates of several ranks are not made again")
+    if not notes and run.steps and not any("policy" in row for row in run.steps.values()):
+        notes.append("weights have no digest (learner.train=full)")
+    stretches = [] if notes else list(_stretches(run))
+    total = len(run.steps)
+    for state, numbers in run.some(stretches, _STRETCHES):
+        numbers = numbers if run.whole else numbers[:_LENGTH]
+        say(f"updates {numbers[0]} to {numbers[-1]}")
+        maker = Updates(run.config, run.dir, run.computed.get("threads"))
+        drawn = (
+            (
+                number,
+                run.steps[number].get("name", ""),
+                run.batches.get(number) or read_batch(run.batch_file(number)),
+            )
+            for number in numbers
+        )
+        for made in maker.after(state, drawn):
+            checked += 1
+            if (problem := _update_problem(run, made)) is not None:
+                problems.append(f"update {made.number}: {problem}")
+                break
+    result = "made again, with the same weights and optimizer"
+    return Check("updates", "updates", checked, total, result, problems, notes)
+
+
+def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
+    """Consecutive updates that can be made again, with the saved state before them.
+
+    A stretch ends where something else changed the weights: a policy that began anew, or what the
+    sentinel did.
+    """
+    changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
+    states = {
+        step_number(name): path
+        for name, path in run.folders.items()
+        if read_manifest(path, verify=False).has_state
+    }
+    last = max(run.steps, default=0)
+    for start, end in itertools.pairwise([0, *sorted(states), last]):
+        numbers = []
+        for number in range(start + 1, end + 1):
+            drawn = run.steps.get(number, {}).get("batch") and run.batch_file(number).exists()
+            if not drawn or (number - 1 in changed and number - 1 != start):
+                break
+            numbers.append(number)
+        if numbers:
+            yield states.get(start), numbers
+
+
+def _update_problem(run: RecordedGames, made: Made) -> str | None:
+    row = run.steps[made.number]
+    for part, what in (
+        ("policy_before", "the weights before it are"),
+        ("policy", "it gives weights that are"),
+        ("optimizer", "it gives an optimizer that is"),
+    ):
+        if part in row and made.digests[part] != row[part]:
+            return f"{what} not what was noted"
+    folder = run.folders.get(step_name(made.number, row.get("name", "")))
+    saved = read_manifest(folder, verify=False).files if folder is not None else {}
+    for file, digest in made.files.items():
+        if file in saved and saved[file].sha256 != digest:
+            return f"it gives another {file} than {folder and folder.name} has"
+    return None

@@ -1,0 +1,1 @@
+"""Writes the experiment that a script of UnstableBaselines describes (``rlforge port``)."""

@@ -1,0 +1,1 @@
+"""What a run writes: files, metrics, games, digests, sinks. Knows no screen."""

@@ -1,0 +1,119 @@
+"""Analyses of finished games: the value of a game over its turns, in ``analyses/`` of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlforge.record.files import RunPaths, read_json
+from rlforge.system.files import atomic_write
+from rlforge.system.values import Codec
+from rlforge.types import value
+
+_NO_FILE_NAME = re.compile(r"[^\w.~-]")
+_Z95 = statistics.NormalDist().inv_cdf(0.975)
+
+
+@value
+class Estimate:
+    """A mean reward over ``games`` games, and half the width of its 95 % interval."""
+
+    mean: float
+    half: float
+    games: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+
+def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
+    """The mean of ``rewards``, at least one, with a normal interval.
+
+    bounds: the lowest and highest reward that is possible. Two further games, one of each, are
+    imagined for the variance alone, so that the interval of equal rewards is not empty (as Agresti
+    and Coull 1998 do for shares).
+
+    Example:
+        >>> won = estimate([1.0] * 64, (-1.0, 1.0))
+        >>> won.mean, round(won.half, 2)
+        (1.0, 0.06)
+    """
+    spread = statistics.pvariance([*rewards, *bounds])
+    half = _Z95 * math.sqrt(spread / len(rewards))
+    return Estimate(mean=statistics.fmean(rewards), half=half, games=len(rewards))
+
+
+@value
+class Moment:
+    """A turn of an analysed game, counted from 1.
+
+    before, after: mean reward of the analysed player in continuations from before the turn and from
+    after it; own_before, own_after: of the player that moved. decisive: the 95 % interval of
+    ``change``, over all turns of the game together, leaves 0 out. best: of a decisive turn with a
+    negative change, the legal action with the highest mean reward for the player that moved, which
+    is ``best_reward``; None where no other action did better than the one taken.
+    """
+
+    turn: int
+    player: int
+    policy: str
+    action: str
+    before: Estimate
+    after: Estimate
+    own_before: Estimate
+    own_after: Estimate
+    decisive: bool
+    best: str | None = None
+    best_reward: Estimate | None = None
+
+    @property
+    def change(self) -> float:
+        """By which the turn changes the mean reward of the player that moved."""
+        return self.own_after.mean - self.own_before.mean
+
+
+@value
+class Analysis:
+    """The value of a game over its turns, for ``player``.
+
+    seats: the policies that played on, by player. rewards: how the game ended. games: the number
+    of continuations, of which ``failed`` failed.
+    """
+
+    game_id: str
+    env_id: str
+    player: int
+    seats: tuple[str, ...]
+    rewards: Mapping[int, float]
+    moments: tuple[Moment, ...]
+    games: int
+    failed: int = 0
+
+
+_ANALYSES = Codec(Analysis, form="json")
+
+
+def write_analysis(run_dir: Path, analysis: Analysis) -> Path:
+    """Keep ``analysis`` with its run, in place of an earlier one of the game; returns the file."""
+    folder = RunPaths(root=run_dir).analyses
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{_NO_FILE_NAME.sub('_', analysis.game_id)}.json"
+    atomic_write(file, json.dumps(_ANALYSES.encode(analysis), indent=1).encode())
+    return file
+
+
+def read_analyses(run_dir: Path) -> list[Analysis]:
+    """The analyses of a run, by game. Raises RlforgeError for a damaged file."""
+    files = sorted(RunPaths(root=run_dir).analyses.glob("*.json"))
+    return [_ANALYSES.decode(read_json(file)) for file in files]

@@ -1,0 +1,139 @@
+"""The digest chain of a run: what each update was made of and what it made, line by line.
+
+``digests.jsonl`` has a line per update. Each has the digest of the line before and its own, so that
+no line can be changed, left out or added without all after it. The first line, of step 0, says what
+computed: versions, processor, threads.
+
+Digests are SHA-256. Values count by their content, as JSON with sorted keys and all digits of
+floats, without what a clock measured and without the place of the run: so two equal runs have equal
+lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.record.files import JsonlFile, read_jsonl
+from rlforge.system.checkpoint import is_step_name
+from rlforge.system.hardware import describe, versions
+from rlforge.system.values import Codec, json_ready
+from rlforge.types import GameRecord, Sample, TrainBatch
+
+_GAMES = Codec(GameRecord, form="json")
+#: The fields of a sample in order, but for how its reward came about: thousands are read for each
+#: update.
+_contents = attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "rewards"))
+
+FILE = "digests.jsonl"
+
+
+def digest_of(content: Any) -> str:
+    """The SHA-256 of plain data, in hexadecimal.
+
+    Example:
+        >>> digest_of({"b": 1, "a": [0.5]}) == digest_of({"a": [0.5], "b": 1})
+        True
+    """
+    text = json.dumps(
+        content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=json_ready
+    )
+    # As in files: a lone surrogate, which a player can send, becomes a question mark.
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def digest_of_games(records: Iterable[GameRecord]) -> str:
+    """Of finished games, in order.
+
+    How long they took is left out, and where the versions that played them were saved.
+    """
+    rows = [_GAMES.encode(record) for record in records]
+    for row in rows:
+        del row["duration_s"]
+        for seat in row["spec"]["seats"]:
+            if is_step_name(seat["policy"]["uid"]):
+                seat["policy"]["path_or_name"] = None
+    return digest_of(rows)
+
+
+def moved(data: Any, old: str, new: str) -> Any:
+    """Plain data with the places in the folder ``old`` as places in ``new``.
+
+    Example:
+        >>> moved([{"uid": "step-1", "path": "runs/a/checkpoints/step-1"}], "runs/a", "runs/b")
+        [{'uid': 'step-1', 'path': 'runs/b/checkpoints/step-1'}]
+    """
+    if isinstance(data, dict):
+        return {key: moved(each, old, new) for key, each in data.items()}
+    if isinstance(data, list):
+        return [moved(each, old, new) for each in data]
+    inside = isinstance(data, str) and data.startswith(f"{old}/")
+    return f"{new}{data[len(old) :]}" if inside else data
+
+
+def digest_of_batch(batch: TrainBatch) -> str:
+    """Of the samples of a batch, in order, and what it says about them."""
+    return digest_of([batch.facts, list(map(_contents, batch.samples))])
+
+
+def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:
+    """What else than configuration and seed can change a result, for the first line.
+
+    hardware: with every ``auto`` resolved.
+    """
+    machine = {name: describe()[name] for name in ("processor", "gpus")}
+    used = {"device": hardware.device, "threads": hardware.threads}
+    return {**versions(), **machine, **used, "determinism": "strict" if config.strict else "fast"}
+
+
+class DigestChain:
+    """The file of one run, for appending.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     chain = DigestChain(Path(folder))
+        ...     chain.append(0, {"versions": {"torch": "2.11"}})
+        ...     chain.append(1, {"batch": "9f…", "policy": "c2…"})
+        ...     broken_at(read_jsonl(Path(folder) / FILE)) is None
+        True
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = JsonlFile(run_dir / FILE)
+        rows = read_jsonl(run_dir / FILE)
+        self._last = rows[-1]["digest"] if rows else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has a line."""
+        return self._last is not None
+
+    def append(self, step: int, parts: Mapping[str, Any]) -> None:
+        """Add the line of an update; parts: digests and facts by name, JSON-ready."""
+        row = {"step": step, **parts, "before": self._last}
+        self._last = row["digest"] = digest_of(row)
+        self._file.append(row)
+
+    def rewind(self, step: int) -> None:
+        """Delete the lines of updates after ``step``."""
+        self._file.rewind(step)
+        rows = read_jsonl(self._file.path)
+        self._last = rows[-1]["digest"] if rows else None
+
+
+def broken_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The step of the first line that does not follow from the one before; None: all do."""
+    last = None
+    for row in rows:
+        content = {name: part for name, part in row.items() if name != "digest"}
+        if row.get("before") != last or row.get("digest") != digest_of(content):
+            return int(row["step"])
+        last = row["digest"]
+    return None

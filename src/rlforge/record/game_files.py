@@ -1,0 +1,188 @@
+"""Finished games on disk: ``games/NAME-NUMBER.parquet``, one row per game.
+
+A row holds the whole ``GameRecord``: spec, turns with token ids and log-probs, rewards. Games are
+written in small chunks, each in one step: a crash loses at most the games of the current chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlforge.errors import RlforgeError
+from rlforge.record.files import RunPaths
+from rlforge.system.files import atomic_path
+from rlforge.system.values import Codec
+from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
+
+_GAMES = Codec(GameRecord)
+
+
+@cache
+def _schema() -> Any:
+    # pyarrow is imported where it is used: it takes a quarter second that few commands need.
+    import pyarrow as pa
+
+    # Further columns than the fields of ``GameRecord``, to list games without reading turns.
+    index = {
+        "game_id": pa.string(),
+        "env_id": pa.string(),
+        "purpose": pa.string(),
+        "num_turns": pa.int64(),
+        "written_at": pa.float64(),
+    }
+    return pa.schema([*index.items(), *_GAMES.arrow_type])
+
+
+class GameWriter:
+    """Gathers finished games and writes them in chunks.
+
+    A chunk is written when it has ``chunk_games`` games or, at the next ``add`` or ``tick``, when
+    its first game is ``chunk_seconds`` old. Writers of one run need different names; numbering
+    continues after the existing chunks of that name.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        name: str = "games",
+        chunk_games: int = 128,
+        chunk_seconds: float = 20.0,
+    ) -> None:
+        self._folder = RunPaths(root=Path(run_dir)).games
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._name = name
+        self._chunk_games = chunk_games
+        self._chunk_seconds = chunk_seconds
+        self._rows: list[dict[str, Any]] = []
+        self._oldest = 0.0
+        taken = [_chunk_number(path) for path in self._folder.glob(f"{name}-*.parquet")]
+        self._next = max(taken, default=0) + 1
+
+    def add(self, records: Iterable[GameRecord]) -> None:
+        """Add finished games; full chunks are written."""
+        for record in records:
+            if not self._rows:
+                self._oldest = time.monotonic()
+            about = {
+                "game_id": record.spec.game_id,
+                "env_id": record.spec.env_id,
+                "purpose": record.spec.purpose,
+                "num_turns": len(record.turns),
+                "written_at": time.time(),
+            }
+            self._rows.append({**about, **_GAMES.encode(record)})
+            if len(self._rows) >= self._chunk_games:
+                self.flush()
+        self.tick()
+
+    def tick(self) -> None:
+        """Write the gathered games if the oldest has waited ``chunk_seconds``."""
+        if self._rows and time.monotonic() - self._oldest >= self._chunk_seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the gathered games now."""
+        if not self._rows:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"{self._name}-{self._next:06d}.parquet"
+        columns = {name: [row[name] for row in self._rows] for name in _schema().names}
+        table = pa.table(columns, _schema())
+        with atomic_path(path) as work:
+            pq.write_table(table, work, compression="zstd")
+        self._next += 1
+        self._rows = []
+
+    @property
+    def written(self) -> int:
+        """Number of the newest file of this name; 0: none."""
+        return self._next - 1
+
+    def rewind(self, number: int) -> None:
+        """Delete the files after ``number``, and forget the gathered games."""
+        for path in self._folder.glob(f"{self._name}-*.parquet"):
+            if _chunk_number(path) > number:
+                path.unlink()
+        self._rows, self._next = [], number + 1
+
+    def close(self) -> None:
+        """Write the remaining games."""
+        self.flush()
+
+
+def _chunk_number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _chunks(run_dir: Path | str) -> list[Path]:
+    """All chunks of a run, in the order in which they were written (per writer)."""
+    folder = RunPaths(root=Path(run_dir)).games
+    return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
+
+
+def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(chunk, columns=columns, filters=filters)
+    except (pa.ArrowException, OSError) as error:
+        raise RlforgeError(
+            f"{chunk} is damaged ({error}); remove it to read the other games"
+        ) from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def read_games(
+    run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
+) -> Iterator[GameRecord]:
+    """The finished games on disk, oldest first.
+
+    game_ids: only these. purpose: only training or only evaluation games.
+
+    Raises:
+        RlforgeError: a file is damaged.
+    """
+    filters: list[tuple[str, str, Any]] = []
+    if game_ids is not None:
+        if not game_ids:
+            return
+        filters.append(("game_id", "in", sorted(game_ids)))
+    if purpose is not None:
+        filters.append(("purpose", "==", purpose))
+    for chunk in _chunks(run_dir):
+        for row in _rows_of(chunk, None, filters or None):
+            yield _GAMES.decode(row)
+
+
+@value
+class GameIndex:
+    """A finished game without its turns."""
+
+    spec: GameSpec
+    num_turns: int
+    rewards: Mapping[int, float]
+    end_reason: EndReason
+    invalid_by: int | None
+    error: str | None
+    written_at: float
+
+
+def index_games(run_dir: Path | str) -> list[GameIndex]:
+    """All finished games of a run without their turns, oldest first: cheap for a whole run.
+
+    Raises:
+        RlforgeError: a file is damaged.
+    """
+    columns = [field.name for field in dataclasses.fields(GameIndex)]
+    games = Codec(GameIndex)
+    index = [games.decode(row) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)]
+    return sorted(index, key=lambda game: game.written_at)

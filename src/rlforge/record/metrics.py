@@ -1,0 +1,174 @@
+"""Named scalars, gathered for the sinks; those of training games."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+from rlforge.record.progress import CollectionRow
+from rlforge.types import EvalResult, GameRecord
+
+#: A metric's name starts with one of these, which say where it comes from.
+NAMESPACES = (
+    *("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/"),
+    *("api/", "custom/", "system/"),
+)
+
+
+class Metrics:
+    """Gathers named scalars that are measured more often than they are recorded.
+
+    ``collection-ENV/…`` values come once per game, turn or seat and are noisy: means are over the
+    last ``window`` values. Of all others ``drain`` gives what came since it was called last: the
+    mean of values that were ``put``, the last of those that were ``set``.
+
+    Example:
+        >>> metrics = Metrics(window=2)
+        >>> for rate, queued in ((30.0, 7), (10.0, 4)):
+        ...     metrics.put("inference/engine-0/tok_s", rate)
+        ...     metrics.set("inference/engine-0/queued", queued)
+        >>> metrics.drain(), metrics.drain()
+        ({'inference/engine-0/tok_s': 20.0, 'inference/engine-0/queued': 4.0}, {})
+    """
+
+    def __init__(self, window: int) -> None:
+        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
+        self._fresh: dict[str, list[float]] = defaultdict(list)
+
+    def put(self, key: str, number: float) -> None:
+        """Add one value of a mean under ``NAMESPACE…/name``.
+
+        Raises:
+            ValueError: the key is in no namespace.
+        """
+        _check(key)
+        self._fresh[key].append(float(number))
+        if key.startswith("collection-"):
+            self._recent[key].append(float(number))
+
+    def set(self, key: str, number: float) -> None:
+        """The state of a gauge or counter under ``NAMESPACE…/name``; raises as ``put``."""
+        _check(key)
+        self._fresh[key] = [float(number)]
+
+    def mean(self, key: str) -> float | None:
+        """The mean of the last ``window`` values of games; None when there are none."""
+        values = self._recent.get(key)
+        return sum(values) / len(values) if values else None
+
+    def means(self) -> dict[str, float]:
+        """``mean`` of every key of games."""
+        return {key: sum(values) / len(values) for key, values in self._recent.items()}
+
+    def drain(self) -> dict[str, float]:
+        """What is recorded of each key that had a value since the last call."""
+        drained = {}
+        for key, values in self._fresh.items():
+            shown = self._recent.get(key, values)
+            drained[key] = sum(shown) / len(shown)
+        self._fresh.clear()
+        return drained
+
+
+class RecentGames:
+    """The newest ``window`` evaluation games against an opponent, whatever version played them."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._results: deque[EvalResult] = deque()
+
+    def add(self, result: EvalResult) -> None:
+        """A further result; those that it pushes out of the window are forgotten."""
+        self._results.append(result)
+        held = sum(one.games for one in self._results)
+        while held - self._results[0].games >= self._window:
+            held -= self._results.popleft().games
+
+    def means(self) -> dict[str, float]:
+        """``recent_win_rate``, ``recent_reward`` and ``recent_games``; the rates 0 without games.
+
+        Of the oldest result only so many games count as the window has room for, by its means: a
+        result does not say which of its games came first.
+        """
+        games, won, reward = 0, 0.0, 0.0
+        for result in reversed(self._results):
+            counted = min(result.games, self._window - games)
+            games += counted
+            won += counted * result.win_rate
+            reward += counted * result.mean_reward
+        return {
+            "recent_win_rate": won / max(games, 1),
+            "recent_reward": reward / max(games, 1),
+            "recent_games": float(games),
+        }
+
+
+def _check(key: str) -> None:
+    prefix, slash, name = key.partition("/")
+    if not slash or not name or not f"{prefix}/".startswith(NAMESPACES):
+        known = ", ".join(f"{namespace}…" for namespace in NAMESPACES)
+        raise ValueError(f"metric {key!r} is in none of the namespaces {known}")
+
+
+def put_game(metrics: Metrics, record: GameRecord) -> None:
+    """Add one finished game to ``metrics``, as ``collection-ENV/…``.
+
+    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``;
+    shares that a limit cut (``turn_limit_rate``, ``context_limit_rate``, ``timeout_rate``).
+    Per trained seat: ``reward`` (raw), ``win_rate``, ``draw_rate``, ``loss_rate`` and
+    ``invalid_game_rate`` (lost by its own invalid move). Per turn of a trained seat:
+    ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
+    (answers cut at the token limit or by the context); of conversations ``history_cut_rate``, how
+    often a later turn does not continue the tokens of the last one. A failed game counts only as
+    failed.
+    """
+    prefix = f"collection-{record.spec.env_id}"
+    metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
+    if record.error is not None:
+        return
+    _put_result(metrics, prefix, record)
+    for turn in record.turns:
+        if turn.player_id in record.spec.trained:
+            answer = turn.completion
+            metrics.put(f"{prefix}/format_success", float(turn.well_formed))
+            metrics.put(f"{prefix}/invalid_rate", float(not turn.legal))
+            metrics.put(f"{prefix}/completion_length", len(answer.token_ids))
+            cut = answer.finish_reason in ("length", "context")
+            metrics.put(f"{prefix}/truncated_rate", float(cut))
+            if "history_cut" in turn.info:
+                metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
+
+
+def _put_result(metrics: Metrics, prefix: str, record: GameRecord) -> None:
+    env = record.spec.env
+    first_won = env.outcome(record.rewards, 0) == "win"
+    metrics.put(f"{prefix}/game_length", len(record.turns))
+    metrics.put(f"{prefix}/duration_s", record.duration_s)
+    for reason in ("turn_limit", "context_limit", "timeout"):
+        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
+    metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
+    for player in record.spec.trained:
+        result = env.outcome(record.rewards, player)
+        metrics.put(f"{prefix}/reward", record.rewards[player])
+        for name in ("win", "draw", "loss"):
+            metrics.put(f"{prefix}/{name}_rate", float(result == name))
+        metrics.put(f"{prefix}/invalid_game_rate", float(record.invalid_by == player))
+
+
+def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[CollectionRow, ...]:
+    """The display's rows, by env id. games: finished games per env id."""
+    heads = {key.partition("/")[0] for key in metrics.means()}
+    measured = [
+        field.name
+        for field in dataclasses.fields(CollectionRow)
+        if field.name not in ("env_id", "games")
+    ]
+    return tuple(
+        CollectionRow(
+            env_id=head.removeprefix("collection-"),
+            games=games.get(head.removeprefix("collection-"), 0),
+            **{name: metrics.mean(f"{head}/{name}") for name in measured},
+        )
+        for head in sorted(heads)
+    )

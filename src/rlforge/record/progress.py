@@ -1,0 +1,321 @@
+"""``Progress``: all that a display shows of a run, as one value that is stored as JSON.
+
+The tracker makes it; ``rlforge train`` draws it directly, ``rlforge monitor`` reads it from
+``progress.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Literal
+
+from rlforge.record.results import LadderRow, MatchRow, PoolEntry
+from rlforge.system.hardware import GpuLoad
+from rlforge.system.values import Codec
+from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, value
+
+#: Evaluations per opponent in the small curve of the display.
+HISTORY = 24
+#: Seconds over which the rates of a display are taken.
+RATE_SECONDS = 60.0
+#: Updates whose mean duration gives the time left.
+PACE_UPDATES = 50
+
+RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
+
+
+ALARMS = Codec(Alarm, form="json")
+
+
+@value
+class WinRateRow:
+    """The latest evaluation against one opponent in one environment, and earlier win rates.
+
+    step: updates behind the policy. ci95: of the win rate. start_step, start_win_rate: of the
+    first evaluation. history: win rates of the last evaluations, oldest first.
+    """
+
+    env_id: str
+    opponent: str
+    step: int
+    games: int
+    win_rate: float
+    draw_rate: float
+    loss_rate: float
+    ci95: tuple[float, float]
+    start_step: int
+    start_win_rate: float
+    history: tuple[float, ...]
+
+    @classmethod
+    def after(cls, result: EvalResult, before: WinRateRow | None) -> WinRateRow:
+        """The row after ``result``; ``before``: the row before it, None for the first."""
+        history = before.history if before else ()
+        return cls(
+            env_id=result.env_id,
+            opponent=result.opponent,
+            step=result.step,
+            games=result.games,
+            win_rate=result.win_rate,
+            draw_rate=result.draw_rate,
+            loss_rate=result.loss_rate,
+            ci95=result.ci95,
+            start_step=before.start_step if before else result.step,
+            start_win_rate=before.start_win_rate if before else result.win_rate,
+            history=(*history, result.win_rate)[-HISTORY:],
+        )
+
+
+@value
+class ExactRow:
+    """The latest exact measure in one environment, and earlier ones.
+
+    step: updates behind the policy. start_step, start: of the first measure. history: NashConv of
+    the last ones, oldest first.
+    """
+
+    env_id: str
+    step: int
+    nash_conv: float
+    start_step: int
+    start: float
+    history: tuple[float, ...]
+
+    @classmethod
+    def after(cls, result: ExactResult, before: ExactRow | None) -> ExactRow:
+        """The row after ``result``; ``before``: the row before it, None for the first."""
+        history = before.history if before else ()
+        return cls(
+            env_id=result.env_id,
+            step=result.step,
+            nash_conv=result.nash_conv,
+            start_step=before.start_step if before else result.step,
+            start=before.start if before else result.nash_conv,
+            history=(*history, result.nash_conv)[-HISTORY:],
+        )
+
+
+@value
+class CollectionRow:
+    """Training games of one environment: means over the tracker's window.
+
+    games: finished since the process started. Rates are shares (0..1) of trained seats (win,
+    draw), of their turns (format, invalid, truncated) and of games (failed). None: no value yet.
+    """
+
+    env_id: str
+    games: int
+    win_rate: float | None
+    draw_rate: float | None
+    reward: float | None
+    format_success: float | None
+    invalid_rate: float | None
+    game_length: float | None
+    completion_length: float | None
+    truncated_rate: float | None
+    failed_rate: float | None
+
+
+@value
+class EngineRow:
+    """One engine: waiting and running requests, tokens generated per second and so far."""
+
+    name: str
+    queued: int
+    running: int
+    tok_s: float
+    tokens: int = 0
+
+
+@value
+class WindowRow:
+    """A finished window of continuous training.
+
+    decisions: of all agents. reward: mean over those of the policy; difference, low, high: of it to
+    the control agents, and the interval. trained: decisions that were learned from. version: that
+    came of it; deployed: whether it serves, None: it is on trial, or there is none. reason: why
+    nothing was trained, or why the version does not serve. scores: metrics of the scorer.
+    """
+
+    window_id: str
+    decisions: int
+    trained: int
+    reward: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    win_rate: float | None = None
+    version: str | None = None
+    deployed: bool | None = None
+    reason: str = ""
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> WindowRow:
+        """From a line of windows.jsonl."""
+        return cls(
+            window_id=row["window_id"],
+            decisions=row["trajectories"],
+            trained=int(row["batch/trained_decisions"]),
+            reward=row["policy_reward"],
+            difference=row["reward_difference"],
+            low=row["reward_difference_low"],
+            high=row["reward_difference_high"],
+            win_rate=row["win_rate"],
+            version=row["version"],
+            deployed=row["deployment_success"],
+            reason=row["reason"],
+            scores={
+                name.removeprefix("scorer/"): float(score)
+                for name, score in row.items()
+                if name.startswith("scorer/") and score is not None
+            },
+        )
+
+
+@value
+class TraderRow:
+    """The decisions of one kind of agent in the last window; None where nothing can be averaged.
+
+    decisions: those with an outcome. trades: with money at stake; win_rate, pnl: of those. refused:
+    whose action the market did not accept.
+    """
+
+    name: str
+    decisions: int
+    trades: int
+    refused: int
+    win_rate: float | None
+    avg_reward: float | None
+    avg_pnl: float | None
+
+
+@value
+class Progress:
+    """A run at one moment.
+
+    updated_at: Unix time. elapsed_s: run time, including the earlier parts of a resumed run.
+    games, tokens: finished training games and the tokens generated in them; the rates are over the
+    last minute. learner: metrics of the last update, by their names in metrics.jsonl.
+    shares: of wall time in which engines, learner and neither worked (``engine_share``,
+    ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
+    are distinct. win_rates by env and opponent; exact by env; alarms of the sentinel, oldest first;
+    ladder, ratings and matches: highest first. gpus: those of the machine that started the run;
+    none without the driver's tool. api: of each API player since the run began.
+    activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
+    continuous training: window, the last window in one line; windows, the last ones; traders, those
+    of the last window.
+    """
+
+    run_name: str
+    status: RunStatus
+    updated_at: float
+    elapsed_s: float
+    update: int
+    total_updates: int
+    eta_s: float | None = None
+    games: int = 0
+    failed_games: int = 0
+    tokens: int = 0
+    samples: int = 0
+    games_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    learner: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    coverage: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    win_rates: tuple[WinRateRow, ...] = ()
+    exact: tuple[ExactRow, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    collection: tuple[CollectionRow, ...] = ()
+    ladder: tuple[LadderRow, ...] = ()
+    ratings: tuple[PoolEntry, ...] = ()
+    matches: tuple[MatchRow, ...] = ()
+    engines: tuple[EngineRow, ...] = ()
+    gpus: tuple[GpuLoad, ...] = ()
+    api: tuple[ApiUsage, ...] = ()
+    unit: Literal["update", "window"] = "update"
+    window: str = ""
+    windows: tuple[WindowRow, ...] = ()
+    traders: tuple[TraderRow, ...] = ()
+    activity: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object for ``progress.json``."""
+        return _codec().encode(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Progress:
+        """The value that ``to_json`` made ``data`` from."""
+        return _codec().decode(data)
+
+
+@functools.cache
+def _codec() -> Codec[Progress]:
+    return Codec(Progress, form="json")
+
+
+class Pace:
+    """Rates of rising counters (games, tokens) and the time between updates; ``now`` is run time.
+
+    Example:
+        >>> pace = Pace(now=0.0, counts={"games": 0})
+        >>> pace.update(now=50.0, counts={"games": 50})
+        {'games': 1.0}
+        >>> pace.update(now=60.0, counts={"games": 100})
+        {'games': 5.0}
+        >>> pace.seconds_for(updates=3, now=60.0)
+        30.0
+    """
+
+    def __init__(self, now: float, counts: Mapping[str, float]) -> None:
+        """Start at ``now`` with ``counts``; a resumed run starts where its earlier part ended."""
+        self._marks = deque([(now, dict(counts))])
+        self._last_update = (now, dict(counts))
+        self._update_times: deque[float] = deque(maxlen=PACE_UPDATES + 1)
+
+    def rates(self, now: float, counts: Mapping[str, float]) -> dict[str, float]:
+        """Growth per second of each counter over the last ``RATE_SECONDS``."""
+        self._marks.append((now, dict(counts)))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= RATE_SECONDS:
+            self._marks.popleft()
+        return _growth(self._marks[0], (now, counts))
+
+    def update(self, now: float, counts: Mapping[str, float]) -> dict[str, float]:
+        """Note an update; growth per second of each counter since the update before."""
+        growth = _growth(self._last_update, (now, counts))
+        self._last_update = (now, dict(counts))
+        self._update_times.append(now)
+        return growth
+
+    def seconds_for(self, updates: int, now: float) -> float | None:
+        """Seconds for ``updates`` more; None before the second update of this process.
+
+        The time before the first update holds the start-up and is left out. Evaluations lengthen
+        some intervals: the mean of the last ``PACE_UPDATES`` counts them in. Of the first nine, one
+        or two are far from the rest: they are longer beside the first evaluation, and shorter where
+        one burst of games fills two batches. Half of the weight is then the lower median's.
+        """
+        if updates <= 0:
+            return 0.0
+        intervals = [later - earlier for earlier, later in pairwise(self._update_times)]
+        if not intervals:
+            return None
+        each = statistics.fmean(intervals)
+        if len(intervals) < 10:
+            each = (each + statistics.median_low(intervals)) / 2
+        return max(updates * each - (now - self._update_times[-1]), 0.0)
+
+
+def _growth(
+    before: tuple[float, Mapping[str, float]], after: tuple[float, Mapping[str, float]]
+) -> dict[str, float]:
+    passed = after[0] - before[0]
+    return {
+        name: (count - before[1][name]) / passed if passed > 0 else 0.0
+        for name, count in after[1].items()
+    }

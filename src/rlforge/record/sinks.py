@@ -1,0 +1,332 @@
+"""Sinks of metrics: always a JSONL file; TensorBoard, W&B and others by configuration.
+
+W&B cannot delete points. A run that is resumed continues the run of its first part there, and
+updates that are made a second time keep the points of the first.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import yaml
+
+from rlforge.config.plugins import SINKS
+from rlforge.config.rules import Text
+from rlforge.config.schema import TrackerConfig
+from rlforge.config.stacks import build_stack
+from rlforge.errors import ConfigError, first_line
+from rlforge.record.files import JsonlFile, RunPaths, read_json, read_jsonl, write_json
+from rlforge.record.metrics import NAMESPACES
+from rlforge.system.network import check_proxies, spare_loopback, through
+from rlforge.system.packages import need_packages
+
+Row = Mapping[str, Any]
+
+#: Seconds within which the server of W&B answers, or counts as out of reach.
+_WANDB_TIMEOUT_S = 10.0
+
+
+class Sink(Protocol):
+    """Takes the metrics of a run: a dataclass, whose fields are its parameters in YAML.
+
+    It may have further methods: ``check()``, which raises ConfigError before the run starts, and
+    those of ``TakesTables``, ``TakesAdapters`` and ``HasNextStep``.
+
+    Example:
+        >>> @dataclass
+        ... class LastLoss:
+        ...     file_name: str = "loss.txt"
+        ...     def open(self, run: RunPaths, name: str) -> None:
+        ...         self.path = run.root / self.file_name
+        ...     def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        ...         self.path.write_text(str(scalars.get("learner/loss")))
+        ...     def rewind(self, step: int) -> None: ...
+        ...     def close(self) -> None: ...
+        >>> sink: Sink = LastLoss(file_name="last.txt")
+    """
+
+    def open(self, run: RunPaths, name: str) -> None:
+        """Called once, before any other method: the run directory, and the experiment's name."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record ``scalars`` (full namespaced keys) at ``step`` learner updates.
+
+        Called once per update and per evaluation, and in between for what has no step of its own.
+        The step of an evaluation is that of its version, which may be below an earlier step.
+        """
+
+    def rewind(self, step: int) -> None:
+        """Drop what was recorded after ``step``, where the sink can; the run continues there."""
+
+    def close(self) -> None:
+        """Write everything to disk (or to the server) and close."""
+
+
+@runtime_checkable
+class TakesTables(Protocol):
+    """A sink that shows tables."""
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        """Replace the table ``name``; every row has the same keys: the columns.
+
+        ``ratings``: the policies of the pool; ``matches``: how many games each two of them played.
+        ``games``: turns of a few games, at the end.
+        """
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A sink that keeps versions of the policy."""
+
+    def adapter(self, folder: Path) -> None:
+        """Keep the files of the checkpoint ``folder`` (``step-N``), without its state."""
+
+
+@runtime_checkable
+class HasNextStep(Protocol):
+    """A sink after which something is left to do."""
+
+    def next_step(self) -> str | None:
+        """A command for the user after the end of the run; None: nothing is left to do."""
+
+
+@dataclass
+class JsonlSink:
+    """``scalars.jsonl``: one object per call of ``write``; every run has it."""
+
+    def open(self, run: RunPaths, name: str) -> None:
+        self._file = JsonlFile(run.scalars)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._file.append({"step": step, "unix_time": time.time(), **scalars})
+
+    def rewind(self, step: int) -> None:
+        self._file.rewind(step)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class TensorBoardSink:
+    """TensorBoard events under ``tensorboard/`` of the run directory."""
+
+    def open(self, run: RunPaths, name: str) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(run.root / "tensorboard"))
+
+    def check(self) -> None:
+        """Raises ConfigError where TensorBoard is not installed."""
+        need_packages("tracker.tensorboard", "tensorboard", "tensorboard")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        entries = [
+            self._summary.Summary.Value(tag=key, simple_value=number)
+            for key, number in scalars.items()
+        ]
+        summary = self._summary.Summary(value=entries)
+        self._add(self._event.Event(step=step, wall_time=time.time(), summary=summary))
+
+    def rewind(self, step: int) -> None:
+        # On a START event, TensorBoard drops all points at and after its step.
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._add(self._event.Event(step=step + 1, wall_time=time.time(), session_log=start))
+
+    def _add(self, event: Any) -> None:
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@dataclass
+class WandbSink:
+    """A Weights & Biases run; in offline mode it is stored below the run directory.
+
+    group: None is the folder of the run's sweep. Charts of evaluations have the axis
+    ``evaluated_update``, all others ``update``.
+    """
+
+    project: Text
+    mode: Literal["online", "offline"] = "offline"
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def open(self, run: RunPaths, name: str) -> None:
+        spare_loopback(os.environ.get("WANDB_BASE_URL"))
+        self._wandb, self._root = _wandb(), run.root
+        # By key, until when earlier parts of the run gave it to every sink: read before a rewind.
+        self._sent: dict[str, int] = {}
+        for row in read_jsonl(run.scalars):
+            for key in row:
+                self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
+        ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
+        write_json(run.trackers, ids)
+        known = run.config.is_file()
+        self._run = self._wandb.init(
+            project=self.project,
+            id=ids["wandb"],
+            resume="allow",
+            name=_job_name(run, name),
+            group=self.group or _sweep(run),
+            tags=self.tags,
+            dir=str(run.root),
+            mode=self.mode,
+            config=yaml.safe_load(run.config.read_text(encoding="utf-8")) if known else {},
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )
+        # W&B's own step counts log calls and must rise: the x axis is the update instead.
+        for axis in ("update", "evaluated_update"):
+            self._run.define_metric(axis)
+        for namespace in NAMESPACES:
+            self._run.define_metric(f"{namespace}*", step_metric=_axis(namespace))
+
+    def check(self) -> None:
+        """Raises ConfigError where wandb is not installed, or cannot go online.
+
+        It then has no key, or its server does not answer; wandb itself tries for 90 seconds.
+        """
+        need_packages("tracker.wandb_project", "wandb", "wandb")
+        if self.mode != "online":
+            return
+        if not _has_wandb_key():
+            raise ConfigError(
+                "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
+                "or take tracker.wandb_mode=offline"
+            )
+        import httpx
+
+        server = os.environ.get("WANDB_BASE_URL") or _wandb().Settings().base_url
+        spare_loopback(server)
+        check_proxies()
+        try:
+            httpx.head(server, timeout=_WANDB_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise ConfigError(
+                f"tracker.wandb_mode: {server} does not answer{through(server)}: "
+                f"{first_line(error)}; mend this, or take tracker.wandb_mode=offline"
+            ) from error
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        unsent = {key: scalars[key] for key in scalars if step > self._sent.get(key, step - 1)}
+        for axis in ("update", "evaluated_update"):
+            if point := {key: unsent[key] for key in unsent if _axis(key) == axis}:
+                self._run.log({**point, axis: step})
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({f"tables/{name}": table, "update": step})
+
+    def adapter(self, folder: Path) -> None:
+        artifact = self._wandb.Artifact(f"adapter-{self._run.id}", type="model")
+        for file in sorted(path for path in folder.iterdir() if path.is_file()):
+            artifact.add_file(str(file))
+        self._run.log_artifact(artifact, aliases=["latest", folder.name])
+
+    def rewind(self, step: int) -> None:
+        """Nothing is deleted: points that are made again are left out."""
+
+    def close(self) -> None:
+        self._run.finish()
+        # Offline, W&B's process writes the file after ``finish`` has returned: wait for its end.
+        self._wandb.teardown()
+
+    def next_step(self) -> str | None:
+        """The command that uploads an offline run, with its parts before a resume."""
+        if self.mode == "online":
+            return None
+        return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
+
+
+def _sweep(run: RunPaths) -> str | None:
+    """The name of the folder of the sweep that the run is a job of."""
+    folder = run.root.absolute().parent.name
+    return folder if folder.startswith("sweep_") else None
+
+
+def _job_name(run: RunPaths, name: str) -> str:
+    """The name of the experiment; of a job of a sweep, with its overrides."""
+    if _sweep(run) is None or not run.command.is_file():
+        return name
+    first, *_ = run.command.read_text(encoding="utf-8").splitlines()
+    overrides = [
+        word
+        for word in shlex.split(first)
+        if "=" in word and not word.startswith(("+experiment=", "--", "hydra"))
+    ]
+    # W&B refuses longer names.
+    return " ".join([name, *overrides])[:128]
+
+
+def _axis(key: str) -> str:
+    """The metric that is the x axis of ``key`` in W&B."""
+    return "evaluated_update" if key.startswith("evaluation-") else "update"
+
+
+# ---------------------------------------------------------------- those of a configuration
+
+
+def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
+    """The open sinks of a run. Raises ConfigError as ``check_sinks``."""
+    sinks = check_sinks(config)
+    for sink in sinks:
+        sink.open(run, name)
+    return sinks
+
+
+def further_sinks(config: TrackerConfig) -> list[Sink]:
+    """Those of ``tracker.sinks``; ConfigError for an unknown one and a wrong parameter."""
+    return build_stack(config.sinks, SINKS, "tracker.sinks")
+
+
+def check_sinks(config: TrackerConfig) -> list[Sink]:
+    """The sinks of a run, not opened, after a check that they can work.
+
+    Raises ConfigError where a package is missing, and for W&B without a key to go online.
+    """
+    sinks: list[Sink] = [JsonlSink()]
+    if config.tensorboard:
+        sinks.append(TensorBoardSink())
+    if config.wandb_project is not None:
+        project, mode = config.wandb_project, config.wandb_mode
+        sinks.append(WandbSink(project, mode, group=config.group, tags=config.tags))
+    sinks += further_sinks(config)
+    for sink in sinks:
+        if (check := getattr(sink, "check", None)) is not None:
+            check()
+    return sinks
+
+
+def _wandb() -> Any:
+    # wandb reads it when it is imported; by default even offline runs contact an error server.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
+
+
+def _has_wandb_key() -> bool:
+    """Whether wandb finds a key by itself; without one it asks at the terminal."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    if not file.is_file():
+        return False
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    host = server.partition("://")[2].partition("/")[0]
+    try:
+        return netrc.netrc(str(file)).authenticators(host) is not None
+    except netrc.NetrcParseError as error:
+        raise ConfigError(f"tracker.wandb_mode: {file} cannot be read ({error})") from error

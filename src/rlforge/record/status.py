@@ -1,0 +1,94 @@
+"""How a run stands: running, done, interrupted, failed or killed.
+
+Its tracker writes the status into summary.json and progress.json, and the process of the command
+where no tracker can: before it starts, and when the run ends without it. Nothing writes the end of
+a process that was killed: readers see that no process holds the lock of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
+from rlforge.system.locks import RunLock
+
+
+def read_summary(run: RunPaths) -> dict[str, Any]:
+    """``summary.json``; empty when it is not there yet.
+
+    ``status``: running, done, interrupted, failed, or ``killed``: the file says running and no
+    process holds the lock of the run. Raises RlforgeError when the file is damaged.
+    """
+    return _as_it_stands(run, run.summary)
+
+
+def is_done(run: RunPaths) -> bool:
+    """Whether the run ended by itself, with all that it was to do."""
+    return read_summary(run).get("status") == "done"
+
+
+def read_progress(run: RunPaths) -> dict[str, Any]:
+    """``progress.json``, with the ``status`` of ``read_summary``; empty when it is not there yet.
+
+    Raises RlforgeError when the file is damaged.
+    """
+    return _as_it_stands(run, run.progress)
+
+
+def _as_it_stands(run: RunPaths, file: Path) -> dict[str, Any]:
+    # A run locks before it writes that it runs, and writes how it ended before it unlocks: only a
+    # lock that is free before and after the file is read means that the run was killed.
+    lock = RunLock(run.root)
+    free = lock.held() is False
+    data = read_json(file)
+    if free and data.get("status") == "running" and lock.held() is False:
+        data["status"] = "killed"
+    return data
+
+
+def why_it_ended(summary: Mapping[str, Any]) -> str | None:
+    """Why the run of a ``read_summary`` failed or is called killed; None for any other.
+
+    Example:
+        >>> why_it_ended({"status": "failed", "error": "the learner died"})
+        'failed: the learner died'
+    """
+    if summary.get("status") == "killed":
+        return (
+            "was killed: its process has not written how it ended; logs/ may tell why, --resume "
+            "goes on"
+        )
+    return f"failed: {summary.get('error')}" if summary.get("status") == "failed" else None
+
+
+def write_start(run: RunPaths, run_name: str, total_updates: int) -> None:
+    """Say in summary.json and progress.json that the run starts or goes on."""
+    known = {"updates": 0, **read_json(run.summary)}
+    known.pop("error", None)
+    about = {"run_name": run_name, "total_updates": total_updates, "status": "running"}
+    write_json(run.summary, {**known, **about})
+    view = {"elapsed_s": 0.0, "update": 0, **read_json(run.progress)}
+    write_json(run.progress, {**view, **about, "updated_at": time.time()})
+
+
+def write_end(run: RunPaths, status: str, error: str | None = None) -> None:
+    """Say in summary.json and progress.json how the run ended, where its tracker has not.
+
+    status: interrupted or failed; error: why. Does nothing after a tracker that was closed.
+    """
+    summary = read_json(run.summary)
+    if summary.get("status") != "running":
+        return
+    # The tracker counted when the run started.
+    if rows := read_jsonl(run.metrics):
+        summary["updates"] = len(rows)
+        summary["wall_time_s"] = rows[-1].get("time_s", summary.get("wall_time_s"))
+    if windows := read_jsonl(run.windows):
+        summary["windows"] = len(windows)
+    ending = {"status": status} if error is None else {"status": status, "error": error}
+    write_json(run.summary, {**summary, **ending})
+    view = read_json(run.progress)
+    write_json(run.progress, {**view, "status": status, "updated_at": time.time()})

@@ -1,0 +1,125 @@
+"""The folder of a sweep: ``sweep.json`` says at its start which jobs it makes.
+
+``shared`` are the overrides that every job has; ``jobs`` those that only some have, a list per job,
+or null where the sweeper chooses them as it goes. The folders of the jobs are 0, 1, …
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlforge.record.files import RunPaths, read_json, runs_below, write_json
+from rlforge.record.status import read_summary
+from rlforge.system.locks import RunLock
+from rlforge.types import value
+
+SWEEP_FILE = "sweep.json"
+#: In the folder of a job that failed: why.
+FAILED = "failed.txt"
+
+#: Most characters of the overrides in front of every line that a job prints.
+_LABEL = 40
+
+
+@value
+class Job:
+    """A job of a sweep. number: names its folder. total: of the jobs, None where it is not known.
+
+    overrides: those that not all jobs have.
+
+    Example:
+        >>> job = Job(number=1, total=6, overrides=("seed=1", "learner.learning_rate=0.001"))
+        >>> str(job), job.label
+        ('job 2 of 6: seed=1 learner.learning_rate=0.001', '2/6 seed=1 learning_rate=0.001')
+    """
+
+    number: int
+    total: int | None
+    overrides: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Which job it is, in few characters."""
+        at = f"{self.number + 1}/{self.total}" if self.total else f"{self.number + 1}"
+        what = " ".join(map(shortened, self.overrides))
+        return f"{at} {what}" if 0 < len(what) <= _LABEL else at
+
+    def __str__(self) -> str:
+        total = f" of {self.total}" if self.total else ""
+        what = f": {' '.join(self.overrides)}" if self.overrides else ""
+        return f"job {self.number + 1}{total}{what}"
+
+
+def shortened(override: str) -> str:
+    """An override with the last part of its key.
+
+    Example:
+        >>> shortened("learner.learning_rate=0.001"), shortened("+experiment=kuhn_grpo")
+        ('learning_rate=0.001', 'experiment=kuhn_grpo')
+    """
+    key, _, setting = override.partition("=")
+    return f"{key.lstrip('+').rpartition('.')[2]}={setting}"
+
+
+def write_sweep(folder: Path, shared: Sequence[str], jobs: Sequence[Sequence[str]] | None) -> None:
+    """Write ``sweep.json``. jobs: all overrides of each, None where they are not known yet."""
+    own = None if jobs is None else [[one for one in job if one not in shared] for job in jobs]
+    write_json(folder / SWEEP_FILE, {"shared": list(shared), "jobs": own})
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether it is the folder of a sweep."""
+    return (folder / SWEEP_FILE).is_file()
+
+
+def under_way(folder: Path) -> bool:
+    """Whether a run, a sweep, or a run below the folder goes on."""
+    runs = [RunPaths(root=path) for path in (folder, *runs_below(folder))]
+    running = any(read_summary(run).get("status") == "running" for run in runs)
+    return running or RunLock(folder).held() is True
+
+
+def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
+    """The job whose run directory is ``run_dir``; None where it belongs to no sweep.
+
+    overrides: all that the job has, where command.txt does not hold them yet.
+    """
+    sweep = read_json(run_dir.absolute().parent / SWEEP_FILE)
+    if not sweep or not run_dir.name.isdigit():
+        return None
+    number, jobs = int(run_dir.name), sweep["jobs"]
+    if jobs is not None and number < len(jobs):
+        return Job(number=number, total=len(jobs), overrides=tuple(jobs[number]))
+    file = RunPaths(root=run_dir).command
+    if not overrides and file.is_file():
+        first, *_ = file.read_text(encoding="utf-8").splitlines()
+        overrides = [word for word in shlex.split(first) if "=" in word and word[0] != "-"]
+    own = tuple(one for one in overrides if one not in sweep["shared"])
+    return Job(number=number, total=None, overrides=own)
+
+
+def job_label(run_dir: Path) -> str:
+    """``Job.label`` of the run in ``run_dir``; empty where it belongs to no sweep."""
+    job = job_of(run_dir)
+    return "" if job is None else job.label
+
+
+def members(folder: Path) -> list[Path]:
+    """The runs below ``folder``, by name; of a sweep also jobs that failed before they were one."""
+    failed = [file.parent for file in folder.glob(f"*/{FAILED}")]
+    return sorted({*runs_below(folder), *failed}, key=_by_name)
+
+
+def all_jobs(folder: Path) -> list[Path]:
+    """As ``members``, and the jobs of a sweep that have not started."""
+    jobs = read_json(folder / SWEEP_FILE).get("jobs") or ()
+    waiting = [folder / str(number) for number in range(len(jobs))]
+    return sorted({*members(folder), *waiting}, key=_by_name)
+
+
+def _by_name(path: Path) -> list[tuple[bool, int, str]]:
+    """Sorts numbers in names of folders as numbers."""
+    parts = path.parts
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -1,0 +1,507 @@
+"""The tracker records a run: games, evaluations, updates and snapshots of the pool.
+
+It turns them into namespaced metrics (for the sinks), one line per update and evaluation (for
+readers of the run directory) and a ``Progress`` (for displays). Other actors do not wait for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.errors import RlforgeError
+from rlforge.record.files import JsonlFile, create_run, read_jsonl, write_json
+from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
+from rlforge.record.progress import (
+    ALARMS,
+    EngineRow,
+    ExactRow,
+    Pace,
+    Progress,
+    RunStatus,
+    WinRateRow,
+)
+from rlforge.record.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
+from rlforge.record.samples import sample_turns
+from rlforge.record.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
+from rlforge.system.checkpoint import list_checkpoints
+from rlforge.system.hardware import GpuLoad
+from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
+
+log = logging.getLogger(__name__)
+
+#: Rows of a ``Progress`` that grow with the run are cut to this many.
+MOST_ROWS = 64
+
+_RATED = ("uid", "mu", "sigma", "games", "active", "rated_games")
+
+
+class Tracker:
+    """One per run. Not thread-safe: the actor around it takes one call at a time.
+
+    Owns metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of the
+    run directory. ``sinks`` get each update and each evaluation when it comes, at its own step, and
+    every ``cfg.flush_every_s`` seconds what has no step of its own. A sink that fails is named in
+    the log and asked again at the next point; ``close`` raises the first failure.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tracker = Tracker(folder, TrackerConfig(), "kuhn", total_updates=10)
+        ...     update = UpdateResult(version=1, metrics={"loss": 0.5}, samples=64, tokens=640)
+        ...     tracker.log_learner(update, shares={"idle_share": 0.1})
+        ...     _ = tracker.close({"status": "done"})
+        ...     [(row["step"], row["loss"]) for row in read_jsonl(tracker.paths.metrics)]
+        [(1, 0.5)]
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        cfg: TrackerConfig,
+        run_name: str,
+        total_updates: int,
+        sinks: Sequence[Sink] | None = None,
+        *,
+        about: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the run directory for writing; counters continue from the files that are there.
+
+        sinks: None makes those of ``cfg``. about: seed, versions, command …, for summary.json.
+        clock: a monotonic clock, in seconds.
+        """
+        self.paths = create_run(run_dir)
+        self._cfg = cfg
+        self._run_name = run_name
+        self._total_updates = total_updates
+        self._sinks = list(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
+        self._about = dict(about or {})
+        self._clock = clock
+        self._metrics = Metrics(cfg.window)
+        self._status: RunStatus = "running"
+        self._update_file = JsonlFile(self.paths.metrics)
+        self._eval_file = JsonlFile(self.paths.evals)
+        self._exact_file = JsonlFile(self.paths.exact)
+        self._alarm_file = JsonlFile(self.paths.sentinel)
+        self._rating_file = JsonlFile(self.paths.ratings)
+        self._learner: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        self._engines: dict[str, EngineRow] = {}
+        self._pool = PoolSnapshot(mode="", current=None, entries=(), matches={})
+        self._matches = self._pool.pairs()
+        self._gpus: tuple[GpuLoad, ...] = ()
+        self._api: tuple[ApiUsage, ...] = ()
+        self._activity = ""
+        self._since_update = Metrics(cfg.window)
+        self._ratings_changed = False
+        self._sink_failure: Exception | None = None
+        self._next_flush = clock() + cfg.flush_every_s
+        self._restore_counters()
+        self._write_summary({})
+        self._publish()
+
+    def resume(self, version: int) -> None:
+        """Continue after update ``version``: later lines of the tracker's files are dropped."""
+        for file in self._files():
+            file.rewind(version)
+        self._for_sinks(lambda sink: sink.rewind(version))
+        self._restore_counters()
+        self._publish()
+
+    def _files(self) -> tuple[JsonlFile, ...]:
+        return (
+            self._update_file,
+            self._eval_file,
+            self._exact_file,
+            self._alarm_file,
+            self._rating_file,
+        )
+
+    def _restore_counters(self) -> None:
+        """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
+        self._since_update.drain()
+        self._games: Counter[str] = Counter()
+        self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
+        self._win_rates: dict[tuple[str, str], WinRateRow] = {}
+        self._recent_evals: defaultdict[tuple[str, str], RecentGames] = defaultdict(
+            lambda: RecentGames(self._cfg.window)
+        )
+        self._exact: dict[str, ExactRow] = {}
+        self._alarms: list[Alarm] = []
+        earlier_s = self._read_files()
+        self._begin = self._clock() - earlier_s
+        self._pace = Pace(earlier_s, self._counts())
+
+    def _read_files(self) -> float:
+        """Count what the run's files hold; returns the seconds of run time behind it."""
+        earlier_s = 0.0
+        for row in read_jsonl(self.paths.metrics):
+            self._update, earlier_s = row["step"], row["time_s"]
+            self._earlier_games, self._failed = row["games"], row["failed_games"]
+            self._tokens, self._samples = row["tokens"], row["samples_seen"]
+        for row in read_jsonl(self.paths.evals):
+            self._remember_eval(EVALS.decode(row))
+        for row in read_jsonl(self.paths.exact):
+            self._remember_exact(EXACT.decode(row))
+        self._alarms += [ALARMS.decode(row) for row in read_jsonl(self.paths.sentinel)]
+        return earlier_s
+
+    # ------------------------------------------------------------ input
+
+    def log_scalars(self, means: Mapping[str, float]) -> None:
+        """Means of what users' code reported: ``custom/NAME``, recorded with the next update."""
+        for key, mean in means.items():
+            self._since_update.put(key, mean)
+        self.tick()
+
+    def log_gpus(self, loads: Sequence[GpuLoad]) -> None:
+        """The machine's GPUs now: ``system/gpu-N/…``, also in the next update's line.
+
+        ``memory_gb`` (GiB in use), ``power_w`` and ``busy`` (0..1), as far as they are measured.
+        """
+        self._gpus = tuple(loads)
+        for metrics in (self._metrics, self._since_update):
+            for load in loads:
+                prefix = f"system/gpu-{load.index}"
+                metrics.set(f"{prefix}/memory_gb", load.used / 2**30)
+                for name, number in (("power_w", load.power), ("busy", load.busy)):
+                    if number is not None:
+                        metrics.put(f"{prefix}/{name}", number)
+        self.tick()
+
+    def add_games(self, records: Sequence[GameRecord]) -> None:
+        """Finished training games: ``collection-ENV/…``."""
+        for record in records:
+            put_game(self._metrics, record)
+            self._tokens += sum(len(turn.completion.token_ids) for turn in record.turns)
+            if record.error is None:
+                self._games[record.spec.env_id] += 1
+            else:
+                self._failed += 1
+        self.tick()
+
+    def add_eval(self, result: EvalResult) -> None:
+        """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``.
+
+        Its step in the sinks is that of the version that played, which may be below the newest.
+        ``recent_…`` are over the last ``cfg.window`` games, of earlier versions too.
+        """
+        prefix = f"evaluation-{result.env_id}/{result.opponent}"
+        scalars = {
+            "win_rate": result.win_rate,
+            "draw_rate": result.draw_rate,
+            "loss_rate": result.loss_rate,
+            "reward": result.mean_reward,
+            "invalid_rate": result.invalid_rate,
+            "games": result.games,
+        }
+        self._eval_file.append({**EVALS.encode(result), "time_s": self._elapsed()})
+        self._remember_eval(result)
+        scalars |= self._recent_evals[result.env_id, result.opponent].means()
+        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._publish()
+        self.tick()
+
+    def add_exact(self, result: ExactResult) -> None:
+        """One exact measure: a line of exact.jsonl and ``exact-ENV/…``, at the version's step."""
+        scalars = {
+            "nash_conv": result.nash_conv,
+            "illegal": result.illegal,
+            **{f"gain_{seat}": gain for seat, gain in enumerate(result.gains)},
+        }
+        self._exact_file.append({**EXACT.encode(result), "time_s": self._elapsed()})
+        self._remember_exact(result)
+        prefix = f"exact-{result.env_id}"
+        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._publish()
+        self.tick()
+
+    def add_alarm(self, alarm: Alarm) -> None:
+        """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
+        self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
+        self._alarms.append(alarm)
+        self._write(self._update, {f"sentinel/{alarm.signal}": 1.0})
+        self._publish()
+        self.tick()
+
+    def _remember_exact(self, result: ExactResult) -> None:
+        before = self._exact.get(result.env_id)
+        self._exact[result.env_id] = ExactRow.after(result, before)
+
+    def _remember_eval(self, result: EvalResult) -> None:
+        key = (result.env_id, result.opponent)
+        self._win_rates[key] = WinRateRow.after(result, self._win_rates.get(key))
+        self._recent_evals[key].add(result)
+
+    def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
+        """The load of an engine: ``inference/ENGINE/…``.
+
+        stats: ``queued``, ``running`` (requests), ``tok_s`` (tokens generated per second),
+        ``tokens``, generated so far in this process, and what else the engine counts.
+        """
+        self._engines[engine_name] = EngineRow(
+            name=engine_name,
+            queued=int(stats["queued"]),
+            running=int(stats["running"]),
+            tok_s=float(stats["tok_s"]),
+            tokens=int(stats["tokens"]),
+        )
+        for name in stats.keys() - {"tokens"}:
+            note = self._metrics.put if name.endswith("tok_s") else self._metrics.set
+            note(f"inference/{engine_name}/{name}", stats[name])
+        self.tick()
+
+    def log_api(self, players: Sequence[ApiUsage], figures: Mapping[str, float]) -> None:
+        """Usage of API players since the run began: ``api/PLAYER/…``, and of all ``api/…``.
+
+        ``latency_s`` is of the requests since the last call. Also in the next update's line.
+        """
+        before = {one.uid: one for one in self._api}
+        self._api = tuple(players)
+        for metrics in (self._metrics, self._since_update):
+            for name, number in figures.items():
+                metrics.set(f"api/{name}", number)
+            for one in players:
+                for name in ("games", "requests", "failed", "prompt_tokens", "answer_tokens"):
+                    metrics.set(f"api/{one.uid}/{name}", getattr(one, name))
+                if one.requests > one.failed + one.unpriced:
+                    metrics.set(f"api/{one.uid}/cost", one.cost)
+                new = one.plus(before.get(one.uid, ApiUsage(uid=one.uid)), sign=-1)
+                if new.requests:
+                    metrics.put(f"api/{one.uid}/latency_s", new.latency_s)
+        self.tick()
+
+    def log_activity(self, doing: str) -> None:
+        """What a run that plays no games does from now on."""
+        self._activity = doing
+        self.tick()
+
+    def log_learner(
+        self, result: UpdateResult, shares: Mapping[str, float], policy: str = ""
+    ) -> None:
+        """One update: a line of metrics.jsonl and ``learner/…``, with what came since the last.
+
+        shares: of wall time in which engines, learner and neither of them worked
+        (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); further entries are
+        recorded as well. policy: of several the one that was updated, unless it is the first; its
+        metrics are ``policies/NAME/…``, so that curves of ``learner/…`` are of one policy.
+        """
+        now = self._elapsed()
+        self._update = result.version
+        self._samples += result.samples
+        metrics = {name: float(number) for name, number in result.metrics.items()}
+        if not policy:
+            self._learner = metrics
+        others = {f"policies/{policy}/{name}": each for name, each in metrics.items() if policy}
+        self._shares = {name: float(number) for name, number in shares.items()}
+        growth = self._pace.update(now, self._counts())
+        row = {
+            **({} if policy else metrics),
+            **self._shares,
+            "samples": result.samples,
+            "samples_seen": self._samples,
+            "trained_tokens": result.tokens,
+            "games_per_s": growth["games"],
+            "generated_tokens_per_s": growth["tokens"],
+        }
+        measured = {**self._metrics.means(), **self._since_update.drain()}
+        self._update_file.append(
+            {
+                "step": result.version,
+                "time_s": now,
+                **row,
+                **others,
+                **self._counts(),
+                "failed_games": self._failed,
+                **measured,
+            }
+        )
+        learner = {f"learner/{name}": number for name, number in row.items()}
+        self._write(result.version, {**self._metrics.drain(), **learner, **others, **measured})
+        self._publish()
+        self.tick()
+
+    def log_pool(self, snapshot: PoolSnapshot) -> None:
+        """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
+
+        Sinks get the rating of the newest version as ``pool/current/…`` and those of policies that
+        are no versions of the run as ``pool/UID/…``, and at the next flush the tables ``ratings``
+        and ``matches``, in which every version is.
+        """
+        rated = sorted(snapshot.entries, key=lambda one: (one.rated_games == 0, -one.mu))
+        self._pool = dataclasses.replace(snapshot, entries=tuple(rated))
+        self._matches = snapshot.pairs()[:MOST_ROWS]
+        write_json(self.paths.pool, POOLS.encode(snapshot))
+        line = Ratings(
+            step=self._update,
+            time_s=self._elapsed(),
+            current=snapshot.current,
+            coverage=snapshot.coverage,
+            ratings={one.uid: [one.mu, one.sigma] for one in rated if one.active},
+        )
+        self._rating_file.append(RATINGS.encode(line))
+        self._ratings_changed = True
+        scalars = {f"pool/coverage/{env}": share for env, share in snapshot.coverage.items()}
+        # A curve of each version would end with the next one: they are one curve, and a table.
+        for one in rated:
+            if one.role != "learner" or one.uid == snapshot.current:
+                name = "current" if one.uid == snapshot.current else one.uid
+                scalars |= {f"pool/{name}/mu": one.mu, f"pool/{name}/sigma": one.sigma}
+                scalars |= {f"pool/{name}/games": one.games}
+        self._write(self._update, scalars)
+        self._publish()
+        self.tick()
+
+    # ------------------------------------------------------------ output
+
+    def progress(self) -> Progress:
+        """Everything the display shows, as of now."""
+        now, counts = self._elapsed(), self._counts()
+        rates = self._pace.rates(now, counts)
+        return Progress(
+            run_name=self._run_name,
+            status=self._status,
+            activity=self._activity if self._status == "running" else "",
+            updated_at=time.time(),
+            elapsed_s=now,
+            update=self._update,
+            total_updates=self._total_updates,
+            eta_s=self._pace.seconds_for(self._total_updates - self._update, now),
+            games=counts["games"],
+            failed_games=self._failed,
+            tokens=self._tokens,
+            samples=self._samples,
+            games_per_s=rates["games"],
+            tokens_per_s=rates["tokens"],
+            learner=dict(self._learner),
+            shares=dict(self._shares),
+            coverage=self._pool.coverage,
+            win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
+            exact=tuple(self._exact[key] for key in sorted(self._exact)),
+            alarms=tuple(self._alarms),
+            collection=collection_rows(self._metrics, self._games),
+            ladder=self._pool.ladder,
+            ratings=self._pool.entries[:MOST_ROWS],
+            matches=self._matches,
+            engines=tuple(self._engines[name] for name in sorted(self._engines)),
+            gpus=self._gpus,
+            api=self._api,
+        )
+
+    def tick(self) -> None:
+        """Flush to the sinks, and write progress.json once a second, when due."""
+        if self._clock() >= self._next_flush:
+            self.flush()
+        if self._clock() >= self._next_publish:
+            self._publish()
+
+    def flush(self) -> None:
+        """Give the sinks what came since the last update or flush, and the newest ratings."""
+        self._next_flush = self._clock() + self._cfg.flush_every_s
+        self._write(self._update, self._metrics.drain())
+        if self._ratings_changed:
+            rated = self._pool.entries[:MOST_ROWS]
+            columns = [{name: getattr(one, name) for name in _RATED} for one in rated]
+            self._write_table("ratings", columns)
+            self._write_table("matches", list(map(dataclasses.asdict, self._matches)))
+            self._ratings_changed = False
+
+    def close(self, summary: Mapping[str, Any]) -> list[str]:
+        """End the run: last flush, and summary.json (``about``, the counters, ``summary``).
+
+        summary: its ``status`` (``done``, ``interrupted`` or ``failed``; ``done`` when missing)
+        ends the displays of the run. Sinks that take them get a few games as the table ``games``
+        and the versions of ``cfg.adapters``. Returns what the user may do next, in lines. Closing
+        again does nothing.
+
+        Raises:
+            Exception: the first failure of a sink, once all else is done.
+        """
+        if self._status != "running":
+            return []
+        self._status = summary.get("status", "done")
+        for file in self._files():
+            file.close()
+        self._write_summary(summary)
+        self._publish()
+        self.flush()
+        self._write(self._update, self._since_update.drain())
+        if any(isinstance(sink, TakesTables) for sink in self._sinks):
+            try:
+                self._write_table("games", sample_turns(self.paths))
+            except RlforgeError as error:  # a damaged file must not keep the run from its end
+                log.warning("no sample games for the sinks: %s", error)
+        self._hand_over_adapters()
+        self._for_sinks(lambda sink: sink.close())
+        if self._sink_failure is not None:
+            raise self._sink_failure
+        steps = [sink.next_step() for sink in self._sinks if isinstance(sink, HasNextStep)]
+        return [step for step in steps if step is not None]
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if scalars:
+            self._for_sinks(lambda sink: sink.write(step, scalars))
+
+    def _write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        def write(sink: Sink) -> None:
+            if isinstance(sink, TakesTables):
+                sink.table(self._update, name, rows)
+
+        if rows:
+            self._for_sinks(write)
+
+    def _hand_over_adapters(self) -> None:
+        if self._cfg.adapters == "off":
+            return
+        versions = list_checkpoints(self.paths.checkpoints)
+
+        def hand_over(sink: Sink) -> None:
+            if isinstance(sink, TakesAdapters):
+                for folder in versions if self._cfg.adapters == "all" else versions[-1:]:
+                    sink.adapter(folder)
+
+        self._for_sinks(hand_over)
+
+    def _for_sinks(self, act: Callable[[Sink], None]) -> None:
+        """Call ``act`` with each sink; the failure of one does not keep the others from it."""
+        for sink in self._sinks:
+            try:
+                act(sink)
+            except Exception as error:
+                log.warning("%s failed: %r", type(sink).__name__, error)
+                self._sink_failure = self._sink_failure or error
+
+    def _write_summary(self, extra: Mapping[str, Any]) -> None:
+        reached = {
+            "run_name": self._run_name,
+            "status": self._status,
+            "updates": self._update,
+            "total_updates": self._total_updates,
+            "wall_time_s": self._elapsed(),
+            **self._counts(),
+            "failed_games": self._failed,
+            "samples_seen": self._samples,
+            "evaluations": [dataclasses.asdict(row) for row in self._win_rates.values()],
+            "exact": [dataclasses.asdict(row) for row in self._exact.values()],
+            "api": [dataclasses.asdict(one) for one in self._api],
+        }
+        write_json(self.paths.summary, {**self._about, **reached, **extra})
+
+    def _publish(self) -> None:
+        self._next_publish = self._clock() + 1.0
+        write_json(self.paths.progress, self.progress().to_json())
+
+    def _elapsed(self) -> float:
+        """Seconds of run time, including the earlier parts of a resumed run."""
+        return self._clock() - self._begin
+
+    def _counts(self) -> dict[str, int]:
+        """Finished training games and the tokens generated in them, over the whole run."""
+        return {"games": self._earlier_games + self._games.total(), "tokens": self._tokens}

@@ -1,0 +1,338 @@
+"""Places and starts the actors of a run graph, and explains their ends.
+
+The classes of the neighbouring modules are plain Python and become actors here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+import re
+import shlex
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlforge.errors import RlforgeError, RunError
+from rlforge.preflight.plan import RunPlan
+from rlforge.record.scalars import Sums, means, taken
+from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server, this_node
+from rlforge.run.actors.host import STATE, Host, Hosted
+from rlforge.run.actors.learner import LearnerGroup
+from rlforge.run.actors.process import turn_file
+from rlforge.specs import ActorSpec
+
+log = logging.getLogger(__name__)
+
+PLACEMENT_PATIENCE_S = 120.0
+"""Seconds within which a cluster must have room for all actors."""
+
+START_PATIENCE_S = 300.0
+"""Seconds within which an actor that loads no model must be there."""
+
+SCALARS_PATIENCE_S = 2.0
+"""Seconds to wait for the scalars of an actor, which may be dead or busy."""
+
+
+class RunActors:
+    """The actors of a run, by name, and which of them are absent.
+
+    Absent are those that wait for room on a node, and those that died and are not back.
+
+    Example:
+        >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"}, {"engine-1"})
+        >>> actors.tracker, actors.engines, list(actors.present("engine"))
+        ('t', ('e0', 'e1'), ['engine-0'])
+    """
+
+    def __init__(self, named: Mapping[str, Any], absent: Collection[str] = ()) -> None:
+        """named: handles of Ray actors, those of one kind in the order of their numbers."""
+        self.named = dict(named)
+        self.absent = set(absent)
+
+    def replicas(self, kind: str) -> dict[str, Any]:
+        """All replicas of one kind, by name."""
+        return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
+
+    def present(self, kind: str) -> dict[str, Any]:
+        """The replicas of one kind that are not absent, by name."""
+        replicas = self.replicas(kind).items()
+        return {name: actor for name, actor in replicas if name not in self.absent}
+
+    @property
+    def tracker(self) -> Any:
+        return self.named["tracker"]
+
+    @property
+    def pool(self) -> Any:
+        return self.named["pool"]
+
+    @property
+    def buffer(self) -> Any:
+        return self.named["buffer"]
+
+    @property
+    def engines(self) -> tuple[Any, ...]:
+        return tuple(self.replicas("engine").values())
+
+    @property
+    def collectors(self) -> tuple[Any, ...]:
+        return tuple(self.replicas("collector").values())
+
+    @property
+    def learner(self) -> LearnerGroup:
+        return LearnerGroup(tuple(self.replicas("learner").values()))
+
+    async def custom_scalars(self) -> dict[str, float]:
+        """Means of what users' code reported with ``log_scalar`` since the last call.
+
+        In this process and in all actors but the tracker, for which no loop waits. An actor that
+        does not answer within ``SCALARS_PATIENCE_S`` is left out.
+        """
+        calls = [
+            asyncio.ensure_future(actor.__ray_call__.remote(_taken))
+            for name, actor in self.named.items()
+            if name != "tracker" and name not in self.absent
+        ]
+        answered = set[asyncio.Future[Sums]]()
+        if calls:
+            answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
+            for call in late:
+                call.cancel()
+        reports = [call.result() for call in answered if call.exception() is None]
+        return means([taken(), *reports])
+
+    async def about_engines(self) -> tuple[str, ...]:
+        """Which engine ``engine=auto`` has taken, and why, a line for each answer."""
+        about = await asyncio.gather(
+            *(engine.about.remote() for engine in self.present("engine").values())
+        )
+        return tuple(f"engine: {line}" for line in dict.fromkeys(about) if line)
+
+    async def come_home(self) -> None:
+        """Bring what other nodes still have of the run to the run directory."""
+        if "files" in self.named:
+            await come_home(self.named["files"])
+
+    def name_of(self, actor_id: str | None) -> str | None:
+        """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
+        ids = {
+            actor.host._actor_id.hex(): STATE
+            for actor in self.named.values()
+            if isinstance(actor, Hosted)
+        }
+        ids |= {
+            actor._actor_id.hex(): name
+            for name, actor in self.named.items()
+            if not isinstance(actor, Hosted)
+        }
+        return ids.get(actor_id or "")
+
+
+def _taken(actor: object) -> Sums:
+    return taken()
+
+
+async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunActors:
+    """Start every actor of ``plan`` and wait until those that it needs have loaded what they need.
+
+    A constructor gets those of the plan's ``config`` and ``hardware``, ``name``, ``rank`` (number
+    of the replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is
+    for actors on the driver's node. part: how often the run was resumed, which keeps its game ids
+    apart. Actors load side by side, except those that share a card: an engine may measure its
+    memory as the fall of the card's free memory. Replicas beyond ``ActorSpec.least`` are absent
+    from what is returned: they come when a node has room.
+    Raises RunError when there is no room for all, or Ray does not start one; errors of constructors
+    arrive wrapped by Ray (see ``reason``).
+    """
+    specs = [spec for spec in plan.nodes if spec.actor is not None]
+    places = await _places(specs)
+    turn_file(run_dir).unlink(missing_ok=True)  # left by a run killed in the learner's turn
+    named: dict[str, Any] = {}
+    folder = RunFolder(run_dir=str(run_dir))
+    if plan.hardware.ray_address is not None:
+        named["files"], folder = start_server(run_dir)
+    given = {"config": plan.config, "hardware": plan.hardware, "part": part}
+    given |= {"folder": folder, "run_dir": str(run_dir)}
+    loading: list[asyncio.Future[Any]] = []
+    hosts: dict[str, Any] = {}
+    absent = set[str]()
+    alone: asyncio.Future[Any] | None = None
+    try:
+        for spec in specs:
+            for rank, name in enumerate(spec.actor_names):
+                if spec.loads_alone and alone is not None:
+                    await alone
+                place = on_node(this_node()) if spec.on_driver_node else places.get(name)
+                more = given | {"name": name, "rank": rank}
+                if spec.host:
+                    if spec.host not in hosts:
+                        hosts[spec.host] = _host(spec.host, place, str(run_dir))
+                    actor = named[name] = Hosted(hosts[spec.host], name)
+                    made = actor.host.make.remote(name, spec.actor, _arguments(spec, more))
+                    loading.append(asyncio.ensure_future(_ready(spec, name, made)))
+                    continue
+                actor = named[name] = _create(spec, place, more)
+                if spec.least is not None and rank >= spec.least:
+                    absent.add(name)
+                    continue
+                loading.append(
+                    asyncio.ensure_future(_ready(spec, name, actor.__ray_ready__.remote()))
+                )
+                if spec.name == "learner" and rank + 1 == spec.replicas:
+                    # A rank loads its model only after it has connected to the others.
+                    loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
+                alone = loading[-1] if spec.loads_alone else None
+        await asyncio.gather(*loading)
+    except BaseException:  # also Ctrl-C
+        await RunActors(named).come_home()
+        raise
+    finally:
+        for waiting in loading:
+            waiting.cancel()
+    return RunActors(named, absent)
+
+
+async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
+    """Wait until an actor is there: for those without a core of their own not for ever."""
+    try:
+        async with asyncio.timeout(None if spec.num_cpus else START_PATIENCE_S):
+            await there
+    except TimeoutError:
+        raise RunError(
+            f"Ray has not started {name} within {START_PATIENCE_S:g} s: this machine is busy, or "
+            "its clock was set back; start again"
+        ) from None
+
+
+def _class(spec: ActorSpec) -> Any:
+    assert spec.actor is not None
+    module, _, class_name = spec.actor.partition(":")
+    return getattr(importlib.import_module(module), class_name)
+
+
+def _arguments(spec: ActorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``given`` that the constructor has parameters for."""
+    parameters = inspect.signature(_class(spec)).parameters
+    return {key: argument for key, argument in given.items() if key in parameters}
+
+
+def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
+    made: Any = ray.remote(_class(spec))
+    return made.options(
+        name=given["name"],
+        num_cpus=spec.num_cpus,
+        num_gpus=spec.num_gpus,
+        max_restarts=spec.restarts,
+        max_concurrency=spec.concurrency,
+        scheduling_strategy=place,
+    ).remote(**_arguments(spec, given))
+
+
+def _host(name: str, place: Any, run_dir: str) -> Any:
+    made: Any = ray.remote(Host)
+    options = {"name": name, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": place}
+    return made.options(**options).remote(name, run_dir)
+
+
+async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:
+    """Placement of each actor that has a placement group, by its name (see ``ActorSpec``).
+
+    Raises RunError when what the run needs does not fit: Ray itself would wait for ever.
+    """
+    places = {}
+    placed = [spec for spec in specs if spec.placement_group is not None]
+    together = [spec for spec in placed if spec.least is None]
+    for name in dict.fromkeys(spec.placement_group for spec in together):
+        inside = [spec for spec in together if spec.placement_group == name]
+        group = _group([_bundle(spec) for spec in inside for _ in spec.actor_names])
+        fewer = f"lower {' or '.join(spec.replicas_key for spec in inside)}"
+        await _has_room([group], [(spec.replicas, spec) for spec in inside], fewer)
+        names = [name for spec in inside for name in spec.actor_names]
+        for index, name in enumerate(names):
+            places[name] = PlacementGroupSchedulingStrategy(group, index)
+    alone = [(spec, spec.least) for spec in placed if spec.least is not None]
+    needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
+    groups = {name: _group([_bundle(spec)]) for name, spec in needed.items()}
+    await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start another node")
+    # Only now the others: they do not take the room of those without which the run cannot start.
+    others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
+    groups |= {name: _group([_bundle(spec)]) for name, spec in others.items()}
+    for name, group in groups.items():
+        places[name] = PlacementGroupSchedulingStrategy(group, 0)
+    return places
+
+
+def _bundle(spec: ActorSpec) -> dict[str, float]:
+    return {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
+
+
+def _group(bundles: list[dict[str, float]]) -> PlacementGroup:
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy="PACK")
+    return group
+
+
+async def _has_room(
+    groups: Collection[PlacementGroup], wanted: Sequence[tuple[int, ActorSpec]], mend: str
+) -> None:
+    """Wait until all groups are placed; RunError if late, with what was ``wanted`` and ``mend``."""
+    waits = (asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S) for group in groups)
+    if not all(await asyncio.gather(*waits)):
+        what = ", and ".join(
+            f"{number} {spec.name}s with a CPU core and {spec.num_gpus:g} GPUs each"
+            for number, spec in wanted
+        )
+        raise RunError(
+            f"no room for {what} within {PLACEMENT_PATIENCE_S:g} s; {mend}, "
+            "or free what others hold"
+        )
+
+
+def explained(
+    error: BaseException, actors: RunActors | None, run_dir: Path, command: str
+) -> BaseException:
+    """``error`` with the actor that died, its log in ``run_dir`` and how to resume.
+
+    actors: None while they are starting. command: the ``rlforge`` command of the run. Of a group
+    the first error counts; errors that do not come from Ray stay as they are.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, ray.exceptions.RayError):
+        return error
+    if not isinstance(error, ray.exceptions.RayActorError):
+        return RunError(reason(error))
+    name = actors.name_of(error.actor_id) if actors is not None else None
+    if name is None:
+        text, own = reason(error), _own_message(error) is not None
+        return RunError(text if own else f"an actor could not be started: {text}")
+    return RunError(
+        f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
+        f"go on with: rlforge {command} --resume {shlex.quote(str(run_dir))}"
+    )
+
+
+def reason(error: BaseException) -> str:
+    """The message for the user inside an error that Ray wrapped; of a bug also file and line."""
+    cause, trace = error, ""
+    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
+        cause, trace = cause.cause, str(cause)
+    if (message := _own_message(cause)) is not None:
+        return message
+    places = re.findall(r'File "(.+)", line (\d+)', trace)
+    place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{place}"
+
+
+def _own_message(cause: BaseException) -> str | None:
+    """That of an error of ours, which arrives as text where a constructor raised it."""
+    if isinstance(cause, RlforgeError):
+        return str(cause)
+    messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))
+    return messages[-1] if messages else None

@@ -1,0 +1,168 @@
+"""The collector as an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from rlforge.config.per_policy import of_policy, policy_names
+from rlforge.config.schema import RunConfig
+from rlforge.games.registry import check_env
+from rlforge.league.budget import api_players
+from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.rollout.collector import Collector
+from rlforge.rollout.legal import LegalTokens
+from rlforge.rollout.lineup import other_models, train_envs
+from rlforge.rollout.policies import SeatPolicies
+from rlforge.run.actors.bundle import Bundle
+from rlforge.run.actors.engine_client import RemoteEngine
+from rlforge.run.actors.folder import RunFolder
+from rlforge.run.actors.host import find_actor
+from rlforge.run.actors.process import Pulse, begin
+from rlforge.system.garbage import freeze_gc
+from rlforge.system.timeouts import Clock
+from rlforge.types import GameRecord, GameSpec, PolicyRef
+
+
+class CollectorActor:
+    """A collector whose games come from the pool and go to buffer, pool and tracker."""
+
+    def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
+        begin(name, folder.open())
+        self._name = name
+        # By name: handles among the arguments may be invalid when Ray restarts this actor.
+        self._pool: Any = find_actor("pool")
+        self._buffer: Any = find_actor("buffer")
+        self._tracker: Any = find_actor("tracker")
+        engines = [find_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
+        clock = self._clock = Clock()
+        # A restarted collector must not read the answers meant for its predecessor.
+        client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+        self._engine = RemoteEngine(
+            engines,
+            client,
+            timeout_s=config.engine.request_timeout_s,
+            time_limit=clock.timeout,
+            elastic=config.hardware.elastic,
+        )
+        for env in train_envs(config):
+            check_env(env)  # imports the games' libraries, with less where transformers is not yet
+        tokenizer = load_tokenizer(config.model)
+        over_legal = any(
+            of_policy(config, name).algorithm.over_legal for name in policy_names(config)
+        )
+        self._answers = SeatPolicies(
+            config,
+            tokenizer,
+            self._engine,
+            stop_token_ids(config.model, tokenizer),
+            other_models(config),
+        )
+        self._saves = config.collector.save_games
+        self._collector = Collector(
+            config.collector,
+            self,
+            self._answers.for_game,
+            time_limit=clock.timeout,
+            legal_tokens=LegalTokens(config.model, tokenizer) if over_legal else None,
+            admit=self._admit,
+        )
+        self._training: asyncio.Task[None] | None = None
+        self._pulse = Pulse(name, folder.path) if ray.is_initialized() else None
+        freeze_gc()
+
+    def process(self, again_s: float | None = None) -> int:
+        """The id of this process, which another one has after a restart.
+
+        again_s: the caller asks again within so many seconds, unless the interpreter is held.
+        """
+        if self._pulse is not None and again_s is not None:
+            self._pulse.beat(again_s)
+        return os.getpid()
+
+    async def train(self) -> None:
+        """Play training games to the end of the run.
+
+        A caller that lost the connection, and not this process, calls again: the games that were
+        begun for the first call end without a result, and are played again.
+        """
+        if self._training is not None:
+            self._training.cancel()
+            await asyncio.wait([self._training])
+        await self._pool.lose_games.remote(self._name)
+        self._training = asyncio.create_task(self._collector.train())
+        await self._training
+
+    def use_version(self, policy: PolicyRef) -> None:
+        self._answers.use_version(policy)
+
+    async def engines_sleep(self) -> None:
+        """Stop the clock of requests and games."""
+        self._clock.stop()
+
+    async def engines_wake(self) -> None:
+        self._clock.go_on()
+
+    async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
+        """Play training games that the caller hands out; it records what came of them."""
+        return await self._collector.play(specs)
+
+    async def evaluate(self, specs: Sequence[GameSpec], whole: bool = False) -> list[GameRecord]:
+        """Play evaluation games, and save them; ``whole``: the caller saves them, with all texts.
+
+        Their outcomes are for the caller to record.
+        """
+        records = await self._collector.evaluate(specs)
+        self._report_api_usage()
+        if whole:
+            return records
+        if self._saves:
+            await self._tracker.save_games.remote(Bundle(records))
+        return [_outline(record) for record in records]
+
+    async def _admit(self, spec: GameSpec) -> bool:
+        """API players ask the pool for each game: it knows what all collectors have spent."""
+        if not api_players(spec):
+            return True
+        return bool(await self._pool.admit.remote(spec, self._answers.take_api_usage()))
+
+    def _report_api_usage(self) -> None:
+        if usage := self._answers.take_api_usage():
+            self._pool.spend.remote(usage)
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        granted: dict[str, int] = await self._buffer.reserve.remote(self._name, wanted)
+        return await self._pool.next_games.remote(self._name, granted) if granted else None
+
+    async def deliver(self, records: Sequence[GameRecord]) -> None:
+        games = Bundle(records)
+        outlines = Bundle([_outline(record) for record in records])
+        self._pool.push_outcomes.remote(outlines)
+        self._report_api_usage()
+        # Games that the tracker has are on record whatever becomes of this process.
+        await asyncio.gather(
+            self._tracker.add_games.remote(games if self._saves else outlines),
+            self._buffer.deliver.remote(self._name, games),
+        )
+
+
+def _outline(record: GameRecord) -> GameRecord:
+    """The record without texts and tokens: what ratings and statistics need."""
+    return dataclasses.replace(
+        record,
+        turns=tuple(
+            dataclasses.replace(
+                turn,
+                observation="",
+                legal_tokens=(),
+                completion=dataclasses.replace(turn.completion, text="", prompt_token_ids=()),
+            )
+            for turn in record.turns
+        ),
+    )

@@ -1,0 +1,91 @@
+"""Several actors in one process, where cores are few: each process costs seconds of start.
+
+A ``Host`` is the Ray actor of the process, ``Hosted`` the handle of an object in it. The handle is
+used as that of a Ray actor. Calls of one caller begin in their order; those of a class without
+coroutines follow each other in a thread of its own, as in an actor of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import ray
+
+from rlforge.run.actors.process import begin, hosting
+
+STATE = "state"
+"""The process of the actors that hold the state of a run and compute little."""
+
+
+class Host:
+    """A process for several actors."""
+
+    def __init__(self, name: str, run_dir: str) -> None:
+        begin(name, run_dir)
+        self._made: dict[str, Any] = {}
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+
+    async def make(self, name: str, path: str, given: Mapping[str, Any]) -> None:
+        """Make the actor ``name`` of the class at ``path``; its constructor gets ``given``."""
+        module, _, class_name = path.partition(":")
+        cls = getattr(importlib.import_module(module), class_name)
+        with hosting():
+            self._made[name] = cls(**given)
+        if not any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(cls)):
+            self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def call(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
+        """What a method of the actor ``name`` returns, or raises."""
+        made = self._made[name]
+        if method == "__ray_ready__":
+            return True
+        if method == "__ray_call__":
+            called = partial(arguments[0], made, *arguments[1:], **named)
+        else:
+            called = partial(getattr(made, method), *arguments, **named)
+        if (thread := self._threads.get(name)) is not None:
+            return await asyncio.get_running_loop().run_in_executor(thread, called)
+        result = called()
+        return await result if inspect.isawaitable(result) else result
+
+
+class Hosted:
+    """The handle of an actor in a host."""
+
+    def __init__(self, host: Any, name: str) -> None:
+        self.host, self._name = host, name
+
+    def __getattr__(self, method: str) -> Method:
+        if method.startswith("_") and method not in ("__ray_call__", "__ray_ready__"):
+            raise AttributeError(method)
+        return Method(self.host, self._name, method, {})
+
+
+class Method:
+    """A method of a hosted actor, called by ``remote``."""
+
+    def __init__(self, host: Any, name: str, method: str, options: Mapping[str, Any]) -> None:
+        self._host, self._name, self._method, self._options = host, name, method, options
+
+    def options(self, **options: Any) -> Method:
+        """The method with options of Ray."""
+        return Method(self._host, self._name, self._method, options)
+
+    def remote(self, *arguments: Any, **named: Any) -> Any:
+        """A reference to what is returned."""
+        call = self._host.call.options(**self._options) if self._options else self._host.call
+        return call.remote(self._name, self._method, *arguments, **named)
+
+
+def find_actor(name: str) -> Any:
+    """The handle of the actor ``name`` of this run, in a process of its own or in the host."""
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return Hosted(ray.get_actor(STATE), name)

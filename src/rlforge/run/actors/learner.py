@@ -1,0 +1,286 @@
+"""The learner's ranks as actors that write checkpoints, and a client that calls them as one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rlforge.config.per_policy import policy_names
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
+from rlforge.run.actors.folder import RunFolder
+from rlforge.run.actors.process import begin, limit_threads, turn_file
+from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
+from rlforge.system.packages import statistics_hidden
+from rlforge.system.utilisation import Span
+from rlforge.types import Checkpoint, TrainBatch, UpdateResult
+
+if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
+    from rlforge.learner import Learners
+
+DEATH_REPORTED_S = 5.0
+"""Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
+
+
+class LearnerActor:
+    """One rank of the learner; rank 0 writes the checkpoints.
+
+    With ``hardware.alternate`` it leaves the card to the engines except during an update.
+    """
+
+    _learners: Learners
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        hardware: HardwareConfig,
+        name: str,
+        rank: int,
+        folder: RunFolder,
+    ) -> None:
+        begin(name, folder.open())
+        limit_threads(hardware.threads)
+        self._folder = folder
+        self._config, self._hardware, self._rank = config, hardware, rank
+        self._kept: dict[str, Any] = {}
+
+    def host(self) -> tuple[str, int]:
+        """Open the store through which the ranks connect; returns its address and port."""
+        from rlforge.learner.ranks import meeting_point
+
+        # Our own Ray has only this machine: no other machine may reach the ranks.
+        address = "127.0.0.1"
+        if self._hardware.ray_address is not None:
+            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._meeting_point = meeting_point(address, self._config.learner.num_learners)
+        return address, self._meeting_point.port
+
+    def start(self, meeting: tuple[str, int] | None) -> None:
+        """Connect to the other ranks, if there are any, and load the model."""
+        with statistics_hidden():
+            from rlforge.learner import make_learners
+            from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
+            from rlforge.models.devices import exact_kernels, resolve_device
+
+        if self._config.strict:
+            exact_kernels()
+        device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
+        ranks = Ranks()
+        if meeting is not None:
+            stay_local(meeting[0])
+            store = join(*meeting, size) if self._rank else self._meeting_point
+            ranks = ConnectedRanks(store, self._rank, size, device)
+        with statistics_hidden():  # the model's own module is imported here
+            self._learners = make_learners(self._config, device, ranks, self._here)
+        if self._hardware.alternate:
+            self._learners.rest(offload=self._hardware.offload_learner)
+
+    def _here(self, folder: str) -> str:
+        """The place on this node of a folder of the run."""
+        found = self._folder.fetched(folder)
+        return folder if found is None else ray.get(found)
+
+    def begin_turn(self) -> None:
+        """The card is the learner's until ``end_turn``: engines that start see ``turn_file``."""
+        turn_file(self._folder.path).touch()
+
+    def end_turn(self) -> None:
+        """The card is the engines' again."""
+        turn_file(self._folder.path).unlink(missing_ok=True)
+
+    def update(
+        self, batch: TrainBatch, name: str = "", number: int | None = None
+    ) -> tuple[UpdateResult, Span]:
+        """Learn from ``batch``; also returns start and end, in seconds of the wall clock.
+
+        name, number: of the policy, one of several, and of the update, which counts those of all;
+        left out: of a single policy the next one.
+        """
+        with self._awake():
+            started = time.time()
+            learner = self._learners.turn(name)
+            if number is not None:
+                learner.version = number - 1
+            update = learner.update_with_digests if self._noted else learner.update
+            result, ended = update(batch), time.time()
+        return result, (started, ended)
+
+    @property
+    def _noted(self) -> bool:
+        """Whether weights have digests: adapters do; to read whole models would take seconds."""
+        whole = self._config.learner.train == "full" and not self._config.strict
+        return not (whole or self._config.learner.shard_weights)
+
+    @contextlib.contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The learner has its device; with ``hardware.alternate`` it leaves it afterwards."""
+        if not self._hardware.alternate:
+            yield
+            return
+        self._learners.wake()
+        try:
+            yield
+        finally:
+            self._learners.rest(offload=self._hardware.offload_learner)
+
+    def measure(self, batch: TrainBatch) -> dict[str, float]:
+        """How likely the policy is to give the answers in ``batch``."""
+        return self._learners.turn().measure(batch.samples)
+
+    def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+        """``function(learner, rank, kept, *arguments)``; name: the policy that the learner holds.
+
+        kept: a mapping that the calls of this actor share.
+        """
+        with self._awake():
+            return function(self._learners.turn(name), self._rank, self._kept, *arguments)
+
+    def take_smaller_steps(self, factor: float, name: str = "") -> None:
+        """Multiply a policy's learning rate by ``factor`` from here on."""
+        self._learners.turn(name).take_smaller_steps(factor)
+
+    def refresh_reference(self, name: str = "") -> None:
+        """Take a new snapshot as the reference of a policy's algorithm."""
+        self._learners.turn(name).refresh_reference()
+
+    def go_back(self, version: int, name: str = "") -> None:
+        """Train a policy on from its saved version; updates are counted on.
+
+        A version 0 that was not saved is the model without an adapter.
+        """
+        folder = self._folder.checkpoint(step_name(version, name))
+        self._learners.turn(name).go_back(folder, version)
+
+    def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
+        """Give one of several policies the weights of its start, or those of the policy ``like``.
+
+        That counts as the update ``number`` of the run. Returns the digests of what it has then.
+        """
+        learner = self._learners.turn(name)
+        learner.begin_anew(number, None if like is None else self._learners.other(like))
+        return learner.digests() if self._noted else {}
+
+    def save(
+        self,
+        version: int,
+        parent_uid: str | None,
+        meta: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        name: str = "",
+    ) -> Checkpoint | None:
+        """Write a policy's weights as version ``version``, all at once or not at all.
+
+        meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
+        run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
+        run can resume from it. Ranks above 0 return None. Raises CheckpointError when the version
+        exists or the disk is full.
+        """
+        if self._rank:
+            self._learners.turn(name).save(None)
+            if state is not None:
+                self._save_states_elsewhere()
+            return None
+        from rlforge.learner import write_state
+
+        def fill(folder: Path) -> None:
+            self._learners.turn(name).save(folder)
+            if state is not None:
+                write_state(folder, self._learners, state)
+
+        uid = step_name(version, name)
+        facts = {"version": version, "experiment": self._config.name, "parent_uid": parent_uid}
+        if name:
+            facts |= {"policy": name, "first_policy": policy_names(self._config)[0]}
+        write_checkpoint(self._folder.checkpoints, uid, fill, {**facts, **(meta or {})})
+        path = self._folder.hand_in(uid)
+        return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid, name=name)
+
+    def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
+        """Add what a resumed run needs, of all policies, to the checkpoint ``uid``.
+
+        others: JSON values of other parts of the run.
+        """
+        if self._rank:
+            self._save_states_elsewhere()
+            return
+        from rlforge.learner import write_state
+
+        extend_checkpoint(
+            self._folder.checkpoints / uid,
+            lambda folder: write_state(folder, self._learners, others),
+        )
+        self._folder.hand_in(uid)
+
+    def _save_states_elsewhere(self) -> None:
+        """Take part while rank 0 writes the states."""
+        for learner in self._learners.each():
+            learner.save_state(None)
+
+    def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
+        """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.
+
+        version: the learner counts its updates from here instead, where versions after ``uid``
+        exist and must keep their numbers. Raises CheckpointError when it is missing or damaged.
+        """
+        from rlforge.learner import read_state
+
+        path = self._folder.checkpoint(uid)
+        if path is None:
+            raise CheckpointError(f"the run has no checkpoint {uid} to resume from")
+        state = read_state(path, self._learners)
+        for learner in self._learners.each():
+            if version is not None:
+                learner.version = version
+            learner.recall(self._folder.checkpoint)
+        return state
+
+
+class LearnerGroup:
+    """All ranks as one learner, which has the methods of ``LearnerActor`` as coroutines.
+
+    Every call goes to all ranks and returns the answer of rank 0. A batch is Ray's reference to it:
+    it goes straight from the buffer to the ranks.
+
+    The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
+    are raised as they are, other errors as Ray's. Where a rank still waits for the one that failed,
+    no further call would return: then any error is raised as Ray's, which ends the run.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        """actors: by rank."""
+        self._actors = tuple(actors)
+
+    async def start(self) -> None:
+        """Let the ranks connect and load the model."""
+        several = len(self._actors) > 1
+        await self._all("start", await self._actors[0].host.remote() if several else None)
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._all, method)
+
+    async def _all(self, method: str, *arguments: Any, **named: Any) -> Any:
+        calls = [
+            asyncio.ensure_future(getattr(actor, method).remote(*arguments, **named))
+            for actor in self._actors
+        ]
+        try:
+            return (await asyncio.gather(*calls))[0]
+        except ray.exceptions.RayTaskError as error:
+            # When a rank dies the others lose its connection, often before Ray knows why.
+            _, waiting = await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
+            ended = [call.exception() for call in calls if call.done()]
+            deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
+            cause = next(deaths, error)
+            own = getattr(cause, "cause", None)  # of RayTaskError
+            if isinstance(own, ConfigError):  # it would mean that nothing was started
+                own = RunError(str(own))
+            raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None

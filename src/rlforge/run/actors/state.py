@@ -1,0 +1,413 @@
+"""Tracker, pool and buffer: the actors that hold the state of a run and compute little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.buffer import BUFFERS, EpisodeBuffer, Shaped
+from rlforge.buffer.admission import Flow
+from rlforge.buffer.batches import Decode, write_batch
+from rlforge.config.per_policy import entry_of, of_policy, policy_names, turns
+from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.league.budget import ApiBudget, api_players
+from rlforge.league.matchmaking import Matchmaking
+from rlforge.league.pool import ModelPool
+from rlforge.models.load import load_decoder
+from rlforge.record.digests import digest_of_batch
+from rlforge.record.files import RunPaths
+from rlforge.record.game_files import GameWriter
+from rlforge.record.results import PoolSnapshot
+from rlforge.record.tracker import Tracker
+from rlforge.rewards.pipeline import RewardPipeline
+from rlforge.rollout.collector import learned_episodes
+from rlforge.rollout.expected import buffer_settings
+from rlforge.rollout.lineup import fixed_opponents, train_envs
+from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
+from rlforge.run.actors.process import begin
+from rlforge.system.garbage import freeze_gc
+from rlforge.system.hardware import versions
+from rlforge.types import ApiUsage, Checkpoint, GameRecord, GameSpec, TrainBatch
+
+
+class TrackerActor(Tracker):
+    """The tracker as an actor, which also writes the games of all collectors to disk."""
+
+    def __init__(self, config: PolicyConfig, run_dir: str) -> None:
+        begin("tracker", run_dir)
+        name, total = config.name, config.total_updates or 0
+        self._writer = GameWriter(run_dir)
+        super().__init__(Path(run_dir), config.tracker, name, total, about=about(config))
+        self._saves = config.games is not None and config.games.collector.save_games
+        freeze_gc()
+
+    def add_games(self, records: Sequence[GameRecord]) -> None:
+        if self._saves:
+            self._writer.add(records)
+        super().add_games(records)
+
+    def save_games(self, records: Sequence[GameRecord]) -> None:
+        """Write games that are not for training."""
+        self._writer.add(records)
+
+    def close_game_file(self) -> int:
+        """Write the games so far; returns the number of their newest file."""
+        self._writer.flush()
+        return self._writer.written
+
+    def rewind_games(self, number: int) -> None:
+        """Delete the files of games after file ``number``."""
+        self._writer.rewind(number)
+
+    def tick(self) -> None:
+        self._writer.tick()
+        super().tick()
+
+    def close(self, summary: Mapping[str, Any]) -> list[str]:
+        try:
+            self._writer.flush()
+        finally:
+            lines = super().close(summary)
+        return lines
+
+
+def about(config: PolicyConfig) -> dict[str, Any]:
+    """What a tracker writes down about the run when it starts."""
+    return {"seed": config.seed, "versions": versions(), "experiment": config.name}
+
+
+class PoolActor(ModelPool):
+    """The pool as an actor, with the schedules of games drawn from it."""
+
+    def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
+        begin("pool", run_dir)
+        names = policy_names(config)
+        own = {name: of_policy(config, name) for name in names}
+        entries = {name: entry_of(config, name) for name in names}
+        matchmaking = {
+            name: Matchmaking(
+                config=own[name].pool,
+                fixed=fixed_opponents(own[name]),
+                meets=entry.meets(name),
+                seats=None if entry.seats is None else tuple(entry.seats),
+            )
+            for name, entry in entries.items()
+        }
+        self._api = ApiBudget(config.pool.api, RunPaths(root=Path(run_dir)).api)
+        super().__init__(config.pool, (), seed=config.seed, policies=matchmaking, budget=self._api)
+        self._schedules = {
+            name: GameScheduler(
+                train_envs(config),
+                self,
+                group_size=getattr(own[name].algorithm, "group_size", 1),
+                seed=config.seed,
+                part=part,
+                name=name,
+            )
+            for name in names
+        }
+        self._under_way = GamesUnderWay(part)
+        freeze_gc()
+
+    def publish(self, checkpoint: Checkpoint) -> PoolSnapshot:
+        """Add a checkpoint; returns the snapshot with it."""
+        self.add_checkpoint(checkpoint)
+        return self.snapshot()
+
+    def next_games(self, collector: str, counts: Mapping[str, int]) -> list[GameSpec]:
+        """Games for ``collector``, as many as ``counts`` says by the policy that learns from them.
+
+        Lost ones come first.
+        """
+        games: list[GameSpec] = []
+        for name, count in counts.items():
+            again = self._under_way.take_lost(count, name)
+            for number in range(count):
+                fresh = number >= len(again)
+                [spec] = self._schedules[name].next_games(1) if fresh else [again[number]]
+                self._api.begin(spec)  # which the next draw depends on
+                games.append(spec)
+        self._under_way.begin(collector, games)
+        if any(map(api_players, games)):
+            self._api.save()
+        return games
+
+    def admit(self, spec: GameSpec, usage: Sequence[ApiUsage]) -> bool:
+        """Whether an evaluation game with API players may begin. usage: see ``spend``."""
+        self._api.spend(usage)
+        admitted = self._api.admit(spec)
+        self._api.save()
+        return admitted
+
+    def spend(self, usage: Sequence[ApiUsage]) -> None:
+        """Usage of API players in the games of a collector since its last report."""
+        self._api.spend(usage)
+        self._api.save()
+
+    def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
+        """Usage of API players so far, of each and of all, and why none may play any more."""
+        figures = {
+            "games": self._api.games,
+            "cost": sum(one.cost for one in self._api.players),
+            "declined_games": self._api.declined,
+        }
+        return self._api.players, figures, self._api.closed
+
+    def push_outcomes(self, records: Sequence[GameRecord]) -> None:
+        for record in records:
+            self._under_way.end(record)
+            self.push_outcome(record)
+
+    def lose_games(self, collector: str) -> None:
+        """A collector was restarted: its running games are played again."""
+        self._under_way.lose(collector)
+
+    def needed_versions(self) -> set[str]:
+        """Uids of the versions that training games, under way or to come, may ask for."""
+        groups = [schedule.open_group for schedule in self._schedules.values()]
+        return self.needed([*self._under_way.specs, *filter(None, groups)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "pool": super().state_dict(),
+            "schedules": {name: each.state_dict() for name, each in self._schedules.items()},
+            "under_way": self._under_way.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state["pool"])
+        for name, own in state["schedules"].items():
+            self._schedules[name].load_state_dict(own)
+        self._under_way.load_state_dict(state["under_way"])
+
+
+class _Samples:
+    """The samples of one policy: its buffer, and how rewards are shaped on the way in and out."""
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        own = of_policy(config, name)
+        self.rewards = RewardPipeline(own.rewards)
+        self.batch_size = own.learner.batch_size
+        settings = buffer_settings(config, name)
+        self._dynamic = settings.max_replaced > 0
+        self._flowing = config.determinism != "strict"
+        self._collecting = config.collector
+        self.buffer = BUFFERS[config.buffer.kind](settings)
+        #: Games that each collector plays.
+        self.reserved: Counter[str] = Counter()
+
+    def reserve(self, collector: str, games: int, now: float | None) -> int:
+        granted = self.buffer.reserve(games, now)
+        self.reserved[collector] += granted
+        return granted
+
+    def add(self, collector: str, records: Sequence[GameRecord]) -> None:
+        """Shape and add games; release the places of those that ended."""
+        # A failed game is replayed: it keeps its place, and its group waits for the replacement.
+        now, played = time.monotonic(), [record for record in records if record.error is None]
+        self.buffer.add(
+            Shaped(
+                learned_episodes(record, self.rewards, self._collecting),
+                record.spec.group_id,
+                record.spec.group_size,
+                begun=now - record.duration_s if self._flowing else None,
+            )
+            for record in played
+        )
+        ended = min(len(played), self.reserved[collector])
+        self.reserved[collector] -= ended
+        durations = [record.duration_s for record in played]
+        self.buffer.release(ended, statistics.mean(durations) if durations else None)
+
+    def release_all(self, collector: str) -> None:
+        self.buffer.release(self.reserved.pop(collector, 0))
+
+    def figures(self) -> dict[str, float]:
+        flow, losses = self.buffer.flow, self.buffer.losses
+        figures = {
+            "buffer_size": float(self.buffer.size()),
+            "games_in_progress": flow.games,
+            "games_wanted": flow.target,
+            "games_most": float(flow.workers),
+            "expected_age": flow.age,
+            "learner_waits": flow.waiting,
+            "lost_share": flow.lost,
+            "dropped_old": float(losses.old),
+            "dropped_old_length": losses.old_length,
+            "evicted": float(losses.evicted),
+        }
+        if isinstance(self.buffer, EpisodeBuffer):
+            figures["group_wait"] = self.buffer.group_wait
+        if isinstance(self.buffer, EpisodeBuffer) and self._dynamic:
+            figures["episodes_replaced"] = float(self.buffer.replaced)
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": self.buffer.state_dict(), "rewards": self.rewards.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state["buffer"])
+        self.rewards.load_state_dict(state["rewards"])
+
+
+PACE_S = 0.1
+"""Longest time until a wait for room looks at the clock again."""
+
+
+class BufferActor:
+    """Shaped samples between collectors and learner; collectors wait while it is full."""
+
+    def __init__(self, config: RunConfig, run_dir: str) -> None:
+        begin("buffer", run_dir)
+        self._samples = {name: _Samples(config, name) for name in policy_names(config)}
+        self._turns = turns(config)
+        # Number of the update that is drawn next.
+        self._update = 1
+        #: The newest batch, until it is written.
+        self._drawn: TrainBatch | None = None
+        self._model = config.model
+        self._decode: Decode | None = None
+        self._batches = Path(run_dir) / "batches"
+        self._formats = config.buffer.save_batches_as if config.buffer.save_batches else []
+        self._changed = asyncio.Condition()
+        self._stopped = False
+        #: By policy, when its last batch was handed out, and asked for.
+        self._handed: dict[str, float] = {}
+        self._deaths: Counter[str] = Counter()
+        freeze_gc()
+
+    async def reserve(self, collector: str, games: int) -> dict[str, int]:
+        """Games that ``collector`` may start now, by the policy that learns from them.
+
+        Waits for room. Empty: collection is over. The policies whose updates are next come first.
+        """
+        async with self._changed:
+            deaths, granted = self._deaths[collector], dict[str, int]()
+            while not (self._stopped or self._deaths[collector] > deaths or granted):
+                granted = self._admit(collector, games, time.monotonic())
+                if not granted:  # a delivery, a draw or time makes room
+                    # Not wait_for: in Python 3.11 it may lose a cancellation, and the loop goes on.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PACE_S):
+                            await self._changed.wait()
+            return granted
+
+    async def admit(self, collector: str, games: int) -> dict[str, int]:
+        """Games of a round, all played before the next draw; does not wait."""
+        async with self._changed:
+            return self._admit(collector, games, None)
+
+    def _admit(self, collector: str, games: int, now: float | None) -> dict[str, int]:
+        left, granted = games, dict[str, int]()
+        begin = (self._update - 1) % len(self._turns)
+        # All policies, in the order of their next updates.
+        for name in dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]):
+            if left and (fitting := self._samples[name].reserve(collector, left, now)):
+                granted[name] = fitting
+                left -= fitting
+        return granted
+
+    async def release_all(self, collector: str) -> None:
+        """Forget the games of a collector that died, and the calls of ``reserve`` it waits in."""
+        async with self._changed:
+            self._deaths[collector] += 1
+            for samples in self._samples.values():
+                samples.release_all(collector)
+            self._changed.notify_all()
+
+    async def deliver(self, collector: str, records: Sequence[GameRecord]) -> None:
+        """Shape and add the games to learn from; release the places of games that ended."""
+        games: dict[str, list[GameRecord]] = {}
+        for record in records:
+            games.setdefault(record.spec.learner, []).append(record)
+        async with self._changed:
+            for name, own in games.items():
+                self._samples[name].add(collector, own)
+            self._changed.notify_all()
+
+    async def next_batch(
+        self, version: int, update: int, name: str = "", wait: bool = True
+    ) -> tuple[TrainBatch | None, str | None]:
+        """The batch for the run's update number ``update``, of a policy at its ``version``.
+
+        Waits until it is full. (None, None) once the buffer is stopped, or without ``wait`` where
+        it is not full. Two values: the caller awaits only the second, the digest of the batch, and
+        hands the reference of the first to the learner.
+        """
+        samples, asked = self._samples[name], time.monotonic()
+        async with self._changed:
+            self._update = update
+            drawn = None
+            while drawn is None:
+                if self._stopped:
+                    return None, None
+                if samples.buffer.ready():
+                    now = time.monotonic()
+                    drawn = samples.buffer.draw(samples.batch_size, version, now)
+                    if drawn is not None and wait:
+                        handed, self._handed[name] = self._handed.get(name, asked), now
+                        samples.buffer.waited(now - asked, asked - handed)
+                    # Even if nothing was drawn, stale samples may have been dropped.
+                    self._changed.notify_all()
+                if drawn is None and not wait:
+                    return None, None
+                if drawn is None:
+                    await self._changed.wait()
+            self._update = update + 1
+        batch = dataclasses.replace(drawn, samples=tuple(samples.rewards.on_draw(drawn.samples)))
+        self._drawn = batch
+        return batch, await asyncio.to_thread(digest_of_batch, batch)
+
+    async def write_batch(self, update: int, advantages: Sequence[float] | None = None) -> None:
+        """Write the batch drawn for ``update``, if that is switched on.
+
+        advantages: of its samples; None: the update failed.
+        """
+        batch, self._drawn = self._drawn, None
+        if batch is None:
+            return
+        for suffix in self._formats:
+            path = self._batches / f"batch-{update:06d}.{suffix}"
+            if self._decode is None:
+                self._decode = await asyncio.to_thread(load_decoder, self._model)
+            await asyncio.to_thread(write_batch, path, batch, self._decode, advantages)
+
+    async def set_version(self, version: int, name: str = "") -> None:
+        """A new version is published: drop samples that are too old, make room for games."""
+        async with self._changed:
+            self._samples[name].buffer.set_version(version)
+            self._changed.notify_all()
+
+    async def begin_anew(self, version: int, name: str) -> None:
+        """A policy begins anew as ``version``: what others of it played is not learned from."""
+        async with self._changed:
+            self._samples[name].buffer.begin_anew(version)
+            self._changed.notify_all()
+
+    async def stop(self) -> None:
+        """End all waits, of collectors and learner."""
+        async with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    async def flow(self) -> Flow:
+        """The state of admission of the first policy."""
+        return next(iter(self._samples.values())).buffer.flow
+
+    async def figures(self, name: str = "") -> dict[str, float]:
+        """Samples stored, and episodes replaced for the last batch where that is switched on."""
+        return self._samples[name].figures()
+
+    async def state_dict(self) -> dict[str, Any]:
+        return {"policies": {name: each.state_dict() for name, each in self._samples.items()}}
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, own in state["policies"].items():
+            self._samples[name].load_state_dict(own)

@@ -1,0 +1,375 @@
+"""From prepared run directory to summary: the same steps for every kind of training.
+
+    GPUs claimed ─▶ model checked, directory locked ─▶ Ray, actors ─▶ Controller ─▶ summary, report
+
+A kind of training is a ``Controller``, made from a ``RunContext`` once the actors are up. Its
+``begin`` publishes version 0 or restores the newest saved state, ``run`` trains until it is done or
+``stop`` is called. Everything else happens here: signals, log files, the display, the run
+directory, and how the run ended in summary.json. What goes wrong while that is written is one
+further line: the first error is the one that the user reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any, Generic, NoReturn, TypeVar
+
+import ray
+
+from rlforge.config.compose import to_yaml
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.engines.vllm_settings import check_installed
+from rlforge.errors import RunError, raise_all
+from rlforge.kinds import Controller, kind_of
+from rlforge.preflight.model import saved_problems, weight_problems
+from rlforge.preflight.plan import RunPlan
+from rlforge.record.files import RunPaths, mend_run, open_log, short
+from rlforge.record.scalars import taken
+from rlforge.record.status import write_end, write_start
+from rlforge.record.sweeps import job_label
+from rlforge.rollout.lineup import as_played_by, other_models
+from rlforge.run.actors.cluster import RunActors, explained, start_actors
+from rlforge.run.actors.process import turn_file
+from rlforge.run.actors.session import RayProcesses, ray_started
+from rlforge.run.resume import keep_start
+from rlforge.show.display import Display
+from rlforge.show.report import write_report
+from rlforge.system.hardware import gpu_loads
+from rlforge.system.locks import RunLock
+from rlforge.system.loops import wait_for
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=PolicyConfig)
+
+ONE_SIGNAL_S = 1.0
+"""Signals closer together than this are one: shells and ``timeout`` send them twice."""
+
+POLL_S = 0.5
+"""Seconds between readings of the tracker's progress for the display."""
+
+
+GPU_POLL_S = 5.0
+"""Seconds between readings of the GPUs."""
+
+
+@value
+class RunContext(Generic[C]):
+    """The inputs of a controller.
+
+    hardware: with every ``auto`` resolved. note: shows a line to the user. started: when the run
+    began, in seconds of the wall clock. part: how often it was resumed before; 0 in strict runs.
+    """
+
+    config: C
+    hardware: HardwareConfig
+    run_dir: Path
+    actors: RunActors
+    note: Callable[[str], None]
+    started: float
+    part: int = 0
+
+
+@value
+class Outcome:
+    """How a run ended. summary: what the controller reported for summary.json."""
+
+    run_dir: Path
+    interrupted: bool
+    summary: Mapping[str, Any]
+
+    def objective(self) -> float:
+        """The number that a sweeper maximises."""
+        return float(self.summary["objective"])
+
+
+def execute(
+    plan: RunPlan[Any],
+    run_dir: Path,
+    notes: Sequence[str] = (),
+    controller: Callable[[RunContext[Any]], Controller] | None = None,
+    *,
+    resume: bool,
+) -> Outcome:
+    """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
+
+    notes: what was printed on the run before it started, for its log. controller: makes the one of
+    the run, by default as its kind does. Raises RunError with the
+    cause when the run cannot go on, and KeyboardInterrupt at the second signal or at one while the
+    actors start.
+    """
+    config, interrupts = plan.config, _Interrupts()
+    make = controller or kind_of(config).controller(config)
+
+    async def main() -> Outcome:
+        interrupts.listen()
+        try:
+            return await actors_to_end()
+        except asyncio.CancelledError:
+            if interrupts.at_once:
+                raise KeyboardInterrupt from None
+            raise
+
+    async def actors_to_end() -> Outcome:
+        started = time.time()
+        with (
+            open_log("run", str(run_dir)),
+            Display(config.name, config.tracker.progress, job=job_label(run_dir)) as display,
+        ):
+            for note in notes:
+                log.info("%s", note)
+            display.note(f"run directory {short(run_dir)}")
+            display.note("starting the actors")
+            commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
+            part = 0 if config.strict else len(commands) - 1
+            try:
+                starting = start_actors(plan, run_dir, part)
+                actors = await ray_processes.during(starting)
+                for line in await actors.about_engines():
+                    display.note(line)
+            except Exception as error:
+                raise failures.explained(error, None) from None
+            context = RunContext(
+                config=config,
+                hardware=plan.hardware,
+                run_dir=run_dir,
+                actors=actors,
+                note=display.note,
+                started=started,
+                part=part,
+            )
+            return await _live(make(context), context, display, interrupts, failures, resume=resume)
+
+    with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
+        failures = _Failures(ray_processes, run_dir, config.command)
+        return wait_for(main(), interrupts.from_other_thread)
+
+
+class _Failures:
+    """What it means for the user of a run that an actor, or Ray below them, has failed."""
+
+    def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
+        self._ray, self._run_dir, self._command = ray_processes, run_dir, command
+
+    async def watch_ray(self) -> NoReturn:
+        """Raises RunError once one of Ray's processes has ended."""
+        await self._ray.gone()
+        raise RunError("Ray has ended")
+
+    def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
+        """What to raise in place of ``error``: what went wrong, and how to go on."""
+        if (ended := self._ray.ended()) is not None:
+            again = f"rlforge {self._command} --resume {shlex.quote(str(self._run_dir))}"
+            return RunError(f"{ended}; go on with: {again}")
+        return explained(error, actors, self._run_dir, self._command)
+
+
+async def _live(
+    controller: Controller,
+    context: RunContext[Any],
+    display: Display,
+    interrupts: _Interrupts,
+    failures: _Failures,
+    *,
+    resume: bool,
+) -> Outcome:
+    """Train, with signals handled and progress shown; close the tracker with the summary."""
+    tracker = context.actors.tracker
+    interrupts.connect(controller.stop, context.note)
+    taken()  # of what this process did before the run
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = [
+                group.create_task(_show_progress(tracker, display)),
+                group.create_task(failures.watch_ray()),
+            ]
+            if context.hardware.device == "cuda":
+                watching.append(group.create_task(_watch_gpus(tracker)))
+            await controller.begin(resume=resume)
+            complete = await controller.run()
+            for task in watching:
+                task.cancel()
+    except BaseExceptionGroup as error:
+        failed = failures.explained(error, context.actors)
+        await _logged(_record_failure(controller, tracker, failed))
+        await _logged(controller.close())
+        await context.actors.come_home()
+        turn_file(context.run_dir).unlink(missing_ok=True)  # of a learner that died in its turn
+        raise failed from None
+    except BaseException:  # interrupted at once
+        await _logged(controller.close())
+        raise
+    await controller.close()
+    tracker.log_scalars.remote(await context.actors.custom_scalars())
+    status = "done" if complete else "interrupted"
+    wall_s = time.time() - context.started
+    summary = {"status": status, "wall_s": wall_s, **controller.summary()}
+    try:
+        lines = await tracker.close.remote(summary)
+    except ray.exceptions.RayError as error:
+        raise failures.explained(error, context.actors) from None
+    await context.actors.come_home()
+    display.show(await tracker.progress.remote())
+    log.info("the run is %s after %.0f s", status, wall_s)
+    for line in lines:  # such as how an offline run of W&B is uploaded
+        context.note(line)
+    return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
+
+
+async def _record_failure(controller: Controller, tracker: Any, failure: BaseException) -> None:
+    ending = {"status": "failed", "error": str(failure)}
+    await tracker.close.remote({**controller.summary(), **ending})
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    """Await a part of the ending of a run that fails; its own failure only is logged."""
+    try:
+        await work
+    except Exception:  # the tracker that died, or a full disk
+        log.exception("after the run failed")
+
+
+async def _show_progress(tracker: Any, display: Display) -> None:
+    while True:
+        display.show(await tracker.progress.remote())
+        await asyncio.sleep(POLL_S)
+
+
+async def _watch_gpus(tracker: Any) -> None:
+    """Report power and memory of the GPUs of this machine, where it has the driver's tool."""
+    while True:
+        if loads := await asyncio.to_thread(gpu_loads):
+            tracker.log_gpus.remote(loads)
+        await asyncio.sleep(GPU_POLL_S)
+
+
+class _Interrupts:
+    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: ends at once.
+
+    Signals arrive through the event loop: an exception out of a signal handler could end in a
+    callback that drops it.
+    """
+
+    def __init__(self) -> None:
+        self.at_once = False
+        self._stop: Callable[[], None] | None = None
+        self._first: float | None = None
+
+    def listen(self) -> None:
+        """Take signals from now on; in a thread other than the main one the loop gets none."""
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        if threading.current_thread() is threading.main_thread():
+            for number in (SIGINT, SIGTERM):
+                self._loop.add_signal_handler(number, self._interrupt)
+
+    def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
+        """From now on the first interrupt calls ``stop``."""
+        self._stop, self._note = stop, note
+
+    def from_other_thread(self) -> bool:
+        """Interrupt the run; False while there is no controller to stop."""
+        if self._stop is None:
+            return False
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run has just ended
+            self._loop.call_soon_threadsafe(self._interrupt)
+        return True
+
+    def _interrupt(self) -> None:
+        now = time.monotonic()
+        if self._stop is not None and self._first is None:
+            self._note("stopping: the work in hand is finished and saved; again to stop at once")
+            self._stop()
+        elif self._first is None or now - self._first > ONE_SIGNAL_S:
+            self.at_once = True
+            if self._main is not None:
+                self._main.cancel()
+        self._first = self._first or now
+
+
+@contextlib.contextmanager
+def prepared(
+    config: PolicyConfig, plan: RunPlan[Any], run_dir: Path, command: Sequence[str], *, resume: bool
+) -> Iterator[None]:
+    """Check the model and saved policies, lock and fill the run directory, write how it ended.
+
+    config: as the user gave it, for config.yaml. plan: made of it before the run directory was.
+    run_dir: absolute. command: arguments of ``rlforge`` that start such a run, for command.txt. The
+    run directory then holds a copy of the adapter that the run starts from; damaged
+    files of a run that is resumed are mended, and named in a line each. Raises ConfigError when a
+    policy that the configuration names does not fit the model, no room is left for prompts, or
+    agents cannot be asked about the market, and RunError when another process holds the directory.
+    A KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
+    """
+    # Torch is imported late: importing this module does not cost seconds.
+    from rlforge.models.load import lacking_weights, resolve_model, unfetched
+
+    if plan.config.engine.name == "vllm":
+        check_installed(plan.hardware.device)
+    say = partial(print, file=sys.stderr, flush=True)
+    resolve_model(config.model, say)
+    others = as_played_by(config, other_models(config)).values()
+    for model in (config.model, *(other.model for other in others)):
+        if unfetched(model):
+            say(f"fetching the weights of {model.label}")
+            lacking_weights(model)
+    raise_all(saved_problems(plan.config))
+    raise_all(weight_problems(plan.config))
+    kind_of(config).check_prompts(config)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with RunLock(run_dir), _end_written(config, run_dir):
+        if not resume:
+            (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        for damage in mend_run(RunPaths(root=run_dir)):
+            say(damage)
+        with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
+            commands.write(f"{shlex.join(['rlforge', *command])}\n")
+        keep_start(plan.config, run_dir)
+        yield
+
+
+@contextlib.contextmanager
+def _end_written(config: PolicyConfig, run_dir: Path) -> Iterator[None]:
+    """Write into the locked run directory that the run starts, and how the block ended."""
+    write_start(RunPaths(root=run_dir), config.name, config.total_updates or 0)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _write_ending(config, run_dir, "interrupted")
+        raise KeyboardInterrupt(_saved(config, run_dir)) from None
+    except BaseException as error:
+        status = "failed" if isinstance(error, Exception) else "interrupted"
+        _write_ending(config, run_dir, status, str(error) or type(error).__name__)
+        raise
+    _write_ending(config, run_dir)
+
+
+def _write_ending(
+    config: PolicyConfig, run_dir: Path, status: str | None = None, error: str | None = None
+) -> None:
+    """Write how the run ended, unless its tracker has, and the report; failing is one line."""
+    try:
+        if status is not None:
+            write_end(RunPaths(root=run_dir), status, error)
+        if config.tracker.report:
+            write_report(run_dir)
+    except Exception as problem:  # `rlforge report` shows it again, a bug with its stack trace
+        why = (str(problem) or type(problem).__name__).splitlines()[0]
+        again = f"rlforge report {shlex.quote(str(run_dir))}"
+        print(f"the run's report is not written ({why}); again with: {again}", file=sys.stderr)
+
+
+def _saved(config: PolicyConfig, run_dir: Path) -> str:
+    """What is left of a run that was interrupted at once, and how to go on."""
+    again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
+    return f"{kind_of(config).saved(run_dir)}: {again}"

@@ -1,0 +1,124 @@
+"""The policies that a run trains, whose turn it is, and when one begins anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlforge.config.per_policy import entry_of, evaluated_at, policy_names, turns
+from rlforge.config.policies import START
+from rlforge.config.schema import RunConfig
+from rlforge.league.pool import RECENT_GAMES
+from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.run.actors.cluster import RunActors
+from rlforge.system.checkpoint import step_name
+from rlforge.system.values import Codec
+from rlforge.types import Checkpoint
+
+_CHECKPOINTS = Codec(Checkpoint, form="json")
+
+
+@dataclasses.dataclass
+class Trained:
+    """One of the policies in training; that of a run with one has no name.
+
+    newest: its newest saved version. parent: of its next version; None: ``newest``. updated: number
+    of its newest update. begun: of the update at which it began, or began anew; updates: its own
+    since then.
+    """
+
+    name: str
+    newest: Checkpoint
+    parent: str | None = None
+    updated: int = 0
+    begun: int = 0
+    updates: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "newest": _CHECKPOINTS.encode(self.newest),
+            "begun": self.begun,
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.newest = _CHECKPOINTS.decode(state["newest"])
+        self.updated = self.newest.version
+        self.begun, self.updates = state["begun"], state["updates"]
+
+
+class Policies:
+    """All policies in training. They take turns: update N is of one of them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self._turns = config, turns(config)
+        start = config.learner.initial_adapter
+        self._all = {
+            name: Trained(
+                name=name,
+                newest=Checkpoint(uid=step_name(0, name), version=0, path=start, name=name),
+            )
+            for name in policy_names(config)
+        }
+
+    @property
+    def every(self) -> tuple[Trained, ...]:
+        """All of them; the first is the one that is evaluated and watched."""
+        return tuple(self._all.values())
+
+    @property
+    def newest(self) -> Trained:
+        """The one with the newest update."""
+        return max(self._all.values(), key=lambda policy: policy.updated)
+
+    def at_turn(self, updates: int) -> Trained:
+        """The one whose update comes after ``updates`` of all."""
+        return self._all[self._turns[updates % len(self._turns)]]
+
+    def seated(self) -> list[Checkpoint]:
+        """What is evaluated at each seat: the newest version of the policy there."""
+        envs = [*train_envs(self._config), *eval_envs(self._config)]
+        return [
+            self._all[evaluated_at(self._config, seat)].newest
+            for seat in range(max(env.num_players for env in envs))
+        ]
+
+    async def begins_anew(self, policy: Trained, number: int, actors: RunActors) -> bool:
+        """Whether ``reset`` says so of the policy at update ``number``; the last is an update."""
+        reset = entry_of(self._config, policy.name).reset
+        if not policy.updates or number == self._config.learner.total_updates:
+            return False
+        if reset.every is not None and policy.updates >= reset.every:
+            return True
+        if reset.score is None:
+            return False
+        games, score = await actors.pool.score.remote(policy.name, policy.begun)
+        return bool(games >= RECENT_GAMES and score > reset.score)
+
+    async def begin_anew(
+        self, policy: Trained, number: int, actors: RunActors, note: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """In place of update ``number``, give the policy other weights, its next version.
+
+        Returns their digests.
+        """
+        to = entry_of(self._config, policy.name).reset.to
+        like = None if to == START else self._all[to]
+        digests: dict[str, Any] = await actors.learner.begin_anew(
+            policy.name, number, None if like is None else to
+        )
+        await actors.buffer.begin_anew.remote(number, policy.name)
+        policy.updated = policy.begun = number
+        policy.updates = 0
+        policy.parent = step_name(0, policy.name) if like is None else like.newest.uid
+        source = "its start" if like is None else like.newest.uid
+        note(f"{policy.name} begins anew as {step_name(number, policy.name)}, from {source}")
+        return digests
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: policy.state_dict() for name, policy in self._all.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, policy in self._all.items():
+            policy.load_state_dict(state[name])

@@ -1,0 +1,106 @@
+"""What a run keeps to be resumed anywhere: its start, and the versions that must stay on disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from rlforge.config.schema import PolicyConfig
+from rlforge.errors import CheckpointError, RunError
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
+from rlforge.record.files import RunPaths
+from rlforge.record.status import is_done
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    latest_checkpoint,
+    list_checkpoints,
+    prune,
+    read_manifest,
+    step_name,
+    write_checkpoint,
+)
+
+log = logging.getLogger(__name__)
+
+BEFORE_ALL = -1
+"""The version to rewind to without a saved state: even version 0 is evaluated again."""
+
+
+class Retention:
+    """Which saved versions of a run stay: the newest ``keep``, and all that may be loaded again.
+
+    Games and evaluations load old versions again when an engine evicted them or was restarted; a
+    resumed run draws its opponents from those that were active when its state was saved.
+    keep: None keeps all.
+    """
+
+    def __init__(self, root: Path, keep: int | None) -> None:
+        """root: the folder of the checkpoints."""
+        self._root, self._keep = root, keep
+        #: Uids that a run resumed from the newest saved state needs.
+        self.resumable: Collection[str] = ()
+
+    def prune(self, needed: Collection[str], published: int | None = None) -> None:
+        """Delete the versions that need not stay.
+
+        needed: uids that games and evaluations may ask for. published: the newest version that
+        engines have; it and later ones stay too.
+        """
+        if self._keep is None:
+            return
+        protected = {*needed, *self.resumable, step_name(0)}
+        prune(self._root, self._keep, protected, since=published)
+
+
+def keep_start(config: PolicyConfig, run_dir: Path) -> None:
+    """Copy the adapter that the run starts from, if there is one, into it: it is ``step-0``."""
+    start, root = config.learner.initial_adapter, run_dir / "checkpoints"
+    if start is None or (root / step_name(0)).exists():
+        return
+
+    def fill(folder: Path) -> None:
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD):
+            if (Path(start) / name).exists():
+                shutil.copyfile(Path(start) / name, folder / name)
+
+    facts = {"version": 0, "experiment": config.name, "parent_uid": None}
+    write_checkpoint(root, step_name(0), fill, facts)
+
+
+def check_resumable(run_dir: Path, total_updates: int) -> None:
+    """Raise RunError when the run in ``run_dir`` is complete: all updates made, and evaluated.
+
+    Raises CheckpointError, naming the file, when its newest saved state is damaged.
+    """
+    newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+    if newest is None:
+        return
+    ended = is_done(RunPaths(root=run_dir))
+    if ended and checkpoint_version(newest) >= total_updates:
+        raise RunError(
+            f"{run_dir}: already finished its {total_updates} updates; "
+            "go on with --more N, or in a new run with learner.initial_adapter"
+        )
+    try:
+        read_manifest(newest)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: delete {newest} and resume again") from None
+
+
+def rewind(run_dir: Path, version: int) -> None:
+    """Drop the checkpoints and batches made after ``version``: they will be made again.
+
+    The start of the run, ``step-0``, stays in any case.
+
+    A run that was killed may have gone on past its newest saved state. The tracker drops the lines
+    of its own files (``Tracker.resume``). Games stay: each says which version played it.
+    """
+    for path in list_checkpoints(run_dir / "checkpoints"):
+        if checkpoint_version(path) > max(version, 0):
+            log.info("dropping %s, made after the state that is resumed", path.name)
+            shutil.rmtree(path)
+    for path in (run_dir / "batches").glob("batch-*.*"):
+        if int(path.stem.removeprefix("batch-")) > version:
+            path.unlink()

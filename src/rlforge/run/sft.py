@@ -1,0 +1,127 @@
+"""Supervised fine-tuning over the learner of a run: batches of given answers, measured on others.
+
+The samples are in the run directory before the actors start (``rlforge.rollout.demonstrations``),
+and the batch of an update follows from its number alone, so a resumed run continues exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlforge.config.sft import SftConfig
+from rlforge.rollout.demonstrations import batch_of, drawn, load_samples
+from rlforge.run.lifecycle import RunContext
+from rlforge.run.resume import BEFORE_ALL, Retention, rewind
+from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
+
+#: Metrics of an update that say nothing about given answers: they have no rewards, no version that
+#: sampled them, and the loss for entropy.
+_OF_GAMES = frozenset(
+    (
+        *("entropy", "policy_loss", "reward_mean", "raw_reward_mean", "advantage_mean"),
+        *("dropped_stale", "dropped_stale_share"),
+    )
+)
+
+
+class SupervisedRun:
+    """Supervised fine-tuning as a ``Controller``; see ``rlforge.run.lifecycle``."""
+
+    def __init__(self, context: RunContext[SftConfig]) -> None:
+        config, samples = context.config, load_samples(context.run_dir)
+        assert config.total_updates is not None
+        self._config, self._samples, self._total = config, samples, config.total_updates
+        self._actors, self._note = context.actors, context.note
+        self._root = context.run_dir / "checkpoints"
+        self._retention = Retention(self._root, config.learner.keep_checkpoints)
+        self._version, self._saved = 0, 0
+        self._interrupted = False
+        self._measured: dict[str, float] = {}
+        self._start: dict[str, float] = {}
+
+    async def begin(self, *, resume: bool) -> None:
+        """Measure the held-out samples, or restore the newest saved state."""
+        path = latest_checkpoint(self._root, with_state=True) if resume else None
+        if resume:
+            version = BEFORE_ALL if path is None else checkpoint_version(path)
+            rewind(self._root.parent, version)
+            await self._actors.tracker.resume.remote(version)
+        if path is None:
+            self._measured = self._start = await self._measure()
+            if self._start:
+                self._note(f"before training: {_in_words(self._start)}")
+            return
+        state = await self._actors.learner.load_state(path.name)
+        self._version = self._saved = checkpoint_version(path)
+        self._start, self._measured = state["start"], state["measured"]
+
+    async def run(self) -> bool:
+        """Update until ``data.epochs`` are over; save and measure every ``learner.save_every``."""
+        settings, samples = self._config.learner, self._samples.train
+        self._actors.tracker.log_activity.remote("learning")
+        while self._version < self._total and not self._interrupted:
+            number = self._version + 1
+            batch = batch_of(drawn(samples, settings.batch_size, self._config.seed, number))
+            result, _ = await self._actors.learner.update(batch)
+            self._version = result.version
+            last = self._version == self._total
+            metrics = {name: one for name, one in result.metrics.items() if name not in _OF_GAMES}
+            metrics["epoch"] = self._epochs()
+            if last or self._version % settings.save_every == 0:
+                self._measured = await self._measure()
+                metrics |= self._measured
+                await self._save()
+            self._actors.tracker.log_learner.remote(replace(result, metrics=metrics), {})
+        if self._version > self._saved:
+            await self._save()
+        if not self._interrupted and self._measured:
+            self._note(f"after training: {_in_words(self._measured)}")
+        return not self._interrupted
+
+    def stop(self) -> None:
+        self._interrupted = True
+
+    async def close(self) -> None:
+        """Nothing to release: the actors end with Ray."""
+
+    def summary(self) -> Mapping[str, Any]:
+        return {
+            "updates": self._version,
+            "total_updates": self._total,
+            "seed": self._config.seed,
+            "epochs": self._epochs(),
+            "samples": len(self._samples.train),
+            "before": self._start,
+            "after": self._measured,
+            "objective": -self._measured.get("validation_loss", 0.0),
+        }
+
+    def _epochs(self) -> float:
+        return self._version * self._config.learner.batch_size / len(self._samples.train)
+
+    async def _measure(self) -> dict[str, float]:
+        """Loss and probability of the held-out answers; empty where none are held out."""
+        held = self._samples.validation
+        if not held:
+            return {}
+        self._actors.tracker.log_activity.remote(f"measuring {len(held):,} held-out samples")
+        measured: dict[str, float] = await self._actors.learner.measure(batch_of(held))
+        self._actors.tracker.log_activity.remote("learning")
+        return measured
+
+    async def _save(self) -> None:
+        """Write the version with the state that ``--resume`` goes on from."""
+        parent = step_name(self._saved)
+        state = {"start": self._start, "measured": self._measured}
+        saved = await self._actors.learner.save(self._version, parent, state=state)
+        self._saved = self._version
+        self._retention.prune({saved.uid})
+
+
+def _in_words(measured: Mapping[str, float]) -> str:
+    return (
+        f"held-out loss {measured['validation_loss']:.4f}, probability of an answer "
+        f"{measured['validation_answer_prob']:.4f}"
+    )

@@ -1,0 +1,1 @@
+"""Screens: displays, reports and cards, which read records and know no actor."""

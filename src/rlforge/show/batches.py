@@ -1,0 +1,191 @@
+"""Batches to be read: the one of an update as a table, and a sample in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.buffer.batches import READABLE, ShownSample
+from rlforge.config.roots import read_any
+from rlforge.errors import ConfigError
+from rlforge.kinds import kind_of
+from rlforge.show.formatting import number as digits
+from rlforge.system.values import Codec
+from rlforge.types import Sample, value
+
+_SAMPLES = Codec(Sample, form="json")
+
+WIDE = 110
+"""Columns from which a table has room for environments and for the reward after each transform."""
+
+#: What ``Sample.info`` knows of an answer, and how it is called.
+_MARKS = (("well_formed", "has the form"), ("legal", "is legal"))
+
+#: Most characters of an action in a table.
+_ACTION = 24
+
+
+@value
+class ShownBatch:
+    """The samples of one update, in the order of its file."""
+
+    number: int
+    samples: tuple[ShownSample, ...]
+
+    def find(self, place: int) -> ShownSample:
+        """The sample ``place``, the first is 0; ConfigError where there is none."""
+        if not 0 <= place < len(self.samples):
+            raise ConfigError(
+                f"--sample {place}: batch {self.number} has samples 0 to {len(self.samples) - 1}"
+            )
+        return self.samples[place]
+
+
+def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
+    """The batch of update ``number`` of a run; None: the newest.
+
+    Of supervised fine-tuning that update's samples. Raises ConfigError where there is none, and
+    RunError for files of earlier versions, which have no texts.
+    """
+    config = read_any(run_dir)
+    number, samples = kind_of(config).samples(config, run_dir, number)
+    return ShownBatch(number=number, samples=tuple(samples))
+
+
+def among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
+    """One of the updates that were ``made``: ``number``, or the newest; ConfigError for none."""
+    if not made:
+        raise ConfigError(f"{run_dir} has made no update yet")
+    if number is not None and number not in made:
+        raise ConfigError(f"{run_dir} has no batch {number}; it has {made[0]} to {made[-1]}")
+    return made[-1] if number is None else number
+
+
+def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
+    """The batch as JSON values; place: of the only sample."""
+    chosen = [place] if place is not None else range(len(batch.samples))
+    rows = []
+    for index in chosen:
+        shown = batch.find(index)
+        texts = {name: getattr(shown, name) for name in READABLE}
+        rows.append({"sample": index, **texts, **_SAMPLES.encode(shown.sample)})
+    return {"batch": batch.number, "samples": rows}
+
+
+def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
+    """The first ``most`` samples, a line each, below what they are together; width: columns."""
+    shown, wide = batch.samples[:most], width >= WIDE
+    several = wide and len({one.sample.env_id for one in batch.samples}) > 1
+    updated = batch.samples[0].advantage is not None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", justify="right", no_wrap=True, style="dim")
+    table.add_column("game", no_wrap=True)
+    if several:
+        table.add_column("environment", overflow="fold")
+    for title in ("player", "turn"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("action", overflow="fold")
+    if wide:
+        table.add_column("tokens", justify="right", no_wrap=True)
+    if updated:
+        table.add_column("rewards", overflow="fold")
+        for title in ("advantage", "version"):
+            table.add_column(title, justify="right", no_wrap=True)
+    for index, one in enumerate(shown):
+        sample = one.sample
+        action = " ".join(sample.action.split())
+        after = [sample.raw_reward, *sample.rewards.values()]
+        if not wide:
+            after[1:] = after[1:] and [sample.reward]
+        table.add_row(
+            str(index),
+            Text(sample.origin or "given"),
+            *([Text(sample.env_id)] if several else []),
+            str(sample.player_id),
+            str(sample.turn_index),
+            Text(action if len(action) <= _ACTION else f"{action[: _ACTION - 1]}…"),
+            *([str(len(sample.token_ids))] if wide else []),
+            *([" → ".join(digits(reward, 3) for reward in after)] if updated else []),
+            *([_signed(one.advantage), str(sample.policy_version)] if updated else []),
+        )
+    left = len(batch.samples) - len(shown)
+    more = [Text(f"and {left:,} more; --rows {len(batch.samples)} shows all")] if left else []
+    heading = Text("\n".join(_heading(batch, wide=wide)), style="dim", overflow="fold")
+    return Group(heading, table, *more)
+
+
+def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
+    """Prompt and answer of sample ``place``, and what it counted for."""
+    shown = batch.find(place)
+    sample = shown.sample
+    lines = [
+        ("action", sample.action or "none was found"),
+        *(
+            (word, "yes" if sample.info[key] else "no")
+            for key, word in _MARKS
+            if key in sample.info
+        ),
+        ("tokens", f"{len(sample.prompt_token_ids):,} read, {len(sample.token_ids):,} drawn"),
+    ]
+    if any(sample.logprobs):
+        lines.append(("probability", f"{math.exp(sum(sample.logprobs)):.3g}"))
+    if shown.advantage is not None:
+        names = ["game", *sample.rewards]
+        after = [sample.raw_reward, *sample.rewards.values()]
+        lines += [
+            (f"reward, {'of' if name == 'game' else 'after'} {name}", _signed(reward))
+            for name, reward in zip(names, after, strict=True)
+        ]
+        lines.append(("advantage", _signed(shown.advantage)))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, content in lines:
+        facts.add_row(Text(name), Text(content))
+    who = (
+        f"{sample.env_id}, player {sample.player_id}, turn {sample.turn_index}, {sample.policy_uid}"
+    )
+    title = Text(f"batch {batch.number}, sample {place}: {sample.origin or 'given'}, {who}", "bold")
+    return Group(
+        title,
+        Rule("prompt", align="left", style="dim"),
+        Text(shown.prompt),
+        Rule("answer", align="left", style="dim"),
+        Text(shown.answer),
+        Rule(style="dim"),
+        facts,
+    )
+
+
+def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
+    """Summary of the samples and of their rewards."""
+    samples = [one.sample for one in batch.samples]
+    versions = sorted({sample.policy_version for sample in samples})
+    games = len({sample.origin for sample in samples})
+    envs = sorted({sample.env_id for sample in samples})
+    head = f"batch {batch.number}: {len(samples):,} samples of {games:,} games"
+    head += f" of {envs[0]}" if len(envs) == 1 else f" of {len(envs)} environments"
+    advantages = [one.advantage for one in batch.samples if one.advantage is not None]
+    if not advantages:
+        return [head]
+    span = f"version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else "")
+    mean = round(sum(sample.reward for sample in samples) / len(samples), 6)
+    size = sum(map(abs, advantages)) / len(advantages)
+    names = [*samples[0].rewards] if wide else ["after all transforms"]
+    return [
+        f"{head}, {span}",
+        f"mean reward {digits(mean, 3)}, mean size of an advantage {digits(size, 3)}",
+        *([f"rewards: of the game → {' → '.join(names)}"] if samples[0].rewards else []),
+    ]
+
+
+def _signed(number: float | None) -> str:
+    text = digits(number, 3)
+    return f"+{text}" if number is not None and number > 0 else text

@@ -1,0 +1,330 @@
+"""Shows a run while it runs: in its own terminal (``train``) or from another (``monitor``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from rlforge.record.files import open_run
+from rlforge.record.progress import ExactRow, Progress, WinRateRow
+from rlforge.record.status import read_progress, read_summary, why_it_ended
+from rlforge.show.formatting import duration, number, percent
+from rlforge.show.view import ProgressView
+
+log = logging.getLogger(__name__)
+
+DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
+
+#: Most seconds between two lines of ``plain`` about the games of a run.
+ALIVE_S = 10.0
+
+#: Most notes above the frame of a notebook; the newest are shown.
+NOTES = 8
+
+
+class Display:
+    """Shows each ``Progress`` it is given; a context manager.
+
+    ``rich`` redraws one frame; ``plain`` prints a line per update (at most one per
+    ``plain_every_s`` seconds), one per evaluation, and one every ``ALIVE_S`` seconds in which no
+    update was printed; ``off`` shows nothing. ``notebook`` redraws
+    the frame in one output of a Jupyter cell, from any thread. ``auto`` is ``notebook`` in Jupyter,
+    ``rich`` on a terminal that can draw it and ``plain`` elsewhere.
+
+    Example:
+        >>> import sys
+        >>> progress = Progress(
+        ...     run_name="kuhn", status="done", updated_at=0.0, elapsed_s=5.0, update=2,
+        ...     total_updates=2, games=64,
+        ... )
+        >>> with Display("kuhn", "plain", Console(file=sys.stdout, width=100)) as display:
+        ...     display.show(progress)
+        [0:05] update 2/2  games 64 (0.0/s)  0 tok/s
+        [0:05] done at update 2/2, 64 games
+    """
+
+    def __init__(
+        self,
+        run_name: str,
+        mode: DisplayMode = "auto",
+        console: Console | None = None,
+        plain_every_s: float = 2.0,
+        job: str = "",
+    ) -> None:
+        """console: None writes to standard error, since standard output is the command's result.
+
+        job: which job of a sweep the run is, in front of every line.
+        """
+        self._run_name = run_name
+        self._job = f"[{job}] " if job else ""
+        self._console = console or Console(stderr=True)
+        drawable = self._console.is_terminal and not self._console.is_dumb_terminal
+        if mode == "auto":
+            utf8 = self._console.encoding.lower().startswith("utf")
+            mode = "rich" if drawable and utf8 else "plain"
+            if self._console.is_jupyter:
+                mode = "notebook"
+        self.mode: DisplayMode = mode
+        self._plain_every_s = plain_every_s
+        self._live: Live | NotebookFrame | None = None
+        self._next_line = 0.0
+        self._last_line, self._last_report = time.monotonic(), 0.0
+        self._printed_update = -1
+        self._printed_evals: dict[tuple[str, str], int] = {}
+        self._printed_end = False
+        self._printed_window = ""
+
+    def __enter__(self) -> Self:
+        if self.mode == "rich":
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        elif self.mode == "notebook":
+            self._live = NotebookFrame()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if isinstance(self._live, Live):
+            self._live.stop()
+        self._live = None
+
+    def show(self, progress: Progress) -> None:
+        """Show ``progress``; of continuous training also each window, in a line."""
+        if self._job:
+            progress = dataclasses.replace(progress, run_name=f"{self._job}{progress.run_name}")
+        if progress.window and progress.window != self._printed_window:
+            self._printed_window = progress.window
+            self.note(progress.window)
+        if self._live is not None:
+            self._live.update(ProgressView(progress, time.time()), refresh=True)
+        elif self.mode == "plain":
+            for line in self._new_lines(progress):
+                self._print(f"{self._job}{line}")
+
+    def note(self, text: str) -> None:
+        """Print a message, above the frame or as a line, and log it."""
+        log.info("%s", text)
+        line = f"{self._job}{self._run_name}: {text}"
+        if isinstance(self._live, NotebookFrame):
+            self._live.note(line)
+        elif self.mode != "off":
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        # Lines are for logs: no markup, no wrapping.
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def _new_lines(self, progress: Progress) -> list[str]:
+        """Lines for what has changed since the last call."""
+        lines = []
+        ended = progress.status != "running"
+        now = time.monotonic()
+        due = now >= self._next_line or ended
+        is_new = progress.update > 0 and progress.update != self._printed_update
+        resumed = is_new and self._printed_update < 0 and not progress.learner and not ended
+        if progress.unit == "update" and resumed:
+            at = f"{progress.update}/{progress.total_updates}"
+            lines.append(f"[{duration(progress.elapsed_s)}] resumed at update {at}")
+            # These were printed before it was stopped.
+            self._printed_update = progress.update
+            evals = {(row.env_id, row.opponent): row.step for row in progress.win_rates}
+            exact = {(row.env_id, ""): row.step for row in progress.exact}
+            self._printed_evals = {**evals, **exact}
+        elif progress.unit == "update" and due and is_new:
+            lines.append(update_line(progress))
+            self._printed_update = progress.update
+            self._last_line, self._next_line = now, now + self._plain_every_s
+        elif progress.unit == "update" and not ended and now - self._last_line >= ALIVE_S:
+            if progress.updated_at > self._last_report:  # the run that is watched may be dead
+                lines.append(collection_line(progress))
+            self._last_line, self._last_report = now, progress.updated_at
+        elif progress.activity and not ended and now - self._last_line >= ALIVE_S:
+            lines.append(f"[{duration(progress.elapsed_s)}] {progress.activity}")
+            self._last_line = now
+        for row in progress.win_rates:
+            key = (row.env_id, row.opponent)
+            if self._printed_evals.get(key) != row.step:
+                self._printed_evals[key] = row.step
+                lines.append(eval_line(progress, row))
+        for measure in progress.exact:
+            key = (measure.env_id, "")
+            if self._printed_evals.get(key) != measure.step:
+                self._printed_evals[key] = measure.step
+                lines.append(exact_line(progress, measure))
+        if ended and not self._printed_end:
+            self._printed_end = True
+            plays = progress.unit == "update" and _plays(progress)
+            games = f", {progress.games} games" if plays else ""
+            lines.append(
+                f"[{duration(progress.elapsed_s)}] {progress.status} at {progress.unit} "
+                f"{progress.update}/{progress.total_updates}{games}"
+            )
+        return lines
+
+
+class NotebookFrame:
+    """One output of a Jupyter cell, replaced as it changes: the newest notes, the frame below."""
+
+    def __init__(self, width: int = 100) -> None:
+        from IPython.display import display  # there in Jupyter, no dependency
+
+        self._show: Callable[..., Any] = display
+        self._width = width
+        self._notes: deque[str] = deque(maxlen=NOTES)
+        self._frame: RenderableType = ""
+        self._shown: dict[str, str] = {}
+        self._handle: Any = None
+
+    def note(self, line: str) -> None:
+        """Add a line above the frame."""
+        self._notes.append(line)
+        self._refresh()
+
+    def update(self, frame: RenderableType, refresh: bool = True) -> None:
+        """Replace the frame; refresh: as that of ``rich.live.Live``, always True here."""
+        self._frame = frame
+        self._refresh()
+
+    def _refresh(self) -> None:
+        console = Console(
+            file=io.StringIO(), record=True, width=self._width, force_jupyter=False, height=1000
+        )
+        for line in self._notes:
+            console.print(line, markup=False, emoji=False, highlight=False)
+        console.print(self._frame)
+        html = console.export_html(code_format=_HTML, inline_styles=True, clear=False)
+        lines = [line.rstrip() for line in console.export_text().rstrip().splitlines()]
+        shown = {"text/html": html, "text/plain": "\n".join(lines)}
+        if shown == self._shown:
+            return
+        self._shown = shown
+        if self._handle is None:
+            self._handle = self._show(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+_HTML = '<pre style="line-height: 1.2; font-family: monospace; white-space: pre">{code}</pre>'
+
+
+def update_line(progress: Progress) -> str:
+    """One update as a line of plain ASCII."""
+    parts = [f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}"]
+    for key, name in (
+        *(("loss", "loss"), ("validation_loss", "held-out")),
+        *(("reward_mean", "reward"), ("grad_norm", "grad")),
+    ):
+        if progress.learner.get(key) is not None:
+            parts.append(f"{name} {number(progress.learner[key])}")
+    if _plays(progress):
+        parts.append(f"games {progress.games} ({progress.games_per_s:.1f}/s)")
+        parts.append(f"{progress.tokens_per_s:.0f} tok/s")
+    else:
+        parts.append(f"samples {progress.samples}")
+        parts.append(f"{progress.learner.get('tokens_per_s') or 0.0:.0f} tok/s")
+    if progress.failed_games:
+        parts.append(f"failed {progress.failed_games}")
+    if progress.eta_s is not None and progress.status == "running":
+        parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+def _plays(progress: Progress) -> bool:
+    """Whether the run plays games; only one that does not says what it does instead."""
+    return not progress.activity and "epoch" not in progress.learner
+
+
+def collection_line(progress: Progress) -> str:
+    """What is under way between two updates, as a line of plain ASCII; tokens: of all engines."""
+    if not _plays(progress):
+        at = f"{min(progress.update + 1, progress.total_updates)}/{progress.total_updates}"
+        return f"[{duration(progress.elapsed_s)}] {progress.activity or 'learning'}, update {at}"
+    tokens = sum(engine.tokens for engine in progress.engines)
+    rate = sum(engine.tok_s for engine in progress.engines)
+    running = sum(engine.running for engine in progress.engines)
+    doing = f"collecting for update {progress.update + 1}/{progress.total_updates}"
+    if tokens and not rate and not running:  # the engines rest: the learner works
+        doing = doing.replace("collecting for", "at")
+    if progress.update == progress.total_updates:
+        doing = f"evaluating after update {progress.update}/{progress.total_updates}"
+    parts = [
+        f"[{duration(progress.elapsed_s)}] {doing}",
+        f"games {progress.games} ({progress.games_per_s:.1f}/s)",
+        f"{tokens} tokens ({rate:.0f} tok/s)",
+        f"{running} requests running",
+    ]
+    if progress.failed_games:
+        parts.append(f"failed {progress.failed_games}")
+    return "  ".join(parts)
+
+
+def eval_line(progress: Progress, row: WinRateRow) -> str:
+    """One evaluation as a line of plain ASCII."""
+    low, high = row.ci95
+    start = "" if row.step == row.start_step else f", start {percent(row.start_win_rate, 1)}"
+    return (
+        f"[{duration(progress.elapsed_s)}] eval at {row.step}: {row.env_id} vs {row.opponent}: "
+        f"win {percent(row.win_rate, 1)} [{percent(low, 1)}, {percent(high, 1)}]{start}, "
+        f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} ({row.games} games)"
+    )
+
+
+def exact_line(progress: Progress, row: ExactRow) -> str:
+    """One exact measure as a line of plain ASCII."""
+    start = "" if row.step == row.start_step else f", start {row.start:.4f}"
+    return (
+        f"[{duration(progress.elapsed_s)}] exact at {row.step}: {row.env_id}: "
+        f"NashConv {row.nash_conv:.4f}{start}"
+    )
+
+
+def monitor(
+    run_dir: Path | str,
+    once: bool = False,
+    refresh_s: float = 1.0,
+    mode: DisplayMode = "auto",
+    console: Console | None = None,
+) -> None:
+    """Show a run from its files until it ends; ``once``: show it as it is now and return.
+
+    Ctrl-C ends the display, not the run. A run that has ended is shown once, with the reason where
+    it failed or was killed.
+
+    Raises:
+        RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
+    """
+    paths = open_run(run_dir)
+    console = console or Console()
+    data = read_progress(paths)
+    if once:
+        if data:
+            console.print(ProgressView(Progress.from_json(data), time.time()))
+            if reason := why_it_ended(read_summary(paths)):
+                console.print(
+                    f"{paths.root} {reason}", markup=False, highlight=False, soft_wrap=True
+                )
+        else:
+            console.print(f"{paths.root} has not reported anything yet", soft_wrap=True)
+        return
+    try:
+        with Display(paths.root.name, mode, console) as display:
+            while True:
+                if data:
+                    progress = Progress.from_json(data)
+                    display.show(progress)
+                    if progress.status != "running":
+                        if reason := why_it_ended(read_summary(paths)):
+                            display.note(reason)
+                        return
+                time.sleep(refresh_s)
+                data = read_progress(paths)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,283 @@
+"""Sections of charts: evaluation, learning, training games, throughput, ratings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rlforge.record.results import Ratings, by_pairing
+from rlforge.show.formatting import LEARNER_LABELS, number
+from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
+from rlforge.show.report.data import Row, RunData
+from rlforge.show.report.html import Html, el, fold, join
+
+#: Most curves of single policies in the ratings chart.
+MOST_RATED = 6
+
+#: Learner metrics with a chart of their own: the reward first, then those of the dashboard.
+_LEARNING = {
+    "reward_mean": LEARNER_LABELS["reward_mean"],
+    "raw_reward_mean": "reward before transforms",
+    **LEARNER_LABELS,
+    "advantage_mean": "advantage",
+    "lag_max": "staleness, max",
+    "clip_fraction": "clipped ratios",
+    "value_loss": "value loss",
+    "validation_loss": "held-out loss",
+    "validation_answer_prob": "probability of a held-out answer",
+}
+#: Metrics that are set or counted: no noise that a mean would take away, however small.
+_EXACT = {"lr", "lag_mean", "lag_max"}
+#: Metrics whose single values count: a mean of them would hide the largest.
+_MAXIMA = {"logprob_gap_max"}
+#: Keys of metrics.jsonl that are no learner metrics; other sections show them.
+_NOT_LEARNER = {
+    "step",
+    "window_id",
+    "time_s",
+    "games",
+    "failed_games",
+    "tokens",
+    "samples_seen",
+    "games_per_s",
+    "generated_tokens_per_s",
+    "tokens_per_s",
+    "engine_share",
+    "learner_share",
+    "idle_share",
+}
+_COLLECTION = {
+    "reward": "reward of trained seats",
+    "draw_rate": "draws",
+    "first_player_win_rate": "wins of the first player",
+    "format_success": "answers in the asked-for format",
+    "invalid_rate": "invalid moves",
+    "truncated_rate": "answers cut at the token limit",
+    "game_length": "turns per game",
+    "completion_length": "tokens per answer",
+    "failed_rate": "failed games",
+}
+
+
+def section(title: str, note: str, *content: Html | None) -> Html | None:
+    """A titled part of the page; None when there is nothing in it."""
+    if not any(content):
+        return None
+    return el("section", el("h2", title), el("p", note, cls="note"), *content)
+
+
+def charts(figures: Iterable[Html | None]) -> Html | None:
+    """Figures side by side, as many as the page is wide; None when there are none."""
+    drawn = [figure for figure in figures if figure is not None]
+    return el("div", *drawn, cls="charts") if drawn else None
+
+
+def changing(drawn: Sequence[Chart]) -> Html | None:
+    """The charts that show a change, and below them the others, named with their value and folded.
+
+    None without any points at all.
+    """
+    said = [(chart, chart.unchanged) for chart in drawn]
+    news = charts(figure(chart) for chart, unchanged in said if unchanged is None)
+    rest = charts(figure(chart) for chart, unchanged in said if unchanged is not None)
+    flat = "; ".join(unchanged for _, unchanged in said if unchanged)
+    parts = [news, fold(f"No change above {number(NOISE)}: {flat}", rest) if rest else None]
+    return join(parts) if any(parts) else None
+
+
+def outcomes(run: RunData) -> list[Chart]:
+    """Wins, draws and losses over the updates, for each environment and opponent."""
+    drawn = []
+    for (env, opponent), rows in by_pairing(run.evals).items():
+        steps = [row.step for row in rows]
+        win = Series(
+            name="win",
+            xs=steps,
+            ys=[row.win_rate for row in rows],
+            low=[row.ci95[0] for row in rows],
+            high=[row.ci95[1] for row in rows],
+            colour="win",
+        )
+        draws, losses = [row.draw_rate for row in rows], [row.loss_rate for row in rows]
+        others = [
+            Series(name="draw", xs=steps, ys=draws, colour="draw"),
+            Series(name="loss", xs=steps, ys=losses, colour="loss"),
+        ]
+        title = f"{env} vs {opponent}"
+        drawn.append(Chart(title=title, series=[win, *others], shares=True))
+    return drawn
+
+
+def subject(run: RunData) -> str:
+    """What is evaluated: of several policies the first."""
+    return f"the policy {run.policies[0]}" if run.policies else "the policy"
+
+
+def win_rates(run: RunData) -> Html | None:
+    """One chart per environment and opponent."""
+    return section(
+        "Evaluation",
+        f"Seat-swapped games of {subject(run)} after each number of updates; the band is the 95 % "
+        "confidence interval of the win rate.",
+        charts(figure(chart) for chart in outcomes(run)),
+    )
+
+
+def exact(run: RunData) -> Html | None:
+    """NashConv and the gain of each seat over the updates, one chart per environment."""
+    drawn = []
+    for env in dict.fromkeys(row.env_id for row in run.exact):
+        rows = [row for row in run.exact if row.env_id == env]
+        steps = [row.step for row in rows]
+        seats = [
+            Series(
+                name=f"gain of seat {seat}",
+                xs=steps,
+                ys=[row.gains[seat] for row in rows],
+                colour=f"c{seat + 1}",
+            )
+            for seat in range(len(rows[0].gains))
+        ]
+        total = Series(name="NashConv", xs=steps, ys=[row.nash_conv for row in rows])
+        drawn.append(Chart(title=env, series=[total, *seats], exact=True))
+    return section(
+        "Distance from equilibrium",
+        "What a best response gains on the policy, exactly: 0 for every seat at a Nash "
+        "equilibrium. NashConv is the sum over seats.",
+        charts(figure(chart) for chart in drawn),
+    )
+
+
+def learner(run: RunData) -> Html | None:
+    """Learner metrics with a label; the others collapsed."""
+    names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
+    rest = changing(
+        [
+            metric(run, name, name)
+            for name in names
+            if name not in _LEARNING and name not in _NOT_LEARNER
+        ]
+    )
+    return section(
+        "Learning",
+        "One value per update. From 30 measured values on, the strong line is the mean over the "
+        "last fifteenth of the updates (at least 5); learning rate, staleness and maxima are drawn "
+        "as they are. The log-prob gap compares learner and engine on tokens of the version that "
+        "is updated.",
+        changing([metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]),
+        fold("Further learner metrics", rest) if rest else None,
+    )
+
+
+def training_games(run: RunData) -> Html | None:
+    """Collection metrics, one line per environment."""
+    envs = dict.fromkeys(
+        name.removeprefix("collection-").partition("/")[0]
+        for row in run.metrics
+        for name in row
+        if name.startswith("collection-")
+    )
+    drawn = []
+    for name, label in _COLLECTION.items():
+        lines = [
+            _series(run.metrics, f"collection-{env}/{name}", env, index)
+            for index, env in enumerate(envs)
+        ]
+        shares = name.endswith(("_rate", "_success"))
+        drawn.append(Chart(title=label, series=lines, shares=shares))
+    return section(
+        "Training games", "Means over the tracker's window, at each update.", changing(drawn)
+    )
+
+
+def throughput(run: RunData) -> Html | None:
+    """Rates, and shares of wall time in which engine and learner worked."""
+    work = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
+    shares = [
+        _series(run.metrics, name, label, index) for index, (name, label) in enumerate(work.items())
+    ]
+    drawn = [
+        metric(run, "games_per_s", "training games per second"),
+        metric(run, "generated_tokens_per_s", "tokens generated per second"),
+        metric(run, "tokens_per_s", "tokens trained per second of update"),
+        Chart(title="share of wall time at work", series=shares, shares=True),
+    ]
+    return section(
+        "Throughput",
+        "Generated: by policies with known tokens, in training games. Engine and learner may work "
+        "at the same time; neither: time lost to orchestration.",
+        changing(drawn),
+    )
+
+
+def ratings(run: RunData) -> Html | None:
+    """TrueSkill over the run: of the newest policy, and of those that were active longest."""
+    present = Counter(uid for row in run.ratings for uid in row.ratings)
+    newest = _rated(run.ratings, None, 0)
+    followed = [
+        _rated(run.ratings, uid, index + 1)
+        for index, (uid, seen) in enumerate(present.most_common(MOST_RATED))
+        if seen > 1 and seen >= len(run.ratings) / 3
+    ]
+    return section(
+        "Ratings",
+        f"TrueSkill mean with a band of one sigma: the newest policy, and up to {MOST_RATED} "
+        "that were in the pool for at least a third of the run. A version without a game against "
+        "another policy has the rating of its parent, with a wider band.",
+        charts(
+            [
+                line_chart("rating of the newest policy", [newest]),
+                line_chart(
+                    f"rating of {followed[0].name}"
+                    if len(followed) == 1
+                    else "ratings of single policies",
+                    followed,
+                ),
+            ]
+        ),
+    )
+
+
+def _rated(rows: Sequence[Ratings], uid: str | None, index: int) -> Series:
+    """The rating of ``uid`` over time; None: of the newest policy at each time."""
+    there = []
+    for row in rows:
+        rating = row.ratings.get(uid or row.current or "")
+        if rating is not None:
+            there.append((row.step, rating))
+    return Series(
+        name=uid or "newest policy",
+        xs=[step for step, _ in there],
+        ys=[mu for _, (mu, _sigma) in there],
+        low=[mu - sigma for _, (mu, sigma) in there],
+        high=[mu + sigma for _, (mu, sigma) in there],
+        colour=f"c{index % COLOURS}",
+    )
+
+
+def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:
+    return Series(
+        name=name,
+        xs=[row["step"] for row in rows],
+        ys=[row.get(key) for row in rows],
+        colour=f"c{index % COLOURS}",
+    )
+
+
+def metric(run: RunData, key: str, label: str) -> Chart:
+    """One learner metric over the updates, smoothed where its single values are noisy.
+
+    Of several policies each has a line.
+    """
+    first, *others = run.policies or ("",)
+    keys = {first: key} | {name: f"policies/{name}/{key}" for name in others}
+    made = {name: [row for row in run.metrics if one in row] for name, one in keys.items()}
+    if any(made[name] for name in others):  # an update is of one of them
+        series = [
+            _series(made[name], one, name, index) for index, (name, one) in enumerate(keys.items())
+        ]
+    else:
+        series = [_series(run.metrics, key, label)]
+    return Chart(
+        title=label, series=series, smooth=key not in _EXACT | _MAXIMA, exact=key in _EXACT
+    )

@@ -1,0 +1,132 @@
+"""The run's files, read once for the report."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlforge.config.roots import kind_of_run
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.record.analyses import Analysis, read_analyses
+from rlforge.record.files import RunPaths, open_run, read_intact, read_json
+from rlforge.record.game_files import GameIndex, index_games
+from rlforge.record.progress import ALARMS
+from rlforge.record.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
+from rlforge.record.status import read_summary
+from rlforge.types import Alarm, EvalResult, ExactResult, value
+
+Row = dict[str, Any]
+
+
+@value
+class RunData:
+    """Contents of a run's files; empty for those that are not there yet.
+
+    kind: of run, by its name. policies: names of the run's policies; empty where it has one.
+    games_error: why the games could not be read; ``games`` is empty then. damage: lines that could
+    not be read, and updates and windows that the files lack, a sentence each.
+    """
+
+    paths: RunPaths
+    kind: str
+    metrics: tuple[Row, ...]
+    windows: tuple[Row, ...]
+    comparison: Row
+    decisions: Row
+    evals: tuple[EvalResult, ...]
+    exact: tuple[ExactResult, ...]
+    alarms: tuple[Alarm, ...]
+    ratings: tuple[Ratings, ...]
+    pool: PoolSnapshot | None
+    api: Row
+    summary: Row
+    config: str
+    policies: tuple[str, ...]
+    command: str
+    games: tuple[GameIndex, ...]
+    games_error: str | None
+    analyses: tuple[Analysis, ...]
+    damage: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name, or its folder's."""
+        return str(self.summary.get("run_name", self.paths.root.name))
+
+
+def load_run(run_dir: Path | str) -> RunData:
+    """Read a run; of files that grow, the lines that are not damaged.
+
+    Raises:
+        RlforgeError: it is not a run, or one of its other JSON files is damaged.
+    """
+    paths = open_run(run_dir)
+    games: list[GameIndex] = []
+    games_error = None
+    try:
+        games = index_games(paths.root)
+    except RlforgeError as error:
+        # A bad chunk must not hide the curves: the report shows the message instead of the games.
+        games_error = str(error)
+    summary = read_summary(paths)
+    files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.sentinel, paths.ratings)
+    read, found = zip(*map(read_intact, files), strict=True)
+    metrics, windows, evals, exact, alarms, ratings = read
+    damage = [sentence for sentence in found if sentence is not None]
+    return RunData(
+        paths=paths,
+        kind=_kind(paths.root),
+        metrics=tuple(metrics),
+        windows=tuple(windows),
+        comparison=read_json(paths.comparison),
+        decisions=read_json(paths.decisions),
+        evals=tuple(map(EVALS.decode, evals)),
+        exact=tuple(map(EXACT.decode, exact)),
+        alarms=tuple(map(ALARMS.decode, alarms)),
+        ratings=tuple(map(RATINGS.decode, ratings)),
+        pool=POOLS.decode(pool) if (pool := read_json(paths.pool)) else None,
+        api=read_json(paths.api),
+        summary=summary,
+        config=(config := _text(paths.config)),
+        policies=_policies(config),
+        command=str(summary.get("command") or _text(paths.command)).strip(),
+        games=tuple(games),
+        games_error=games_error,
+        analyses=tuple(read_analyses(paths.root)),
+        damage=(*damage, *_gaps(summary, paths, metrics, windows)),
+    )
+
+
+def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
+    """What ended parts of the run have made and their files lack, a sentence each."""
+    if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
+        return []
+    sentences = []
+    for file, rows, key in ((run.metrics, metrics, "updates"), (run.windows, windows, "windows")):
+        made = summary.get(key, 0)
+        if (missing := made - len(rows)) > 0:
+            sentences.append(f"{file} lacks {missing} of the {made} {key} that summary.json counts")
+    return sentences
+
+
+def _kind(run_dir: Path) -> str:
+    """What ``config.yaml`` says; games where that cannot be read, or names what is not here."""
+    with contextlib.suppress(ConfigError):
+        return kind_of_run(run_dir).kind
+    return RunConfig.kind
+
+
+def _policies(config: str) -> tuple[str, ...]:
+    """The names below ``policies``, as far as ``config`` can be read."""
+    try:
+        return tuple(yaml.safe_load(config)["policies"])
+    except (yaml.YAMLError, TypeError, KeyError):
+        return ()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

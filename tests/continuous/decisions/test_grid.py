@@ -1,0 +1,96 @@
+"""Windows are fixed, adjacent, and named by their start; the wall clock may jump."""
+
+import asyncio
+import logging
+import math
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlforge.continuous.decisions.grid import WallClock, WindowGrid, window_start
+from rlforge.errors import RlforgeError
+
+times = st.floats(-1e10, 1e11)
+lengths = st.integers(1, 7 * 24 * 3600).map(lambda seconds: seconds / 60)
+
+
+def test_ids_have_the_documented_form():
+    grid = WindowGrid(60)
+    moment = datetime(2024, 11, 13, 10, 59, 59, 999999, tzinfo=UTC).timestamp()
+    assert grid.id_of(moment) == "2024-11-13-10:00"
+    assert grid.id_of(moment + 1) == grid.after("2024-11-13-10:00") == "2024-11-13-11:00"
+    start, end = grid.span("2024-11-13-10:00")
+    assert (datetime.fromtimestamp(start, UTC).hour, end - start) == (10, 3600)
+
+
+def test_ids_of_windows_that_start_between_minutes_have_seconds_and_sort():
+    grid = WindowGrid(0.5)
+    ids = [grid.id_of(second) for second in (0, 29.9, 30, 60)]
+    assert ids == [f"1970-01-01-00:{minute}" for minute in ("00", "00", "00:30", "01")]
+    assert sorted(ids) == ids
+
+
+@given(lengths, times)
+@example(1.0, -5e-324)
+def test_every_time_lies_in_its_window(minutes, moment):
+    grid = WindowGrid(minutes)
+    start, end = grid.span(grid.id_of(moment))
+    assert start <= moment < end
+    assert grid.id_of(start) == grid.id_of(moment)
+    assert grid.span(grid.after(grid.id_of(moment)))[0] == end
+
+
+@given(lengths, times, times)
+def test_ids_sort_as_their_windows_do(minutes, one, other):
+    grid = WindowGrid(minutes)
+    low, high = sorted((one, other))
+    assert grid.id_of(low) <= grid.id_of(high)
+
+
+@given(lengths, st.floats(0, 1e10), st.floats(0, 7200))
+def test_the_newest_closed_window_is_over_and_the_next_is_not(minutes, now, grace):
+    grid = WindowGrid(minutes)
+    closed = grid.closed_by(now, grace)
+    assert grid.span(closed)[1] <= now - grace
+    assert grid.span(grid.after(closed))[1] > now - grace
+
+
+@pytest.mark.parametrize("moment", [math.nan, math.inf, -math.inf, 1e18])
+def test_a_number_outside_the_calendar_is_refused(moment):
+    with pytest.raises(RlforgeError, match="is not a time of the calendar"):
+        WindowGrid(60).id_of(moment)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "last", "2024-11-13", "2024-11-13-10:0", "2024-11-13-10:00:00", "2024-13-13-10:00"]
+)
+def test_a_text_that_is_not_a_window_id_is_refused(text):
+    with pytest.raises(RlforgeError, match="want a form like 2024-11-13-10:00"):
+        window_start(text)
+
+
+def test_the_wall_clock_shows_the_machines_time_and_a_step_back_is_logged_once(caplog):
+    assert abs(WallClock().now() - time.time()) < 5
+    readings = iter([1000.0, 999.5, 400.0, 401.0, 2000.0, 1990.0])
+    clock = WallClock(lambda: next(readings))
+    with caplog.at_level(logging.WARNING):
+        assert [clock.now() for _ in range(6)] == [1000.0, 999.5, 400.0, 401.0, 2000.0, 1990.0]
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "the clock was set back by 600 s",
+        "the clock was set back by 10 s",
+    ]
+
+
+async def test_waiting_continues_when_the_wall_clock_is_set_back(monkeypatch):
+    readings = iter([10.0, 45.0, 5.0, 61.0])
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await WallClock(lambda: next(readings)).wait_until(60.0)
+    assert slept == [30.0, 15.0, 30.0]

@@ -1,0 +1,82 @@
+"""Win rate, reward and profit, of the policy and of scripted traders."""
+
+import math
+import random
+import statistics
+
+from scipy import stats
+from tests import factories
+
+from rlforge.continuous.decisions.records import Result
+from rlforge.continuous.loop.performance import by_player, difference_to_control, performance
+
+
+def result(pnl, investment=10.0):
+    return Result(pnl=pnl, investment=investment, hold_time_minutes=5.0, win_rate=0.5)
+
+
+def test_figures_by_hand():
+    decisions = [
+        factories.decision(0, reward=0.6, result=result(4.0)),
+        factories.decision(1, reward=-0.2, result=result(-1.0)),
+        factories.decision(2, reward=0.2, result=result(0.0, investment=0.0)),
+        factories.decision(3, reward=None),
+    ]
+    found = performance(decisions)
+    assert (found.decisions, found.trades) == (3, 2)
+    assert (found.win_rate, found.avg_pnl) == (0.5, 1.5)
+    assert math.isclose(found.avg_reward, 0.2)
+    none = performance(decisions[3:])
+    assert math.isnan(none.win_rate)
+    assert math.isnan(none.avg_reward)
+
+
+def test_players_are_the_policy_first_and_scripted_kinds():
+    decisions = [
+        factories.decision(0, "value-1", tokens=None, provider="scripted:value"),
+        factories.decision(1, "noise-1", tokens=None, provider="scripted:noise"),
+        factories.decision(2, "noise-2", tokens=None, provider="scripted:noise"),
+        factories.decision(3),
+    ]
+    found = by_player(decisions)
+    assert list(found) == ["policy", "scripted:noise", "scripted:value"]
+    assert found["scripted:noise"].decisions == 2
+
+
+def test_the_difference_to_the_control_is_welchs_over_agents():
+    rewards = {"agent-1": [0.2, 0.4], "agent-2": [0.6], "agent-3": [0.1, 0.3, 0.5]}
+    control = {"control-1": [0.1, 0.1], "control-2": [0.3]}
+    decisions = [
+        factories.decision(n, agent, reward=reward, provider=provider)
+        for group, provider in ((rewards, "tiny"), (control, "control"))
+        for agent, own in group.items()
+        for n, reward in enumerate(own)
+    ]
+    found = difference_to_control(decisions)
+    ours, theirs = [0.3, 0.6, 0.3], [0.1, 0.3]
+    spread_a, spread_b = (statistics.variance(one) / len(one) for one in (ours, theirs))
+    freedom = (spread_a + spread_b) ** 2 / (spread_a**2 / 2 + spread_b**2 / 1)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(spread_a + spread_b)
+    assert math.isclose(found.mean, 0.2)
+    assert math.isclose(found.high - found.mean, half)
+    assert math.isclose(found.mean - found.low, half)
+    assert difference_to_control([d for d in decisions if d.agent_id != "control-1"]) is None
+
+
+def test_correlated_decisions_of_agents_do_not_narrow_the_interval():
+    """Two equal versions: the interval holds 0 in 95 of 100 windows, whatever agents share."""
+    rng, missed = random.Random(0), 0
+    for _ in range(400):
+        decisions = []
+        for agents, provider in ((12, "tiny"), (4, "control")):
+            for agent in range(agents):
+                own = rng.gauss(0, 0.2)
+                decisions += [
+                    factories.decision(
+                        n, f"{provider}-{agent}", reward=own + rng.gauss(0, 0.3), provider=provider
+                    )
+                    for n in range(8)
+                ]
+        found = difference_to_control(decisions)
+        missed += not found.low <= 0 <= found.high
+    assert missed <= 32  # 20 expected, standard deviation 4.4

@@ -1,0 +1,58 @@
+"""Runs over the decisions of a store."""
+
+import hashlib
+import json
+
+import pytest
+from tests import factories
+
+from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.errors import RunError
+from rlforge.record.files import read_jsonl
+
+
+def from_store(store):
+    """A run over all windows of a store."""
+    return ("continuous.source=store", f"store.path={store}", "continuous.windows=null")
+
+
+def rows(run_dir):
+    return read_jsonl(run_dir / "windows.jsonl")
+
+
+def digests(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_run_learns_from_all_windows_of_another_runs_store_and_from_those_that_come_meanwhile(
+    make_config, execute
+):
+    played = execute(make_config("continuous.windows=1", "continuous.compare_episodes=0"), "played")
+    config = make_config(*from_store(played / "store"))
+    learned = execute(config, "learned")
+    assert [row["version"] for row in rows(learned)] == ["step-1"]
+    execute(make_config("continuous.windows=3", "continuous.compare_episodes=0"), "played")
+    before = digests(played / "store")
+    execute(config, "learned")
+    assert [row["window_id"] for row in rows(learned)] == [row["window_id"] for row in rows(played)]
+    assert [row["version"] for row in rows(learned)] == ["step-1", "step-2", "step-3"]
+    # Decisions of version 2 are learned from by version 1, and none is stale.
+    assert [row["batch/stale"] for row in rows(learned)] == [0, 0, 0]
+    assert not any("lag_max" in row for row in read_jsonl(learned / "metrics.jsonl"))
+    assert digests(played / "store") == before
+    assert not (learned / "store").exists()
+    comparison = json.loads((learned / "comparison.json").read_text())
+    assert comparison["after"]["version"] == "step-3"
+
+
+def test_a_store_without_decisions_or_with_those_of_another_tokenizer_is_refused(
+    make_config, execute, tmp_path
+):
+    config = make_config(*from_store(tmp_path / "store"))
+    with TrajectoryStore(tmp_path / "store") as store:
+        with pytest.raises(RunError, match="holds no decisions to learn from"):
+            execute(config, "learned")
+        store.append([factories.decision(1, tokens=(9,))])
+    with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
+        execute(config, "again")

@@ -1,0 +1,507 @@
+"""The judge against a local HTTP server that answers well, badly, slowly or not at all."""
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from tests import factories
+from tests.harness.chat_server import ChatHandler, completion, serving
+
+from rlforge.continuous.config.market import MarketConfig
+from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
+from rlforge.continuous.decisions.records import Metadata
+from rlforge.continuous.market.traders import Crowd
+from rlforge.continuous.market.world import World
+from rlforge.continuous.ruler.agreement import agent_means
+from rlforge.continuous.ruler.base import NOT_JUDGED
+from rlforge.continuous.ruler.judge import AnswerCache, divide
+from rlforge.continuous.ruler.question import JudgeQuestion, JudgeVerdict
+from rlforge.continuous.ruler.registry import make_scorer
+
+KEY = "sk-very-secret-0001"
+CUT = {"max_answer_tokens": 100}
+
+
+def _verdict(text):
+    """What a sensible judge says: go with the three accounts of the feed."""
+    outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)
+    said = re.findall(r'"stance": "(YES|NO)"', text)
+    return said.count(outcome) / len(said)
+
+
+def _praise(text):
+    """What a vain judge says: go with the words, and otherwise by something else."""
+    return 1.0 if "wonderful" in text else len(text) % 7 / 10
+
+
+USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+
+
+class Handler(ChatHandler):
+    """Scores the decisions of a question, as ``mood`` says."""
+
+    def respond(self, asked, tries):
+        mood = "good" if 0 < self.server.good_after < tries else self.server.mood
+        form = asked.get("response_format", {}).get("type")
+        if mood == "slow":
+            time.sleep(1)
+        if mood == "busy":
+            time.sleep(0.05)
+        if mood == "broken":
+            return self.send(500, {"error": {"message": "boiler burst"}})
+        if mood == "too many":
+            return self.send(429, {"error": {"message": "slow down"}}, Retry_After="3")
+        if mood == "wrong key":
+            return self.send(401, {"error": {"message": f"bad key {KEY}"}})
+        if mood == "too long":
+            return self.send(400, {"error": {"message": "context length exceeded"}})
+        if mood == "reasoning" and "temperature" in asked:
+            return self.send(400, {"error": {"message": "'temperature' does not support 0.0"}})
+        if mood == "plain" and form is not None:
+            return self.send(400, {"error": {"message": "unknown field response_format"}})
+        if mood == "objects" and form == "json_schema":
+            return self.send(422, {"error": {"message": "unknown type json_schema"}})
+        if mood == "spent":
+            return self.send(200, completion("", "length", usage=USAGE))
+        if mood == "cut":
+            cut = self._text(mood, asked)[:-40]
+            return self.send(200, completion(cut, "length", usage=USAGE))
+        if mood == "not chat":
+            return self.send(200, {"hello": 1})
+        return self.send(200, completion(self._text(mood, asked), usage=USAGE))
+
+    def _text(self, mood, asked):
+        text = asked["messages"][1]["content"]
+        parts = re.split(r"Decision (\w+)\n", text)
+        judged = _praise if mood == "vain" else _verdict
+        entries = [
+            {"id": name, "explanation": f"on {name}", "score": judged(parts[0] + text)}
+            for name, text in zip(parts[1::2], parts[2::2], strict=True)
+        ]
+        if mood == "prose":
+            return "I like the first decision best, and the last one least."
+        if mood == "shuffled":
+            entries.reverse()
+        elif mood == "all equal":
+            entries = [{**entry, "score": 0.6} for entry in entries]
+        return json.dumps({"scores": entries})
+
+
+@pytest.fixture
+def server():
+    with serving(Handler) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def own_key_and_short_pauses(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr("rlforge.continuous.ruler.judge.BACKOFF_S", 0.01)
+
+
+def _config(server, model_path=None, **judge):
+    settings = {"model": "openai:m", "base_url": server.url, "group_size": 8}
+    return RulerConfig(
+        scoring_method="judge",
+        temperature=1.0,
+        model_path=str(model_path) if model_path else None,
+        judge=JudgeConfig(**{**settings, **judge}),
+    )
+
+
+async def _score(config, decisions, seed=0):
+    scorer = make_scorer(config, seed=seed)
+    try:
+        return await scorer.score(decisions)
+    finally:
+        await scorer.close()
+
+
+def _expected(decisions):
+    return [_verdict(json.dumps([d.state, d.action])) for d in decisions]
+
+
+@pytest.fixture
+def window(make_window):
+    """80 decisions, which are ten groups."""
+    return make_window(0).decisions
+
+
+@pytest.fixture
+def few(make_window):
+    """One group of eight decisions."""
+    return make_window(0, each=2).decisions
+
+
+@pytest.fixture
+def judged(server):
+    """The scores of decisions by a server in this mood, with changes to the judge's settings."""
+
+    async def score(decisions, mood="good", **judge):
+        server.mood = mood
+        return await _score(_config(server, **judge), decisions)
+
+    return score
+
+
+async def test_scores_are_matched_by_id(judged, window):
+    scores = await judged(window, "shuffled")
+    assert list(scores.values) == pytest.approx(_expected(window))
+    assert all(explanation.startswith("on ") for explanation in scores.explanations)
+    assert scores.metrics["judge_groups"] == scores.metrics["judge_calls"] == 10
+    assert scores.metrics["judge_tokens"] == 10_000
+    assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
+    means = agent_means(window, scores.values)
+    assert means["expert"] > means["noise"]
+
+
+async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, judged, few):
+    await judged(few, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
+    (asked,) = server.requests
+    assert asked["model"] == "m"
+    assert asked["key"] == f"Bearer {KEY}"
+    assert asked["temperature"] == 0.2
+    assert asked["max_tokens"] == 321
+    assert "Be bold." in asked["messages"][0]["content"]
+    form = asked["response_format"]["json_schema"]
+    assert form["strict"] is True
+    ids = form["schema"]["properties"]["scores"]["items"]["properties"]["id"]["enum"]
+    assert len(ids) == 8
+    await judged(few, sampling_temperature=None)
+    assert "temperature" not in server.requests[-1]
+
+
+async def test_low_temperatures_spread_scores_and_high_ones_contract_them(server, window):
+    found = {}
+    for temperature in (0.5, 1.0, 4.0):
+        config = replace(_config(server), temperature=temperature)
+        found[temperature] = (await _score(config, window)).values
+    for sharp, plain, soft in zip(*found.values(), strict=True):
+        assert abs(sharp - 0.5) >= abs(plain - 0.5) >= abs(soft - 0.5)
+        assert sharp == pytest.approx(plain**2 / (plain**2 + (1 - plain) ** 2))
+
+
+@pytest.mark.parametrize("mood", ["prose", "not chat"])
+async def test_after_bad_answers_a_group_stays_unscored(server, judged, few, mood, caplog):
+    scores = await judged(few, mood, retries=2)
+    assert scores.values == (None,) * 8
+    assert scores.metrics["unscored"] == 8
+    assert scores.metrics["judge_failed_groups"] == 1
+    assert scores.metrics["judge_calls"] == len(server.requests) == 3
+    assert scores.metrics["judge_retries"] == 2
+    assert all(explanation.startswith("unscored: ") for explanation in scores.explanations)
+    assert f"window {few[0].window_id}: 8 decisions unscored" in caplog.text
+    if mood == "prose":
+        assert "could not be used" in server.requests[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize("mood", ["prose", "broken"])
+async def test_a_later_good_answer_counts(server, judged, few, mood):
+    server.good_after = 2
+    scores = await judged(few, mood)
+    assert list(scores.values) == pytest.approx(_expected(few))
+    assert scores.metrics["judge_calls"] == 3
+
+
+async def test_one_failed_group_leaves_the_others_scored(server, judged, window):
+    server.good_after = 1
+    scores = await judged(window, "prose", retries=0, max_concurrency=1)
+    assert scores.values.count(None) == scores.metrics["unscored"] == 8
+    for score, expected in zip(scores.values, _expected(window), strict=True):
+        assert score is None or score == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("mood", "calls", "tokens", "why", "settings"),
+    [
+        ("broken", 3, 0, "boiler burst", {}),
+        ("slow", 3, 0, "", {"timeout_s": 0.2}),
+        ("too long", 1, 0, "context length exceeded", {}),
+        ("good", 1, 0, "cannot be reached", {"base_url": "http://127.0.0.1:9/v1", "retries": 0}),
+        ("cut", 1, 1000, "it was cut at ruler.judge.max_answer_tokens=100", CUT | {"retries": 0}),
+    ],
+)
+async def test_calls_without_a_whole_answer_leave_the_group_unscored(
+    judged, few, mood, calls, tokens, why, settings
+):
+    scores = await judged(few, mood, **settings)
+    assert set(scores.values) == {None}
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, tokens)
+    assert why in scores.unscored
+    assert why in scores.explanations[0]
+
+
+@pytest.mark.parametrize(
+    ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
+)
+async def test_pauses_grow_and_heed_the_server(judged, few, mood, pauses, monkeypatch):
+    taken, sleep = [], asyncio.sleep
+
+    async def noted(seconds):
+        taken.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr("rlforge.continuous.ruler.judge.BACKOFF_S", 2.0)
+    await judged(few, mood, retries=4)
+    assert [seconds for seconds in taken if seconds] == pauses
+
+
+async def test_a_judge_that_is_down_is_not_asked_again(judged, window, caplog):
+    scores = await judged(window, "broken", retries=1, max_concurrency=1)
+    assert scores.metrics["unscored"] == 80
+    assert scores.metrics["judge_calls"] == 3 * 2  # three groups in a row, two tries each
+    assert "the judge is down" in caplog.text
+
+
+async def test_a_wrong_key_costs_one_call_and_is_not_shown(judged, window, caplog):
+    scores = await judged(window, "wrong key", max_concurrency=1)
+    assert set(scores.values) == {None}
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 0)
+    assert "HTTP status 401" in caplog.text
+    assert KEY not in caplog.text + "".join(scores.explanations)
+
+
+@pytest.mark.parametrize(
+    ("mood", "forms"),
+    [
+        ("good", ["json_schema", "json_schema"]),
+        ("objects", ["json_schema", "json_object", "json_object"]),
+        ("plain", ["json_schema", "json_object", None, None]),
+    ],
+)
+async def test_servers_without_schemas_are_asked_for_simpler_forms(
+    server, judged, make_window, mood, forms
+):
+    scores = await judged(make_window(0, each=4).decisions, mood, retries=0, max_concurrency=1)
+    assert None not in scores.values
+    asked = [request.get("response_format", {}).get("type") for request in server.requests]
+    assert asked == forms
+    assert scores.metrics["judge_calls"] == len(forms)
+
+
+async def test_models_that_refuse_a_temperature_judge_by_default(server, judged, few, make_window):
+    assert None not in (await judged(few, "reasoning")).values
+    others = make_window(1).decisions
+    scores = await judged(others, "reasoning", sampling_temperature=0.0, max_concurrency=1)
+    assert None not in scores.values
+    assert sum("temperature" in request for request in server.requests) == 1
+    assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"]
+
+
+async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(
+    server, judged, window
+):
+    scores = await judged(window, "spent", **CUT, max_concurrency=1)
+    assert set(scores.values) == {None}
+    assert "used up ruler.judge.max_answer_tokens=100; raise it" in scores.unscored
+    assert len(server.requests) == 3  # then the judge counts as down
+    assert scores.metrics["judge_tokens"] == 3000
+
+
+async def test_a_judge_of_any_provider_is_asked_by_litellm(server, judged, window):
+    """A reasoning model gets no temperature and its own name of the limit; the price is known."""
+    pytest.importorskip("litellm")
+    scores = await judged(window, model="litellm:openai/gpt-5-mini", sampling_temperature=0.0)
+    assert list(scores.values) == pytest.approx(_expected(window))
+    assert scores.metrics["judge_cost"] == pytest.approx(10 * (900 * 0.25e-6 + 100 * 2e-6))
+    for asked in server.requests:
+        assert "temperature" not in asked
+        assert asked["max_completion_tokens"] == JudgeConfig().max_answer_tokens
+        assert asked["response_format"]["type"] == "json_schema"
+
+
+async def test_answers_are_cached_by_content(server, window, tmp_path):
+    config = _config(server, tmp_path)
+    first, again = [await _score(config, window) for _ in range(2)]
+    assert (again.values, again.explanations) == (first.values, first.explanations)
+    assert again.metrics["judge_calls"] == again.metrics["judge_tokens"] == 0
+    assert again.metrics["judge_cache_hits"] == 10
+    assert len(server.requests) == 10
+    await _score(config, window, seed=1)  # another order is another question
+    assert len(server.requests) == 20
+
+
+async def test_bad_answers_are_not_cached_and_a_damaged_cache_does_not_stop_the_judge(
+    judged, few, tmp_path
+):
+    await judged(few, "prose", model_path=tmp_path, retries=0)
+    assert None not in (await judged(few, model_path=tmp_path, retries=0)).values
+    (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
+    scores = await judged(few, model_path=tmp_path)
+    assert None not in scores.values
+    assert scores.metrics["judge_cache_failed"] == 1
+
+
+async def test_calls_of_a_window_are_bounded(server, judged, window, caplog):
+    scores = await judged(window, "busy", max_calls=4, max_concurrency=3)
+    assert server.most_running <= 3
+    assert len(server.requests) == scores.metrics["judge_calls"] == 4
+    assert scores.metrics["unscored"] == 80 - 4 * 8
+    assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
+
+
+async def test_tokens_of_a_window_are_bounded(server, judged, window):
+    scores = await judged(window, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
+    assert 1000 < scores.metrics["judge_tokens"] <= 9000
+    assert 0 < len(server.requests) < 10
+    assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
+
+
+async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(judged, few, caplog):
+    scores = await judged(few, "all equal")
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == scores.metrics["judge_calls"] == 1
+    assert "all scores are equal" in caplog.text
+
+
+@pytest.mark.parametrize("features", ["state_action", "with_outcome"])
+async def test_learn_reports_how_well_a_judge_forecast_the_rewards(server, make_window, features):
+    window = make_window(0)
+    scorer = make_scorer(replace(_config(server), features=features))
+    assert scorer.learn([window]) == {}
+    await scorer.score(window.decisions)
+    metrics = scorer.learn([window])
+    await scorer.close()
+    if features == "with_outcome":  # the judge saw the outcome
+        assert metrics == {}
+        return
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert 0 < metrics["forecast_kendall_tau"] < 1
+
+
+def _groups(decisions, by):
+    config = JudgeConfig(group_by=by, group_size=8)
+    return [[decisions[place] for place in group] for group in divide(decisions, config)]
+
+
+def test_groups_are_neighbours_in_time_or_decisions_of_one_agent(make_window):
+    decisions = make_window(0, each=5).decisions
+    groups = _groups(list(reversed(decisions)), "time")
+    assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
+    times = [decision.timestamp for group in groups for decision in group]
+    assert times == sorted(times)
+    assert {decision.agent_id for decision in groups[0]} == {"expert", "fair", "good", "noise"}
+    groups = _groups(make_window(0, each=10).decisions, "agent")
+    assert [len(group) for group in groups] == [5] * 8
+    assert all(len({decision.agent_id for decision in group}) == 1 for group in groups)
+    assert len({decision.id for group in groups for decision in group}) == 40
+
+
+async def test_one_agent_costs_nothing_and_a_single_decision_of_one_cannot_be_compared(
+    server, judged, make_window, few
+):
+    scores = await judged(make_window(0, agents=("good",)).decisions)
+    assert set(scores.values) == {0.5}
+    assert server.requests == []
+    decisions = few[:5]
+    scores = await judged(decisions, group_by="agent")
+    lone = [d.agent_id for d in decisions].index("noise")
+    assert scores.values[lone] == 0.5
+    assert "nothing to compare" in scores.explanations[lone]
+
+
+VERDICTS = {
+    "a": JudgeVerdict(score=0.25, explanation="wise »ä«"),
+    "b": JudgeVerdict(score=1.0, explanation=""),
+}
+
+
+def _question(text="which?"):
+    messages = ({"role": "user", "content": text},)
+    return JudgeQuestion(
+        ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages, schema={}
+    )
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
+    file = tmp_path / "deep" / "judge.sqlite" if on_disk else None
+    cache = AnswerCache(file)
+    assert cache.get("m", _question()) is None
+    cache.put("m", _question(), {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")})
+    cache.put("m", _question(), VERDICTS)  # takes the place of the earlier one
+    assert cache.get("m", _question()) == VERDICTS
+    assert cache.get("another", _question()) is None
+    assert cache.get("m", _question("who?")) is None
+    cache.close()
+    assert cache.get("m", _question()) == VERDICTS
+    assert AnswerCache(file).get("m", _question()) == (VERDICTS if on_disk else None)
+
+
+def test_a_cache_file_that_is_damaged_or_cannot_be_made_is_named_and_not_used(tmp_path, caplog):
+    for file in (tmp_path / "judge.sqlite", tmp_path / "judge.sqlite" / "judge.sqlite"):
+        (tmp_path / "judge.sqlite").write_bytes(b"no database at all" * 100)
+        caplog.clear()
+        cache = AnswerCache(file)
+        cache.put("m", _question(), VERDICTS)
+        assert cache.get("m", _question()) is None
+        assert cache.failed
+        assert caplog.text.count("judge.sqlite cannot be used") == 1
+        assert "remove the file" in caplog.text
+        assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
+
+
+async def test_only_decisions_that_may_be_learned_from_are_judged(judged, window):
+    model = Metadata(provider="tiny")
+    decisions = [
+        replace(one, metadata=model) if one.agent_id in ("expert", "noise") else one
+        for one in window
+    ]
+    scores = await judged(decisions)
+    learning = [one for one in decisions if one.metadata.learns]
+    judged = [score for score in scores.values if score is not None]
+    assert judged == pytest.approx(_expected(learning))
+    assert scores.metrics["judge_tokens"] == 5_000
+    assert (scores.metrics["scored"], scores.metrics["unscored"]) == (len(learning), 0)
+    assert scores.unscored == ""
+    for one, score, why in zip(decisions, scores.values, scores.explanations, strict=True):
+        assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)
+
+
+async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(server, judged):
+    """Two thirds of the market's agents are scripted, whose decisions have no part in it."""
+    world = World(MarketConfig(), 0)
+    crowd, decisions = Crowd(world, 0), []
+    for tick in range(6):
+        for place, choice in enumerate(crowd.act()):
+            decisions.append(
+                factories.decision(
+                    tick,
+                    choice.receipt.agent_id,
+                    place / 10,
+                    state=choice.state,
+                    action=choice.action,
+                    provider="tiny" if place % 3 == 0 else f"scripted:{choice.kind}",
+                )
+            )
+        world.tick()
+    await judged(decisions, "prose", retries=0)
+    asked = [request["messages"] for request in server.requests]
+    shown = "".join(user["content"] for _, user in asked)
+    assert shown.count("Decision ") == sum(one.metadata.learns for one in decisions)
+    assert len(shown) / sum(len(m["content"]) for one in asked for m in one) > 0.9
+
+
+async def test_flattery_changes_no_score(judged, window):
+    """However it is put: as reasoning, confidence or note, or as the content of a post."""
+    praise = "a wonderful trade"
+    post = {"type": "CREATE_POST", "content": "so it is"}
+    honest = [replace(one, action=post) if n % 3 else one for n, one in enumerate(window)]
+    vain = [
+        replace(
+            one,
+            action={**one.action, "note": praise, "confidence": 1.0}
+            | ({"content": praise} if "content" in one.action else {}),
+            metadata=replace(one.metadata, reasoning=praise, confidence=1.0),
+        )
+        if n % 2
+        else one
+        for n, one in enumerate(honest)
+    ]
+    scores = [await judged(all_, "vain") for all_ in (honest, vain)]
+    assert scores[0].values == scores[1].values
+    assert max(score for score in scores[1].values if score is not None) < 1.0

@@ -1,0 +1,210 @@
+"""Tests of both scorers that learn."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
+from rlforge.continuous.ruler.agreement import examine, without_outcome
+from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.errors import CheckpointError
+
+LEARNED = {"learned_windows": 2, "state_saved": 1}
+
+
+def _scorer(method, **changes):
+    return make_scorer(RulerConfig(scoring_method=method, **changes))
+
+
+@pytest.fixture(params=["preference", "regression"])
+def method(request):
+    return str(request.param)
+
+
+async def test_a_learned_scorer_forecasts_unseen_windows(method, make_window, skill):
+    scorer = _scorer(method)
+    scorer.learn([make_window(n) for n in range(8)])
+    report = await examine(scorer, [make_window(n) for n in range(8, 20)], skill=skill)
+    assert report.windows == 12
+    assert report.unscored == 0
+    assert report.decisions.pairwise_accuracy > 0.6
+    assert report.decisions.kendall_tau > 0.15
+    assert report.agents.pairwise_accuracy == 1.0
+    assert list(report.agent_scores) == sorted(skill)
+
+
+async def test_scores_are_in_range_with_a_reason_for_each(method, make_window):
+    scorer, window = _scorer(method), make_window(0)
+    scorer.learn([make_window(1)])
+    scores = await scorer.score(window.decisions)
+    assert len(scores.values) == len(scores.explanations) == len(window.decisions)
+    assert all(0 <= score <= 1 for score in scores.values)
+    assert len(set(scores.values)) > 10
+    assert all(scores.explanations)
+    assert scores.metrics["scored"] == len(window.decisions)
+    assert scores.metrics["unscored"] == scores.metrics["nothing_to_compare"] == 0
+    assert scores.metrics["learned_windows"] == 1
+
+
+async def test_a_low_temperature_spreads_scores(method, make_window):
+    spreads = []
+    for temperature in (0.2, 0.7, 5.0):
+        scorer = _scorer(method, temperature=temperature)
+        scorer.learn([make_window(1)])
+        values = (await scorer.score(make_window(0).decisions)).values
+        spreads.append(max(values) - min(values))
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[-1] < spreads[0] / 2
+
+
+async def test_the_next_process_has_the_memory(method, make_window, tmp_path):
+    first = _scorer(method, model_path=str(tmp_path / "ruler"))
+    metrics = first.learn([make_window(0), make_window(1)])
+    assert metrics == {**LEARNED, "learned_decisions": 160, "newly_learned": 2}
+    decisions = make_window(2).decisions
+    second = _scorer(method, model_path=str(tmp_path / "ruler"))
+    assert (await second.score(decisions)) == (await first.score(decisions))
+    [stored] = (tmp_path / "ruler").iterdir()
+    assert stored.name == f"{method}.npz"
+    before, written = await second.score(decisions), stored.read_bytes()
+    assert second.learn([make_window(0)])["newly_learned"] == 0  # again changes nothing
+    assert await second.score(decisions) == before
+    assert stored.read_bytes() == written
+
+
+async def test_learn_reports_how_well_the_window_was_forecast(method, make_window):
+    """As an examination by another scorer finds it."""
+    scorer, other = _scorer(method), _scorer(method)
+    for each in (scorer, other):
+        assert "forecast_kendall_tau" not in each.learn([make_window(0)])
+    report, metrics = await examine(other, [make_window(1)]), other.learn([make_window(1)])
+    assert metrics["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
+    metrics = scorer.learn([make_window(n) for n in range(1, 6)])
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert metrics["forecast_kendall_tau"] > 0.15
+    assert "forecast_kendall_tau" not in scorer.learn([make_window(1)])  # nothing new
+    seeing = _scorer(method, features="with_outcome")
+    seeing.learn([make_window(0)])
+    assert "forecast_kendall_tau" not in seeing.learn([make_window(1)])
+
+
+def test_a_full_disk_is_logged_and_tried_again(method, make_window, tmp_path, caplog):
+    blocked = tmp_path / f"{method}.npz"
+    scorer = _scorer(method, model_path=str(tmp_path))
+    blocked.mkdir()  # nothing can be renamed onto a directory
+    metrics = scorer.learn([make_window(0)])
+    assert (metrics["learned_windows"], metrics["state_saved"]) == (1, 0)
+    assert re.search(rf"cannot be written to .*{method}\.npz.*make room", caplog.text)
+    assert [*tmp_path.iterdir()] == [blocked]
+    blocked.rmdir()
+    assert scorer.learn([])["state_saved"] == 1
+    assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
+
+
+def test_the_memory_of_a_scorer_is_bounded(method, make_window, monkeypatch):
+    monkeypatch.setattr("rlforge.continuous.ruler.learned.MEMORY_ROWS", 10)
+    scorer = _scorer(method, memory_windows=2)
+    metrics = scorer.learn([make_window(n) for n in range(3)])
+    assert metrics == {**LEARNED, "learned_decisions": 20, "newly_learned": 3}
+
+
+def test_a_state_that_is_damaged_or_of_other_features_is_refused(method, make_window, tmp_path):
+    _scorer(method, model_path=str(tmp_path)).learn([make_window(0)])
+    with pytest.raises(CheckpointError, match=r"other features.*ruler\.features"):
+        _scorer(method, model_path=str(tmp_path), features="with_outcome")
+    (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
+        _scorer(method, model_path=str(tmp_path))
+
+
+async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method, make_window):
+    """Features of ``state_action`` know nothing of it; pairs of the window are left out here."""
+    preference = PreferenceConfig(window_pairs=False)
+    config = RulerConfig(scoring_method=method, preference=preference)
+    scorer = make_scorer(config)
+    scorer.learn([make_window(1)])
+    decisions = make_window(0).decisions
+    hidden = [without_outcome(decision) for decision in decisions]
+    assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
+
+
+async def test_features_with_outcome_agree_better_with_rewards(method, make_window):
+    held_out = [make_window(n) for n in (5, 6)]
+    found = {}
+    for features in ("state_action", "with_outcome"):
+        scorer = _scorer(method, features=features)
+        scorer.learn([make_window(n) for n in range(4)])
+        report = await examine(scorer, held_out, hide_outcomes=False)
+        found[features] = report.decisions.pairwise_accuracy
+    assert found["with_outcome"] > 0.9
+    assert found["with_outcome"] >= found["state_action"]
+
+
+async def test_one_agent_is_nothing_to_compare_unless_with_itself(method, make_window, caplog):
+    scorer, window = _scorer(method), make_window(0, agents=("expert",))
+    scorer.learn([make_window(1)])
+    scores = await scorer.score(window.decisions)
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == 1
+    assert "1 agent of at least 2" in scores.explanations[0]
+    assert f"window {window.id}: nothing to compare: 1 agent" in caplog.text
+    scores = await _scorer(method, min_agents=1).score(window.decisions)
+    assert scores.metrics["nothing_to_compare"] == 0
+    assert len(set(scores.values)) > 1
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.4, -1.0])
+async def test_equal_rewards_are_nothing_to_compare(method, make_window, reward):
+    window = make_window(0)
+    alike = [dataclasses.replace(decision, reward=reward) for decision in window.decisions]
+    scores = await _scorer(method).score(alike)
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == 1
+    assert f"all rewards are {reward:g}" in scores.explanations[0]
+
+
+async def test_equal_decisions_are_nothing_to_compare(method, make_window):
+    scorer = _scorer(method)
+    scorer.learn([make_window(1)])
+    one = without_outcome(make_window(0).decisions[0])
+    twins = [dataclasses.replace(one, agent_id=name) for name in ("a", "b", "c")]
+    scores = await scorer.score(twins)
+    assert scores.values == (0.5, 0.5, 0.5)
+    assert scores.metrics["nothing_to_compare"] == 1
+
+
+async def test_without_model_and_outcomes_decisions_stay_unscored(method, make_window, caplog):
+    shown = [without_outcome(decision) for decision in make_window(0).decisions]
+    assert (await _scorer(method).score([])).values == ()
+    scores = await _scorer(method).score(shown)
+    assert set(scores.values) == {None}
+    assert scores.metrics["unscored"] == len(shown)
+    assert "no window was learned so far" in caplog.text
+
+
+async def test_scores_stay_in_range_after_a_window_of_equal_rewards(method, make_window):
+    window = make_window(1)
+    alike = [dataclasses.replace(decision, reward=0.4) for decision in window.decisions]
+    scorer = _scorer(method)
+    scorer.learn([dataclasses.replace(window, decisions=tuple(alike))])
+    scores = await scorer.score(make_window(0).decisions)
+    assert all(score is None or 0 <= score <= 1 for score in scores.values)
+
+
+async def test_rewards_that_are_not_finite_are_left_out(method, make_window):
+    def spoiled(number):
+        window = make_window(number)
+        rewards = (math.nan, math.inf, None)
+        decisions = [
+            dataclasses.replace(decision, reward=rewards[place]) if place < 3 else decision
+            for place, decision in enumerate(window.decisions)
+        ]
+        return dataclasses.replace(window, decisions=tuple(decisions))
+
+    scorer = _scorer(method)
+    for number in (0, 1):
+        scores = await scorer.score(spoiled(number).decisions)
+        assert all(0 <= score <= 1 for score in scores.values)
+        assert scorer.learn([spoiled(number)])["learned_decisions"] == 77 * (number + 1)

@@ -1,0 +1,54 @@
+"""Admin calls to a service, and to what is none."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rlforge.continuous.serving.client import AdminClient
+from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
+from rlforge.errors import ConfigError, RunError
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """The address of a server with one answer to all, which is set by its attribute."""
+    monkeypatch.setenv(ADMIN_VARIABLE, "token")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(self.server.answer).encode()
+            self.send_response(404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "answer", [[1], "hi", 3, None, {"error": "no"}, {"error": None}, {"detail": "Not Found"}]
+)
+def test_a_server_that_is_no_service_is_said_to_be_none(answering, answer, tmp_path):
+    answering.answer = answer
+    client = AdminClient(f"http://127.0.0.1:{answering.server_port}", tmp_path)
+    with pytest.raises(RunError, match=r"is no service of rlforge \(HTTP status 404\)"):
+        client.deployments()
+
+
+def test_the_password_of_an_address_is_not_shown(answering, tmp_path):
+    with pytest.raises(RunError, match=r"^no service answers at http://\*\*\*@127.0.0.1:1: "):
+        AdminClient("http://me:secret@127.0.0.1:1", tmp_path).deployments()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "localhost:8000", "http://", "http://a:99999"])
+def test_an_address_that_is_none_is_refused(answering, url, tmp_path):
+    with pytest.raises(ConfigError, match="must be an http:// or https:// address"):
+        AdminClient(url, tmp_path)

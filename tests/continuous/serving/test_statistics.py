@@ -1,0 +1,238 @@
+"""Both tests against their formulas, and their error rates in simulated games and trials."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rlforge.continuous.serving import statistics
+from rlforge.continuous.serving.records import PairedOutcomes
+from rlforge.continuous.serving.statistics import MixtureSprt, compare, mixture_p_value
+
+# ---------------------------------------------------------------- non-inferiority
+
+TESTS = ("t", "wilcoxon", "sign")
+
+
+def _outcomes(candidate, current):
+    return PairedOutcomes(candidate=tuple(candidate), current=tuple(current))
+
+
+def _games(draw, number, loss):
+    """Games of two versions that share half of their luck; the new one earns ``loss`` less."""
+    luck = draw.uniform(size=number)
+    other = np.where(draw.uniform(size=number) < 0.5, luck, draw.uniform(size=number))
+    current = np.where(luck < 0.5, 1.0, -1.0)
+    candidate = np.where(other < 0.5 - loss / 2, 1.0, -1.0)
+    return _outcomes(candidate, current)
+
+
+@pytest.mark.parametrize("items", [40, 200])
+def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(items):
+    draw, runs = np.random.default_rng(0), 800
+    passed = sum(
+        compare(_games(draw, items, loss=0.25), margin=0.25, alpha=0.05, test="t").passed
+        for _ in range(runs)
+    )
+    # Three standard errors above the level.
+    assert passed / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most(test):
+    draw, runs = np.random.default_rng(1), 500
+    games = (_outcomes(draw.standard_t(3, size=60) - 0.25, np.zeros(60)) for _ in range(runs))
+    passed = sum(compare(one, margin=0.25, alpha=0.05, test=test).passed for one in games)
+    assert passed / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+def test_an_equal_version_passes_with_enough_games():
+    draw = np.random.default_rng(2)
+    passed = [
+        compare(_games(draw, 200, loss=0.0), margin=0.25, alpha=0.05, test="t").passed
+        for _ in range(200)
+    ]
+    assert np.mean(passed) > 0.85
+
+
+def test_the_p_value_is_that_of_students_distribution():
+    outcomes = _outcomes([1.0, 0.5, 0.0, 2.0], [0.5, 1.0, 0.0, 1.0])
+    result = compare(outcomes, margin=0.1, alpha=0.05, test="t")
+    difference = np.array([0.5, -0.5, 0.0, 1.0])
+    statistic = (difference.mean() + 0.1) / (difference.std(ddof=1) / 2)
+    assert result.p_value == pytest.approx(stats.t.sf(statistic, df=3))
+    assert result.difference == pytest.approx(0.25)
+
+
+@given(difference=st.floats(-1, 1), margin=st.floats(0, 1), items=st.integers(1, 5))
+def test_equal_differences_are_compared_with_the_margin(difference, margin, items):
+    outcomes = _outcomes([difference] * items, [0.0] * items)
+    for test in TESTS:
+        result = compare(outcomes, margin=margin, alpha=0.05, test=test)
+        assert result.passed == (difference + margin >= 0)
+
+
+def test_no_items_do_not_pass_and_odd_ones_and_unknown_tests_are_refused():
+    assert not compare(_outcomes([], []), margin=1.0, alpha=0.5, test="sign").passed
+    with pytest.raises(ValueError, match="finite"):
+        compare(_outcomes([math.nan], [0.0]), margin=0.1, alpha=0.05, test="t")
+    with pytest.raises(ValueError, match="finite"):
+        MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan, stage="1")
+    with pytest.raises(ValueError, match="no test is named wilcoxn; there are t, wil"):
+        compare(_outcomes([1.0, 0.0], [0.0, 0.0]), margin=0, alpha=0.05, test="wilcoxn")
+
+
+# ---------------------------------------------------------------- the sequential test
+
+
+@given(difference=st.floats(-0.5, 0.5), variance=st.floats(1e-3, 0.2), effect=st.floats(0.05, 0.5))
+def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(difference, variance, effect):
+    # A difference drawn from N(0, effect²) and seen through N(·, variance) is N(0, their sum).
+    averaged = stats.norm.logpdf(difference, 0, math.sqrt(variance + effect**2))
+    ratio = math.exp(averaged - stats.norm.logpdf(difference, 0, math.sqrt(variance)))
+    expected = pytest.approx(min(1, 1 / ratio), rel=1e-6)
+    assert mixture_p_value(difference, variance, effect) == expected
+
+
+def _verdict(draw, new, outcomes, share):
+    """The verdict of a trial with rewards of 0 or 1; the current version wins half its games."""
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
+    chances = {"current": 0.5, "new": new}
+    lucks = zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True)
+    for number, (on_new, luck) in enumerate(lucks):
+        arm = "new" if on_new < share else "current"
+        test.add(arm, float(luck < chances[arm]), stage=str(number // 100))
+        if test.verdict is not None:
+            return test.verdict
+    return None
+
+
+def test_the_difference_is_that_within_stages_whatever_the_level_and_the_share():
+    test, draw = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10), np.random.default_rng(2)
+    for stage, (level, share) in enumerate([(0.0, 0.2), (5.0, 0.5), (-3.0, 0.8)]):
+        for user in range(100):
+            arm = "new" if user < 100 * share else "current"
+            reward = level + 0.25 * (arm == "new") + draw.normal(0, 1e-3)
+            test.add(arm, reward, stage=str(stage), cluster=f"{user}/{stage}")
+    test.look()
+    assert test.difference == pytest.approx(0.25, abs=1e-3)
+
+
+def test_the_variance_is_that_of_clusters(monkeypatch):
+    """One stage, g clusters of equal size a side: that of the difference of cluster means."""
+    seen = []
+
+    def noted(difference, variance, effect):
+        seen.append(variance)
+        return mixture_p_value(difference, variance, effect)
+
+    monkeypatch.setattr(statistics, "mixture_p_value", noted)
+    draw = np.random.default_rng(3)
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
+    means = {"current": [], "new": []}
+    for arm, clusters in (("current", 40), ("new", 25)):
+        for cluster in range(clusters):
+            rewards = draw.normal(draw.normal(0, 0.2), 0.4, size=6)
+            means[arm].append(rewards.mean())
+            for reward in rewards:
+                test.add(arm, reward, stage="1", cluster=f"{arm}{cluster}")
+    test.look()
+    # Each side's variance of the mean of its g clusters is sum (m - mean)^2 / (g - 1) / g.
+    plain = sum(np.var(own, ddof=1) / len(own) for own in means.values())
+    sides = map(np.array, means.values())
+    influences = np.concatenate(
+        [(own - own.mean()) / math.sqrt(len(own) * (len(own) - 1)) for own in sides]
+    )
+    effective = (influences**2).sum() ** 2 / (influences**4).sum()
+    assert seen[-1] == pytest.approx(plain * effective / (effective - 2))
+
+
+def test_a_user_counts_once_in_a_stage_however_many_the_outcomes():
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
+    for user in range(20):
+        for arm, reward in (("current", 0.1 * (user % 2)), ("new", 0.5 + 0.1 * (user % 3))):
+            test.add(arm, reward, stage="1", cluster=f"{arm}{user}")
+    for _ in range(1000):
+        test.add("new", -1.0, stage="1", cluster="new0")
+    test.look()
+    # The mean of user 0 becomes (0.5 - 1000) / 1001, one of twenty.
+    new = [0.5 + 0.1 * (user % 3) for user in range(1, 20)] + [(0.5 - 1000) / 1001]
+    assert test.difference == pytest.approx(np.mean(new) - 0.05)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_one_client_cannot_decide_a_trial_of_equal_versions(share):
+    """A ``share`` of the outcomes is its own: 1 for the new version, -1 for the current one.
+
+    Were it another cluster in each stage, the difference would be four standard errors or more.
+    """
+    for seed in range(5):
+        draw = np.random.default_rng(seed)
+        test = MixtureSprt(alpha=0.05, effect=0.03, min_outcomes=50)
+        for number in range(5000):
+            arm = "new" if draw.uniform() < 0.5 else "current"
+            lies = draw.uniform() < share
+            test.add(
+                arm,
+                (1.0 if arm == "new" else -1.0) if lies else draw.normal(0.3, 0.35),
+                stage=str(number // 100),
+                cluster="liar" if lies else f"user {number}",
+            )
+        test.look()
+        assert test.verdict is None
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(persistent):
+    """Agents alike within themselves, levels that drift, and a share that grows."""
+    false = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        test = MixtureSprt(alpha=0.05, effect=0.03, min_outcomes=50)
+        places, own = draw.uniform(size=24), draw.normal(0, 0.08, size=24)
+        for episode in range(20):
+            level, share = draw.normal(0, 0.12), min(0.5, 0.1 + 0.05 * episode)
+            own = own if persistent else draw.normal(0, 0.08, size=24)
+            rewards = level + own + draw.normal(0, 0.35, size=(12, 24))
+            for row in rewards:
+                for agent, reward in enumerate(row):
+                    arm = "new" if places[agent] < share else "current"
+                    cluster = str(agent) if persistent else f"{agent}/{episode}"
+                    test.add(arm, float(reward), stage=str(episode), cluster=cluster)
+        test.look()
+        false += test.verdict is not None
+    assert false <= 4  # 3 expected at most; the test is conservative
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_without_a_difference_a_verdict_has_probability_alpha_at_most(share):
+    """Ten looks: a test that is not sequential would find a difference in a fifth of the runs."""
+    draw, runs = np.random.default_rng(0), 200
+    decided = sum(_verdict(draw, 0.5, 1000, share) is not None for _ in range(runs))
+    assert decided / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+@pytest.mark.parametrize(("new", "verdict"), [(0.65, "new_is_better"), (0.35, "new_is_worse")])
+def test_a_difference_is_found_with_its_sign(new, verdict):
+    draw = np.random.default_rng(1)
+    found = [_verdict(draw, new, 2000, 0.5) for _ in range(50)]
+    assert found.count(verdict) >= 48
+
+
+def test_outcomes_without_spread_decide_when_they_differ():
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
+    for _ in range(3):
+        test.add("current", 0.0, stage="1")
+        test.add("new", 1.0, stage="1")
+    assert test.verdict is None  # the stage goes on
+    test.look()
+    assert test.verdict == "new_is_better"
+    same = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
+    for number in range(100):
+        same.add("current", 1.0, stage=str(number // 10))
+        same.add("new", 1.0, stage=str(number // 10))
+    assert same.verdict is None
+    assert same.p_value == 1.0

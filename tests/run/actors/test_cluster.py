@@ -1,0 +1,108 @@
+"""Ray starts what the run graph says, where there is room for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import ray
+
+from rlforge.config.compose import compose
+from rlforge.config.schema import HardwareConfig
+from rlforge.errors import ConfigError, RunError
+from rlforge.preflight.plan import make_plan, to_json
+from rlforge.run.actors import cluster
+from rlforge.run.actors.session import ray_started
+from rlforge.system.hardware import Machine
+from rlforge.system.network import ProxyError
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("cpus", [2, 8])
+async def test_ray_runs_exactly_the_actors_of_the_graph(
+    own_home: None, small_model: Path, tmp_path: Path, cpus: int
+) -> None:
+    """With the names and resources that ``rlforge graph --format json`` prints."""
+    two = ["engine.num_engines=2", "learner.num_learners=2"]
+    model = ["model=hf", f"model.name={small_model}"]
+    config = compose(["+experiment=tictactoe_mirror", *model, *two]).config
+    graph = make_plan(config, Machine(cpus=cpus, gpus=0))
+    graph = dataclasses.replace(
+        graph, hardware=dataclasses.replace(graph.hardware, num_cpus=5, threads=1)
+    )
+    printed = json.loads(to_json(graph))["nodes"]
+    with ray_started(graph.hardware, graph.num_cpus):
+        actors = await cluster.start_actors(graph, tmp_path)
+        assert set(actors.named) == {name for node in printed for name in node["actor_names"]}
+        listed = {node["host"] or name for node in printed for name in node["actor_names"]}
+        assert set(ray.util.list_named_actors()) == listed
+        assert listed == {
+            *(("state",) if cpus == 2 else ("tracker", "pool", "buffer")),
+            *("learner", "learner-1", "engine-0", "engine-1", "collector-0"),
+        }
+        asked = sum(node["num_cpus"] * node["replicas"] for node in printed)
+        assert ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0) == asked
+        assert {path.stem for path in (tmp_path / "logs").glob("*.log")} >= listed
+        assert len(actors.engines) == 2
+        assert (await actors.buffer.figures.remote())["buffer_size"] == 0
+
+
+@pytest.mark.ray
+async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
+    own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = compose(["+experiment=tictactoe_mirror", "engine.num_engines=2"]).config
+    hardware = HardwareConfig(device="cpu", engine_gpus=1.0)
+    whole = make_plan(config, Machine(cpus=2, gpus=0))
+    engine = dataclasses.replace(whole.node("engine"), num_gpus=1.0)
+    nodes = (whole.node("tracker"), engine)
+    graph = dataclasses.replace(whole, hardware=hardware, nodes=nodes)
+    monkeypatch.setattr(cluster, "PLACEMENT_PATIENCE_S", 0.5)
+    with ray_started(hardware, graph.num_cpus):
+        with pytest.raises(
+            RunError, match=r"no room for 2 engines .* 1 GPUs each .*lower engine.num_engines"
+        ):
+            await cluster.start_actors(graph, tmp_path)
+        assert ray.util.list_named_actors() == []
+
+
+@pytest.mark.ray
+async def test_an_actor_that_ray_does_not_start_raises_instead_of_waiting_for_ever(
+    own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where the clock is set back while Ray starts: its timers wait for the old time."""
+    config = compose(["+experiment=tictactoe_mirror"]).config
+    whole = make_plan(config, Machine(cpus=2, gpus=0))
+    graph = dataclasses.replace(whole, nodes=(whole.node("tracker"),))
+    monkeypatch.setattr(cluster, "START_PATIENCE_S", 0.01)
+    late = pytest.raises(RunError, match=r"Ray has not started tracker within 0\.01 s")
+    with ray_started(graph.hardware, graph.num_cpus), late:
+        await cluster.start_actors(graph, tmp_path)
+
+
+def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:
+    trace = """Traceback (most recent call last):
+  File "/site/rlforge/games/players.py", line 30, in act
+    player.act(view)
+  File "/home/me/mine.py", line 9, in act
+    raise KeyError(view)
+KeyError: 'unknown'"""
+    error = ray.exceptions.RayTaskError("play", trace, KeyError("unknown"))
+    for one in (error, error.as_instanceof_cause()):
+        assert cluster.reason(one) == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
+
+
+def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_are_some() -> None:
+    def died(error: Exception, text: str) -> ray.exceptions.ActorDiedError:
+        return ray.exceptions.ActorDiedError(ray.exceptions.RayTaskError("__init__", text, error))
+
+    ours = died(ConfigError("no weights"), "rlforge.errors.ConfigError: no weights")
+    assert str(cluster.explained(ours, None, Path("run"), "train")) == "no weights"
+    own = died(ProxyError("no proxy"), "rlforge.system.network.ProxyError: no proxy")
+    assert str(cluster.explained(own, None, Path("run"), "train")) == "no proxy"
+    bug = died(KeyError("a"), "KeyError: 'a'")
+    assert str(cluster.explained(bug, None, Path("run"), "train")).startswith(
+        "an actor could not be started: ActorDiedError: "
+    )

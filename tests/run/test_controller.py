@@ -1,0 +1,226 @@
+"""Whole runs with the actors in the test's process, a real engine and games, and a small model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.harness.in_process import rlforge_here
+from tests.harness.live_run import rows, train_arguments
+
+import rlforge.learner.learner
+from rlforge.buffer.batches import read_batch, read_samples
+from rlforge.errors import RunError
+from rlforge.lab.exact.exploit import exploit_run
+from rlforge.learner import Learner
+from rlforge.record.game_files import read_games
+from rlforge.show.report import write_report
+from rlforge.system.checkpoint import list_checkpoints, read_manifest
+from rlforge.types import TrainBatch
+
+
+@pytest.fixture
+def train_kuhn(small_model: Path, in_process: ModuleType) -> Callable[..., None]:
+    """Train by groups at Kuhn poker, with the overrides that are given, in this process."""
+
+    def train(*overrides: str) -> None:
+        common = ("hardware=cpu", "+experiment=kuhn_grpo", "algorithm.group_size=4")
+        arguments = train_arguments(small_model, *common, *overrides)
+        assert in_process.rlforge_here(*arguments) == 0
+
+    return train
+
+
+def test_a_synchronous_run_leaves_the_whole_run_directory(
+    small_model: Path,
+    in_process: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlforge.launch.game_notes", lambda config: ("games take seconds",))
+    settings = ("buffer.max_staleness=0", "learner.batch_size=16", "hardware=cpu")
+    code = in_process.rlforge_here(*train_arguments(small_model, *settings))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(Path("run").absolute())
+    for name in ("config.yaml", "plan.json", "pool.json", "summary.json", "report.html"):
+        assert (Path("run") / name).is_file(), name
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    for row in metrics:
+        assert row["lag_max"] == 0
+        assert row["logprob_gap_mean"] <= 1e-4
+        assert row["logprob_gap_max"] <= 1e-2
+    evals = rows("evals.jsonl")
+    assert {(row["step"], row["opponent"]) for row in evals} == {
+        (step, opponent) for step in (0, 3) for opponent in ("base", "random_legal")
+    }
+    assert all(row["wins"] + row["draws"] + row["losses"] == row["games"] == 4 for row in evals)
+    checkpoints = list_checkpoints(Path("run/checkpoints"))
+    assert [path.name for path in checkpoints] == ["step-1", "step-2", "step-3"]
+    assert read_manifest(checkpoints[-1]).has_state
+    games = read_games(Path("run"))
+    training = [game for game in games if game.spec.purpose == "train"]
+    # On-policy means no waste: three batches of 16 episodes are 24 games of two seats.
+    assert len(training) == 24
+    assert {turn.completion.policy_version for game in training for turn in game.turns} == {0, 1, 2}
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
+    assert "results: run/report.html" in err
+    assert "next: rlforge play --run run; rlforge export run my-model --merge" in err
+    log = Path("run/logs/run.log").read_text()
+    assert "note: games take seconds\n" in err
+    moments = ("run started", "note: games take seconds\n", "run directory")
+    moments += ("step-0 against", "step-3 is saved", "is done after")
+    places = [log.find(moment) for moment in moments]
+    assert -1 not in places, log
+    assert places == sorted(places), log
+    assert "--resume can continue from step-3" in log
+
+
+def test_the_batch_that_an_update_fails_with_is_written(
+    small_model: Path, in_process: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(learner: Learner, batch: TrainBatch) -> None:
+        raise RunError("loss or gradient were not finite")
+
+    monkeypatch.setattr(Learner, "update", fails)
+    settings = ("learner.batch_size=16", "hardware=cpu")
+    assert in_process.rlforge_here(*train_arguments(small_model, *settings)) == 1
+    samples = read_samples(Path("run/batches/batch-000001.parquet"))
+    assert len({one.sample.episode for one in samples}) == 16
+    assert {one.advantage for one in samples} == {None}
+
+
+def test_a_sweep_runs_its_jobs_for_real(
+    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Several runs over Ray in one process are in tests/test_api.py.
+    small = ("learner.total_updates=1", "learner.batch_size=4", "hardware=cpu")
+    arguments = train_arguments(small_model, *small, "eval.games=2", "eval.final_games=2")
+    arguments.remove("run_dir=run")
+    code = in_process.rlforge_here(*arguments, "-m", "seed=3,4")
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    sweep = Path(out.splitlines()[-1])
+    seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
+    assert seeds == [3, 4]
+    assert "HYDRA" not in out + err
+    assert not list(sweep.glob("**/rlforge.log"))
+    assert "[2/2 seed=4] " in err
+    assert f"next: rlforge report {sweep}" in err
+
+
+def test_groups_with_advantages_only_play_against_lagged_opponents(
+    train_kuhn: Callable[..., None],
+) -> None:
+    train_kuhn(
+        *("algorithm=dapo", "algorithm.loss=sequence_clip", "algorithm.importance=mask"),
+        *("rewards=wins", "pool=lagged", "pool.max_active_lora=3", "pool.lag_range=[1,2]"),
+        *("learner.optimizer_steps=2", "learner.total_updates=4", "learner.keep_checkpoints=0"),
+    )
+    games = list(read_games(Path("run")))
+    assert [game.error for game in games if game.error is not None] == []
+    assert {path.name for path in list_checkpoints(Path("run/checkpoints"))} >= {"step-3", "step-4"}
+    training = [game for game in games if game.spec.purpose == "train"]
+    groups: dict[str | None, set[tuple[int, tuple[str, ...]]]] = {}
+    for game in training:
+        line_up = tuple(seat.policy.uid for seat in game.spec.seats)
+        groups.setdefault(game.spec.group_id, set()).add((game.spec.seed, line_up))
+    assert None not in groups
+    assert all(len(starts) == 1 for starts in groups.values())
+    assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
+    pool = json.loads(Path("run/pool.json").read_text())
+    assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+    assert all("importance_masked_fraction" in row for row in metrics)
+    assert sum(row["episodes_replaced"] for row in metrics) > 0
+    for update in (1, 2, 3, 4):
+        scores: dict[str | None, set[tuple[int, float]]] = {}
+        for sample in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).samples:
+            scores.setdefault(sample.group_id, set()).add((sample.player_id, sample.reward))
+        assert all(len(found) > len(dict(found)) for found in scores.values())
+
+
+def test_versions_are_measured_exactly_as_they_are_evaluated(
+    train_kuhn: Callable[..., None],
+) -> None:
+    """By an algorithm that reads legal actions and refers to a snapshot, in a resumed run, too."""
+    train_kuhn(
+        *("algorithm=nash_pg", "algorithm.kl.refresh_every=2", "learner.average=moving"),
+        *("learner.total_updates=4", "eval.every=2", "eval.exploitability=true"),
+    )
+    assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
+    found = {row["step"]: row for row in rows("exact.jsonl")}
+    assert list(found) == [0, 2, 4, 5]
+    measured = exploit_run(Path("run"), ["step-0", "step-2", "step-5", "average"])
+    *saved, average = measured
+    for exact in saved:
+        row = found[exact.step]
+        assert row["nash_conv"] == pytest.approx(exact.nash_conv, abs=1e-4)
+        assert row["gains"] == pytest.approx(exact.gains, abs=1e-4)
+        assert row["illegal"] == pytest.approx(exact.illegal, abs=1e-4)
+    assert average.policy_uid == "step-5-average"
+    assert average.nash_conv != pytest.approx(saved[-1].nash_conv, abs=1e-6)
+    files = Path("run/batches").glob("*.parquet")
+    samples = [sample for path in files for sample in read_batch(path).samples]
+    legal = [sample for sample in samples if sample.info["legal"] and sample.legal_tokens]
+    assert legal
+    for one in legal:
+        assert all(t in tokens for t, tokens in zip(one.token_ids, one.legal_tokens, strict=True))
+    assert all("kl" in row for row in rows("metrics.jsonl"))
+
+
+def test_bad_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlforge_here("train", "+experiment=simpletak_mirror", "learner.lerning_rate=1") == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) <= 2
+    assert "learner.learning_rate" in said
+    assert list(Path().iterdir()) == []
+
+
+def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
+    train_kuhn: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The entropy of the updates from the seventh on is an eighth of what it was."""
+    measure = rlforge.learner.learner.logprob_metrics
+
+    def planted(*arguments: Any) -> dict[str, float]:
+        metrics = measure(*arguments)
+        if arguments[-1] >= 6:  # updates before it
+            metrics["entropy"] /= 8
+        return metrics
+
+    monkeypatch.setattr(rlforge.learner.learner, "logprob_metrics", planted)
+    train_kuhn(
+        *("algorithm=nash_pg", "learner.total_updates=12", "learner.warmup_updates=0"),
+        *("learner.schedule=constant", "learner.keep_checkpoints=0", "sentinel.warmup=4"),
+        *("sentinel.actions=[opponents,rollback,magnet,smaller_steps]", "sentinel.watch=[entropy]"),
+    )
+    (alarm,) = rows("sentinel.jsonl")
+    at = alarm["step"]
+    assert (alarm["signal"], alarm["since"], alarm["good"]) == ("entropy", 7, 6)
+    assert 7 < at <= 10
+    assert alarm["observed"] < alarm["expected"] / 4
+    done = ["opponents from the past", "rollback to step-6", "new snapshot as reference"]
+    assert alarm["actions"] == [*done, "learning rate × 0.5"]
+    assert f"sentinel, update {at}: entropy: " in capsys.readouterr().err
+    parents = {
+        path.name: read_manifest(path).meta["parent_uid"]
+        for path in list_checkpoints(Path("run/checkpoints"))
+    }
+    assert parents[f"step-{at}"] == "step-6"
+    assert parents["step-12"] == "step-11"
+    rates = {row["step"]: row["lr"] for row in rows("metrics.jsonl")}
+    assert rates[at + 1] == rates[at] / 2
+    pool = json.loads(Path("run/pool.json").read_text())
+    assert pool["mode"] == "fictitious"
+    page = write_report(Path("run")).read_text()
+    assert "rollback to step-6" in page

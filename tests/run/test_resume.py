@@ -1,0 +1,93 @@
+"""Saved versions that may still be loaded stay, in addition to ``learner.keep_checkpoints``."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.schema import LearnerConfig, RunConfig
+from rlforge.models.fit import start_of
+from rlforge.run.resume import BEFORE_ALL, Retention, keep_start, rewind
+from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
+
+
+def _save(root: Path, *versions: int) -> None:
+    for version in versions:
+        meta = {"version": version}
+        write_checkpoint(root, step_name(version), lambda p: (p / "w").touch(), meta)
+
+
+def _left(root: Path) -> list[int]:
+    return [step_number(path.name) for path in list_checkpoints(root)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, [1, 2, 3, 4, 5]), (0, [2, 5]), (1, [2, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_the_newest_versions_and_those_that_games_need_stay(
+    tmp_path: Path, keep: int | None, left: list[int]
+) -> None:
+    _save(tmp_path, 1, 2, 3, 4, 5)
+    Retention(tmp_path, keep).prune({"step-2", "step-5", "random_legal"}, published=5)
+    assert _left(tmp_path) == left
+
+
+def test_a_saved_version_that_is_not_published_yet_stays(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2, 3)
+    Retention(tmp_path, 0).prune({"step-2"}, published=2)
+    assert _left(tmp_path) == [2, 3]
+
+
+def test_a_version_that_is_saved_while_others_are_deleted_stays(tmp_path: Path) -> None:
+    """The learner saves the next version while the controller publishes the last one."""
+    retention = Retention(tmp_path, 0)
+    _save(tmp_path, 1)
+    with ThreadPoolExecutor(1) as learner:
+        saved = learner.submit(_save, tmp_path, *range(2, 101))
+        while not saved.done():
+            retention.prune((), published=1)
+        saved.result()
+    assert _left(tmp_path) == list(range(1, 101))
+
+
+def test_versions_of_the_saved_state_stay_until_a_newer_one_is_saved(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2, 3, 4)
+    retention = Retention(tmp_path, 0)
+    retention.resumable = {"step-1", "step-2"}
+    retention.prune({"step-4"}, published=4)
+    assert _left(tmp_path) == [1, 2, 4]
+    retention.resumable = {"step-4"}
+    retention.prune({"step-4"}, published=4)
+    assert _left(tmp_path) == [4]
+
+
+def test_the_start_of_a_run_stays_whatever_is_pruned_or_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    _save(root, 0, 1, 2)
+    Retention(root, 1).prune(set())
+    assert _left(root) == [0, 2]
+    rewind(tmp_path, BEFORE_ALL)
+    assert _left(root) == [0]
+
+
+def test_the_start_is_the_runs_own_copy_of_the_initial_adapter(tmp_path: Path) -> None:
+    sft = tmp_path / "sft"
+    sft.mkdir()
+    (sft / "adapter_config.json").write_text("{}")
+    (sft / "adapter_model.safetensors").write_text("weights")
+    (sft / "optimizer.pt").touch()
+    config = RunConfig(learner=LearnerConfig(initial_adapter=str(sft)))
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    assert start_of(config, run_dir) == sft
+    keep_start(config, run_dir)
+    own = run_dir / "checkpoints" / "step-0"
+    assert start_of(config, run_dir) == own
+    assert (own / "adapter_model.safetensors").read_text() == "weights"
+    assert not (own / "optimizer.pt").exists()
+    shutil.rmtree(sft)
+    keep_start(config, run_dir)  # as on resume
+    assert start_of(RunConfig(), run_dir) is None
