@@ -144,17 +144,20 @@ def _same_run(both: list[Side], name: str, words: tuple[str, ...]) -> Iterator[s
 
 
 def _marks(run_dir: Path) -> dict[str, str]:
-    """The digest of each update and of each adapter of a run.
+    """The digests of each update and of each adapter of a run.
 
-    Steps are compared without the first line, which says what computed, and without the chain
+    Updates are compared without the first line, which says what computed, and without the chain
     through the lines that goes back to it.
     """
     marks = {}
     file = run_dir / "digests.jsonl"
     for line in file.read_text().splitlines()[1:] if file.is_file() else ():
         row = json.loads(line)
-        content = {key: row[key] for key in sorted(row) if key not in ("digest", "before")}
-        marks[f"update {row['step']}"] = json.dumps(content)
+        marks |= {
+            f"{key} of update {row['step']}": json.dumps(row[key])
+            for key in sorted(row)
+            if key not in ("digest", "before", "step")
+        }
     for adapter in sorted(run_dir.glob("checkpoints/*/adapter_model.safetensors")):
         marks[adapter.parent.name] = hashlib.sha256(adapter.read_bytes()).hexdigest()
     return marks

@@ -346,7 +346,8 @@ def _run(
         plan = make_plan(config, detect(), run_dir, claimed)
         for line in write_plan(plan, run_dir):
             say(f"other than before: {line}")
-        if plan.engine and plan.config.engine.name != "auto":
+        # Nothing is to be said where there is no GPU.
+        if plan.engine and plan.config.engine.name != "auto" and plan.hardware.device == "cuda":
             notes = [*notes, f"engine: {plan.engine}"]
             say(notes[-1])
         return execute(plan, run_dir, notes, resume=resume)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.factories import batch, changed, step
+from tests.factories import batch, changed, sample
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
@@ -71,7 +71,7 @@ def one_idea(config, tmp_path_factory):
         while not game.done:
             view = game.view()
             _, prompt = prompter.encode(Form(template="board", extraction="bracket"), view)
-            steps.append(step(prompt_token_ids=prompt, token_ids=answer, logprobs=logprobs))
+            steps.append(sample(prompt_token_ids=prompt, token_ids=answer, logprobs=logprobs))
             game.step(rng.choice(view.legal_actions or ("",)))
     learner = make_learner(config, torch.device("cpu"), Ranks())
     for _ in range(80):

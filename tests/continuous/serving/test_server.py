@@ -9,6 +9,8 @@ from rlforge.config.compose import compose, to_yaml
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving.server import compose_service, listen
 from rlforge.errors import ConfigError
+from rlforge.preflight.plan import make_plan
+from rlforge.system.hardware import detect
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,8 @@ def test_a_run_brings_its_own_configuration(run):
     assert composed.config.deployment.keep == 2
     assert (composed.source, composed.state_dir) == (run, run / "deployments")
     two = compose_service([str(run), "engine.num_engines=2", "engine.min_engines=1"])
-    assert two.config.engine.num_engines == 1  # on the CPU there is no GPU for the other
+    # On the CPU there is no GPU for the other.
+    assert make_plan(two.config, detect()).config.engine.num_engines == 1
     assert compose_service([str(run), "serve.state_dir=here"]).state_dir == Path("here")
     assert compose_service([str(run), "hardware=auto"]).config.hardware.device == "auto"
 
