@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config import plugins
+from rlforge.config import names
 from rlforge.config.plugins import KINDS, MODES, PLAYERS
 from rlforge.errors import ConfigError
 
@@ -30,7 +30,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, **targets: list[str]) -> None:
         for name, values in targets.items()
     }
     monkeypatch.setattr(
-        plugins, "entry_points_of", lambda group: points if group == "rlforge.modes" else {}
+        names, "entry_points_of", lambda group: points if group == "rlforge.modes" else {}
     )
 
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rlforge.config.plugins import Kind
+from rlforge.config.names import Kind
 from rlforge.config.rules import hints, optional, parts
 from rlforge.config.unstable_names import spelled_here
 from rlforge.errors import ConfigError, nearest

@@ -6,13 +6,18 @@ import dataclasses
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.record.files import JsonlFile, read_json, read_jsonl, write_jsonl
 from rlforge.record.progress import HISTORY, Progress, TraderRow, WindowRow
 from rlforge.record.tracker import Tracker
+from rlforge.run.actors.process import begin
+from rlforge.run.actors.state import about
 from rlforge.show.formatting import number, percent
 from rlforge.system.checkpoint import step_number
+from rlforge.system.garbage import freeze_gc
 
 Row = Mapping[str, Any]
 
@@ -39,7 +44,7 @@ class WindowTracker(Tracker):
             self._update_file.append(_update_row(row, update))
             scalars |= _numbers("learner", update)
         since = {**self._metrics.drain(), **self._since_update.drain()}
-        self._write(row["window"], {**since, **scalars})
+        self._sinks.write(row["window"], {**since, **scalars})
         self._pace.update(self._elapsed(), self._counts())
         self._write_summary({})
         self._publish()
@@ -65,7 +70,7 @@ class WindowTracker(Tracker):
         self._update_file.close()
         self._update_file = JsonlFile(self.paths.metrics)
         self._window_file.close()
-        self._for_sinks(lambda sink: sink.rewind(len(done)))
+        self._sinks.rewind(len(done))
         self._restore_counters()
         self._write_summary({})
         self._publish()
@@ -126,6 +131,16 @@ class WindowTracker(Tracker):
             "total_updates": self._total_updates or None,
         }
         super()._write_summary({**reached, **extra})
+
+
+class WindowTrackerActor(WindowTracker):
+    """The tracker of windows as an actor."""
+
+    def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
+        begin("tracker", run_dir)
+        name, total = config.name, config.total_updates or 0
+        super().__init__(Path(run_dir), config.tracker, name, total, about=about(config))
+        freeze_gc()
 
 
 def _trader(name: str, figures: Row) -> TraderRow:

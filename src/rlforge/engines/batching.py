@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,7 +28,6 @@ from rlforge.engines.grammars import Grammars
 from rlforge.engines.group import Generation, Group, Prompt
 from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
-from rlforge.engines.turns import Turns
 from rlforge.engines.versions import PolicyKey
 from rlforge.engines.whole import WholeGroup, cache_problem, reads_padded
 from rlforge.errors import EngineError
@@ -35,6 +36,43 @@ from rlforge.models.last_layer import predicts_the_same
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
+
+
+class Turns:
+    """A lock that threads get in the order in which they ask for it.
+
+    With ``threading.Lock`` the thread that releases it gets it again before the ones that wait for
+    it have woken up.
+
+    Example:
+        >>> turns = Turns()
+        >>> with turns:
+        ...     "alone"
+        'alone'
+    """
+
+    def __init__(self) -> None:
+        self._state = threading.Lock()
+        self._waiting = deque[threading.Lock]()
+        self._taken = False
+
+    def __enter__(self) -> None:
+        with self._state:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        mine.acquire()  # until it is handed over
+
+    def __exit__(self, *error: object) -> None:
+        with self._state:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
+
 
 _COMPUTING = Turns()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
-from rlforge.config.plugins import Kind
+from rlforge.config.names import Kind
 from rlforge.errors import ExtensionError
 from rlforge.games.grids import Grid
 from rlforge.games.watchdog import Watchdog

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from rlforge.config.compose import Composed
+from rlforge.config.names import Kind
 from rlforge.config.overrides import key_of, parse_overrides
-from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
+from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 from rlforge.engines.vllm_settings import (

@@ -6,12 +6,13 @@ updates that are made a second time keep the points of the first.
 
 from __future__ import annotations
 
+import logging
 import netrc
 import os
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -27,6 +28,8 @@ from rlforge.record.files import JsonlFile, RunPaths, read_json, read_jsonl, wri
 from rlforge.record.metrics import NAMESPACES
 from rlforge.system.network import check_proxies, spare_loopback, through
 from rlforge.system.packages import need_packages
+
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -275,7 +278,68 @@ def _axis(key: str) -> str:
     return "evaluated_update" if key.startswith("evaluation-") else "update"
 
 
-# ---------------------------------------------------------------- those of a configuration
+# ---------------------------------------------------------------- those of a run
+
+
+class Sinks:
+    """The open sinks of a run: the failure of one stops neither the others nor the run.
+
+    It is logged, and the sink is asked again at the next call; ``close`` raises the first failure.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+        self._failure: Exception | None = None
+
+    @property
+    def take_tables(self) -> bool:
+        """Whether one of them shows tables."""
+        return any(isinstance(sink, TakesTables) for sink in self._sinks)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record ``scalars``, if there are any."""
+        if scalars:
+            self._each(lambda sink: sink.write(step, scalars))
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        """Replace a table by ``rows``, if there are any, where it is shown."""
+
+        def show(sink: Sink) -> None:
+            if isinstance(sink, TakesTables):
+                sink.table(step, name, rows)
+
+        if rows:
+            self._each(show)
+
+    def keep(self, versions: Sequence[Path]) -> None:
+        """Hand over checkpoints, where they are taken."""
+
+        def hand_over(sink: Sink) -> None:
+            if isinstance(sink, TakesAdapters):
+                for folder in versions:
+                    sink.adapter(folder)
+
+        self._each(hand_over)
+
+    def rewind(self, step: int) -> None:
+        """Drop what was recorded after ``step``."""
+        self._each(lambda sink: sink.rewind(step))
+
+    def close(self) -> list[str]:
+        """Close all; returns what the user may do next, in lines, or raises the first failure."""
+        self._each(lambda sink: sink.close())
+        if self._failure is not None:
+            raise self._failure
+        steps = [sink.next_step() for sink in self._sinks if isinstance(sink, HasNextStep)]
+        return [step for step in steps if step is not None]
+
+    def _each(self, act: Callable[[Sink], None]) -> None:
+        for sink in self._sinks:
+            try:
+                act(sink)
+            except Exception as error:
+                log.warning("%s failed: %r", type(sink).__name__, error)
+                self._failure = self._failure or error
 
 
 def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:

@@ -29,7 +29,7 @@ from rlforge.record.progress import (
 )
 from rlforge.record.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
 from rlforge.record.samples import sample_turns
-from rlforge.record.sinks import HasNextStep, Sink, TakesAdapters, TakesTables, make_sinks
+from rlforge.record.sinks import Sink, Sinks, make_sinks
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
 from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
@@ -81,7 +81,7 @@ class Tracker:
         self._cfg = cfg
         self._run_name = run_name
         self._total_updates = total_updates
-        self._sinks = list(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
+        self._sinks = Sinks(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
         self._about = dict(about or {})
         self._clock = clock
         self._metrics = Metrics(cfg.window)
@@ -101,7 +101,6 @@ class Tracker:
         self._activity = ""
         self._since_update = Metrics(cfg.window)
         self._ratings_changed = False
-        self._sink_failure: Exception | None = None
         self._next_flush = clock() + cfg.flush_every_s
         self._restore_counters()
         self._write_summary({})
@@ -111,7 +110,7 @@ class Tracker:
         """Continue after update ``version``: later lines of the tracker's files are dropped."""
         for file in self._files():
             file.rewind(version)
-        self._for_sinks(lambda sink: sink.rewind(version))
+        self._sinks.rewind(version)
         self._restore_counters()
         self._publish()
 
@@ -205,7 +204,7 @@ class Tracker:
         self._eval_file.append({**EVALS.encode(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
-        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._sinks.write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
 
@@ -219,7 +218,7 @@ class Tracker:
         self._exact_file.append({**EXACT.encode(result), "time_s": self._elapsed()})
         self._remember_exact(result)
         prefix = f"exact-{result.env_id}"
-        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._sinks.write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
 
@@ -227,7 +226,7 @@ class Tracker:
         """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
         self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
-        self._write(self._update, {f"sentinel/{alarm.signal}": 1.0})
+        self._sinks.write(self._update, {f"sentinel/{alarm.signal}": 1.0})
         self._publish()
         self.tick()
 
@@ -324,7 +323,9 @@ class Tracker:
             }
         )
         learner = {f"learner/{name}": number for name, number in row.items()}
-        self._write(result.version, {**self._metrics.drain(), **learner, **others, **measured})
+        self._sinks.write(
+            result.version, {**self._metrics.drain(), **learner, **others, **measured}
+        )
         self._publish()
         self.tick()
 
@@ -355,7 +356,7 @@ class Tracker:
                 name = "current" if one.uid == snapshot.current else one.uid
                 scalars |= {f"pool/{name}/mu": one.mu, f"pool/{name}/sigma": one.sigma}
                 scalars |= {f"pool/{name}/games": one.games}
-        self._write(self._update, scalars)
+        self._sinks.write(self._update, scalars)
         self._publish()
         self.tick()
 
@@ -405,12 +406,13 @@ class Tracker:
     def flush(self) -> None:
         """Give the sinks what came since the last update or flush, and the newest ratings."""
         self._next_flush = self._clock() + self._cfg.flush_every_s
-        self._write(self._update, self._metrics.drain())
+        self._sinks.write(self._update, self._metrics.drain())
         if self._ratings_changed:
             rated = self._pool.entries[:MOST_ROWS]
             columns = [{name: getattr(one, name) for name in _RATED} for one in rated]
-            self._write_table("ratings", columns)
-            self._write_table("matches", list(map(dataclasses.asdict, self._matches)))
+            self._sinks.table(self._update, "ratings", columns)
+            matches = list(map(dataclasses.asdict, self._matches))
+            self._sinks.table(self._update, "matches", matches)
             self._ratings_changed = False
 
     def close(self, summary: Mapping[str, Any]) -> list[str]:
@@ -432,51 +434,16 @@ class Tracker:
         self._write_summary(summary)
         self._publish()
         self.flush()
-        self._write(self._update, self._since_update.drain())
-        if any(isinstance(sink, TakesTables) for sink in self._sinks):
+        self._sinks.write(self._update, self._since_update.drain())
+        if self._sinks.take_tables:
             try:
-                self._write_table("games", sample_turns(self.paths))
+                self._sinks.table(self._update, "games", sample_turns(self.paths))
             except RlforgeError as error:  # a damaged file must not keep the run from its end
                 log.warning("no sample games for the sinks: %s", error)
-        self._hand_over_adapters()
-        self._for_sinks(lambda sink: sink.close())
-        if self._sink_failure is not None:
-            raise self._sink_failure
-        steps = [sink.next_step() for sink in self._sinks if isinstance(sink, HasNextStep)]
-        return [step for step in steps if step is not None]
-
-    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if scalars:
-            self._for_sinks(lambda sink: sink.write(step, scalars))
-
-    def _write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        def write(sink: Sink) -> None:
-            if isinstance(sink, TakesTables):
-                sink.table(self._update, name, rows)
-
-        if rows:
-            self._for_sinks(write)
-
-    def _hand_over_adapters(self) -> None:
-        if self._cfg.adapters == "off":
-            return
-        versions = list_checkpoints(self.paths.checkpoints)
-
-        def hand_over(sink: Sink) -> None:
-            if isinstance(sink, TakesAdapters):
-                for folder in versions if self._cfg.adapters == "all" else versions[-1:]:
-                    sink.adapter(folder)
-
-        self._for_sinks(hand_over)
-
-    def _for_sinks(self, act: Callable[[Sink], None]) -> None:
-        """Call ``act`` with each sink; the failure of one does not keep the others from it."""
-        for sink in self._sinks:
-            try:
-                act(sink)
-            except Exception as error:
-                log.warning("%s failed: %r", type(sink).__name__, error)
-                self._sink_failure = self._sink_failure or error
+        if self._cfg.adapters != "off":
+            versions = list_checkpoints(self.paths.checkpoints)
+            self._sinks.keep(versions if self._cfg.adapters == "all" else versions[-1:])
+        return self._sinks.close()
 
     def _write_summary(self, extra: Mapping[str, Any]) -> None:
         reached = {

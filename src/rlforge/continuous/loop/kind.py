@@ -84,7 +84,7 @@ class Continuous(RunKind[ContinuousConfig]):
             "store": (),
         }[config.continuous.source]
         return (
-            tracker_node("rlforge.continuous.loop.tracker:WindowTrackerActor"),
+            tracker_node("rlforge.continuous.tracker:WindowTrackerActor"),
             learner_node(
                 config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
             ),

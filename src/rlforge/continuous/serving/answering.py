@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from rlforge.continuous.serving.conversations import conversation_tokens, takes_tools
+from rlforge.continuous.serving.envelope import ScoredToken
 from rlforge.continuous.serving.protocol import (
     BadRequestError,
     ChatRequest,
     CompletionRequest,
     Sampling,
-    ScoredToken,
 )
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService

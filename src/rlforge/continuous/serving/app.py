@@ -27,6 +27,7 @@ from rlforge.continuous.serving.answering import (
     End,
     Piece,
 )
+from rlforge.continuous.serving.envelope import Envelope, error_body, usage
 from rlforge.continuous.serving.guard import App, Guard, network
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.protocol import (
@@ -34,11 +35,8 @@ from rlforge.continuous.serving.protocol import (
     ChatRequest,
     CompletionRequest,
     DeployRequest,
-    Envelope,
     OutcomeRequest,
     Sampling,
-    error_body,
-    usage,
 )
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService

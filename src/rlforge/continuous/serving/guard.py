@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlforge.continuous.config.serving import ServeConfig
-from rlforge.continuous.serving.protocol import error_body
+from rlforge.continuous.serving.envelope import error_body
 from rlforge.continuous.serving.tokens import Tokens
 from rlforge.system.network import is_loopback
 

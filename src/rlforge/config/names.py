@@ -1,0 +1,242 @@
+"""Names in a configuration that stand for code, whether rlforge's or a user's.
+
+Wherever a configuration chooses a Thing of a ``Kind``, it may say
+
+* the name of something that rlforge has (``pool.mode=lagged``),
+* a short name that an installed package offers: an entry point of the group ``rlforge.KIND``
+  (``rlforge.modes``, …), or
+* ``package.module:Thing``, which is imported from the environment or the current directory.
+
+Processes import what they need by name, so an extension works in every actor and in resumed runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rlforge.config.unstable_names import spelled_here
+from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.types import value
+
+
+@value
+class Row:
+    """One thing that can be chosen. origin: ``rlforge`` or the package with its version.
+
+    problem: why choosing it fails; empty where it does not.
+    """
+
+    kind: str
+    name: str
+    target: str
+    origin: str
+    problem: str = ""
+
+
+class Kind:
+    """Things of one kind: those of rlforge, and how others are found.
+
+    name: the group of entry points is ``rlforge.`` and this. noun, key: what it is and where it is
+    chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
+    have for that; called: whether it must be callable; awaited: whether it must be async.
+    families: where functions are that find things called ``FAMILY:NAME``, by family; forms: how
+    such names are written, for lists.
+
+    Example:
+        >>> from rlforge.config.plugins import MODES
+        >>> MODES.find("mirror").__name__
+        'mirror'
+        >>> MODES.problem("miror")
+        'no such choice; did you mean mirror? ...
+    """
+
+    def __init__(
+        self,
+        name: str,
+        noun: str,
+        key: str,
+        contract: str,
+        built_in: Mapping[str, str],
+        *,
+        needs: Sequence[str] = (),
+        called: bool = True,
+        awaited: bool = False,
+        families: str = "",
+        forms: Sequence[str] = (),
+    ) -> None:
+        self.name, self.noun, self.key, self.contract = name, noun, key, contract
+        self._built_in, self._needs, self._called = built_in, needs, called
+        self._awaited, self._families = awaited, families
+        self.forms, self._found = tuple(forms), dict[str, Any]()
+
+    def names(self) -> list[str]:
+        """Everything that has a short name: rlforge's things first, nothing imported."""
+        return [*self._built_in, *(name for name in self._offered() if name not in self._built_in)]
+
+    @property
+    def own(self) -> list[str]:
+        """The names of rlforge's things."""
+        return [*self._built_in]
+
+    def find(self, name: str) -> Any:
+        """The thing called ``name``.
+
+        Raises ConfigError, which says what is wrong and the mend: an unknown name, one that two
+        packages offer, a module that is missing or fails, a thing that breaks the contract.
+        """
+        try:
+            if name not in self._found:
+                self._found[name] = self._load(name)
+        except _UnusableError as problem:
+            raise ConfigError(f"{self.noun} {name!r}: {problem}") from problem.__cause__
+        return self._found[name]
+
+    def problem(self, name: str) -> str | None:
+        """Why ``name`` cannot be chosen; None if it can. Imports what is not rlforge's."""
+        if name in self._built_in:
+            return None
+        try:
+            self._load(name)
+        except _UnusableError as problem:
+            return str(problem)
+        return None
+
+    @contextlib.contextmanager
+    def trial(self, name: str, kind: type[RlforgeError] = ConfigError) -> Iterator[None]:
+        """In the block ``name`` is used: errors in the code of an extension become ``kind``."""
+        try:
+            yield
+        except RlforgeError:
+            raise
+        except Exception as error:
+            if self.has_own(name):
+                raise
+            raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
+
+    def has_own(self, name: str) -> bool:
+        """Whether ``name`` is one of rlforge's."""
+        families = {form.partition(":")[0] for form in self.forms}
+        return name in self._built_in or (":" in name and name.partition(":")[0] in families)
+
+    def rows(self) -> Iterator[Row]:
+        """All that has a short name, with what is wrong with it."""
+        for name, target in self._built_in.items():
+            yield Row(kind=self.name, name=name, target=target, origin="rlforge")
+        for form in self.forms:
+            yield Row(kind=self.name, name=form, target=self._families, origin="rlforge")
+        for name, points in self._offered().items():
+            for point in points:
+                problem = self.problem(name) or ""
+                if name in self._built_in:
+                    problem = f"hidden: {name} is rlforge's; choose it as {point.value}"
+                yield Row(
+                    kind=self.name,
+                    name=name,
+                    target=point.value,
+                    origin=_package(point),
+                    problem=problem,
+                )
+
+    def _offered(self) -> Mapping[str, Sequence[EntryPoint]]:
+        return entry_points_of(f"rlforge.{self.name}")
+
+    def _load(self, name: str) -> Any:
+        if name in self._built_in:
+            return _import(self._built_in[name])
+        family, _, member = name.partition(":")
+        if member and self._families and family in (finders := _import(self._families)):
+            try:
+                return finders[family](member)
+            except ConfigError as error:
+                raise _UnusableError(str(error)) from None
+        if ":" not in name:
+            points = self._offered().get(name, ())
+            if not points:
+                close = nearest(spelled_here(name), self.names())
+                raise _UnusableError(
+                    f"no such choice{close} (there are {', '.join(self.names())}; or name your own "
+                    "as package.module:Thing)"
+                )
+            if len({point.value for point in points}) > 1:
+                choices = " and ".join(f"{_package(point)} ({point.value})" for point in points)
+                raise _UnusableError(
+                    f"two packages offer it: {choices}; choose by what is in brackets"
+                )
+            name = points[0].value
+        thing = _import(name)
+        missing = [method for method in self._needs if not hasattr(thing, method)]
+        lacks = f" (it has no {', '.join(missing)})" if missing else ""
+        if missing or (self._called and not callable(thing)):
+            raise _UnusableError(f"{_place(thing, name)} is not {self.contract}{lacks}")
+        calls = (thing, type(thing).__call__)
+        if self._awaited and not any(map(inspect.iscoroutinefunction, calls)):
+            raise _UnusableError(f"{_place(thing, name)} is not {self.contract} (no async def)")
+        return thing
+
+
+class _UnusableError(Exception):
+    """What is wrong with a name, for a message that says which."""
+
+
+@cache
+def entry_points_of(group: str) -> Mapping[str, Sequence[EntryPoint]]:
+    """What installed packages offer in ``group``, by name."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=group), key=_package):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "?"
+
+
+def _import(target: str) -> Any:
+    """The object at ``package.module:Thing``, or the module where there is no Thing."""
+    module_name, colon, attribute = target.partition(":")
+    name, here = module_name.strip(), os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # behind the environment: a file here hides no installed package
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _UnusableError(
+                f"there is no module {error.name}: it is neither installed nor a file in {here}"
+            ) from None
+        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
+    except Exception as error:
+        raise _UnusableError(f"importing {name} fails: {described(error)}") from error
+    thing: Any = module
+    for part in attribute.strip().split(".") if colon else ():
+        if not hasattr(thing, part):
+            close = nearest(part, [name for name in dir(thing) if not name.startswith("_")])
+            raise _UnusableError(
+                f"{module.__file__} has no {attribute or 'name after the colon'}{close}"
+            )
+        thing = getattr(thing, part)
+    return thing
+
+
+def described(error: BaseException) -> str:
+    """An error in the code of an extension, with the file and line that raised it."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return text  # it has them
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({last.filename}, line {last.lineno})"
+
+
+def _place(thing: Any, name: str) -> str:
+    module = sys.modules.get(getattr(thing, "__module__", None) or name.partition(":")[0])
+    return f"{name.partition(':')[2]} of {getattr(module, '__file__', name)}"
