@@ -33,7 +33,8 @@ from common import record, shown, spread
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.compose import compose
-from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
+from rlforge.config.games import CollectorConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import Answer, Engine
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids

@@ -30,7 +30,8 @@ from adapters import save_adapters
 from common import record, seconds, shown, spread
 from peft import PeftModel
 
-from rlforge.config.schema import EngineConfig, ModelConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import ModelConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter

@@ -16,7 +16,7 @@ from typing import Any
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.schema import CollectorConfig
+from rlforge.config.games import CollectorConfig
 from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.rollout.collector import Collector

@@ -29,7 +29,7 @@ from heads import measure_heads
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.scorer import Scorer, ScorerOptions
 from rlforge.learner.weights import attach_lora

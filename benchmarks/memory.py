@@ -25,7 +25,9 @@ from common import record
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import EngineConfig, GameLearnerConfig, ReinforceConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.training import GameLearnerConfig, ReinforceConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.learner import Learner, PolicySpec
 from rlforge.models.devices import resolve_device

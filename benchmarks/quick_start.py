@@ -37,7 +37,8 @@ from adapters import save_adapters
 from common import record, seconds, shown, spread
 from shapes import SHAPES, make_learner, make_steps, random_model, vocabulary
 
-from rlforge.config.schema import EngineConfig, LearnerConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.models.devices import resolve_device
 from rlforge.types import PolicyRef, Sample, SamplingParams, TrainBatch

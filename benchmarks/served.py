@@ -17,7 +17,9 @@ import httpx
 import torch
 from engine import positions
 
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids

@@ -24,7 +24,8 @@ from common import record, shown, spread
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import LearnerConfig, LoraConfig, ReinforceConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import LearnerConfig, ReinforceConfig
 from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.batching import select_rows
 from rlforge.learner.partition import parts

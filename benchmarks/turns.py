@@ -21,8 +21,9 @@ from adapters import randomise
 from contenders.work import Turn, Work
 from peft import LoraConfig, get_peft_model
 
-from rlforge.config.schema import LearnerConfig, ModelConfig
-from rlforge.config.schema import LoraConfig as OurLoraConfig
+from rlforge.config.model import LoraConfig as OurLoraConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game

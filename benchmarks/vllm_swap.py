@@ -22,7 +22,9 @@ from adapters import save_adapters
 from common import record, seconds, shown, spread
 from engine import ENV, MODEL, REQUESTS, positions, swap
 
-from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.system.hardware import detect

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rlforge.config.schema import (
-    GameLearnerConfig,
-    LoraConfig,
-    ModelConfig,
-    ReinforceConfig,
-    RunConfig,
-)
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.training import GameLearnerConfig, ReinforceConfig
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.types import Sample, TrainBatch

@@ -8,7 +8,7 @@ import torch
 from tests.algorithms.parts import make_inputs, make_step
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
+from rlforge.config.training import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
 
 CONFIGS = [
     AlgorithmConfig(),

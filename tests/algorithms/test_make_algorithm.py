@@ -7,7 +7,7 @@ import pytest
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Reference
 from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce, WindowGrpo
-from rlforge.config.schema import (
+from rlforge.config.training import (
     A2cConfig,
     AlgorithmConfig,
     GrpoConfig,

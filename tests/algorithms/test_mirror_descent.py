@@ -16,7 +16,7 @@ from scipy.optimize import root
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import LossInputs
-from rlforge.config.schema import AlgorithmConfig, GrpoConfig, KlConfig, ReinforceConfig
+from rlforge.config.training import AlgorithmConfig, GrpoConfig, KlConfig, ReinforceConfig
 
 ACTIONS = 3
 ROCK_PAPER_SCISSORS = torch.tensor(

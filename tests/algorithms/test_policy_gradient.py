@@ -15,7 +15,7 @@ from torch.distributions import Categorical, kl_divergence
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Reference
 from rlforge.algorithms.policy_gradient import annealed
-from rlforge.config.schema import KlConfig, PpoConfig, ReinforceConfig, WindowGrpoConfig
+from rlforge.config.training import KlConfig, PpoConfig, ReinforceConfig, WindowGrpoConfig
 
 PREVIOUS = KlConfig(coef=0.05, to="previous")
 

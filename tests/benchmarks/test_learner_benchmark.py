@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.models.load import load_tokenizer
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.learner.batching import select_rows
 from rlforge.learner.policy import Policy
 from rlforge.learner.ranks import Ranks

@@ -17,8 +17,8 @@ from rlforge import __version__
 from rlforge.cli import app
 from rlforge.config.catalog import catalog, subjects
 from rlforge.config.keys import conf_dir
+from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.config.plugins import COMMANDS, KINDS, PLAYERS
-from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.models.made import made_model
 from rlforge.record.files import read_jsonl
 from rlforge.types import EvalResult

@@ -5,8 +5,7 @@ import pytest
 import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.overrides import in_grammar
-from rlforge.config.schema import GrpoConfig
-from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.config.training import ALGORITHM_CONFIGS, GrpoConfig
 from rlforge.errors import ConfigError
 
 

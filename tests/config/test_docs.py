@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config import schema
 from rlforge.config.docs import field_comments, keys, render
 from rlforge.config.keys import all_keys, all_roots
 from rlforge.config.overrides import MAPPINGS
@@ -54,9 +53,12 @@ def test_every_reward_transform_is_on_the_page(page):
 
 
 def test_every_field_has_a_comment():
-    classes = [cls for cls in vars(schema).values() if isinstance(cls, type)]
-    groups = [cls for cls in classes if issubclass(cls, Group) and cls is not Group]
+    groups = Group.__subclasses__()
     for cls in groups:
+        groups += cls.__subclasses__()
+    for cls in groups:
+        if not cls.__module__.startswith("rlforge."):
+            continue
         own = {field.name for field in dataclasses.fields(cls)} & set(cls.__annotations__)
         described = set(field_comments(cls))
         nested = {
@@ -66,7 +68,9 @@ def test_every_field_has_a_comment():
             and isinstance(field.default_factory, type)
             and dataclasses.is_dataclass(field.default_factory)
         }
-        redeclared = {"name"} if issubclass(cls, schema.AlgorithmConfig) else set()
+        redeclared = {
+            name for base in cls.__bases__ for name in base.__dict__.get("__dataclass_fields__", ())
+        }
         assert own - described - nested - redeclared == set(), cls.__name__
 
 

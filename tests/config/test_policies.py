@@ -9,7 +9,8 @@ from tests.harness.composed import composed
 from rlforge.config.compose import compose
 from rlforge.config.per_policy import longest_wait, of_policy, policy_names, trained_seats, turns
 from rlforge.config.policies import PolicyEntry
-from rlforge.config.schema import GrpoConfig, PpoConfig, RunConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.training import GrpoConfig, PpoConfig
 
 QUICK = "+experiment=kuhn_nash"
 

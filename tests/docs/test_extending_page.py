@@ -13,9 +13,9 @@ import pytest
 from tests import factories
 
 import rlforge
+from rlforge.config.games import RewardsConfig
 from rlforge.config.names import Kind
 from rlforge.config.plugins import KINDS
-from rlforge.config.schema import RewardsConfig
 from rlforge.record.files import RunPaths
 from rlforge.rewards import RewardPipeline
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from tests.harness.chat_server import ChatHandler, completion, serving
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.engines.api_player import ApiPlayer
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef

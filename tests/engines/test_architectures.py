@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.factories import causal_lm
 
-from rlforge.config.schema import EngineConfig
+from rlforge.config.engine import EngineConfig
 from rlforge.engines.cache import new_cache, share_keys
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError

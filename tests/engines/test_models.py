@@ -10,7 +10,9 @@ import torch
 from tests.factories import causal_folder, llama
 from transformers import AutoModelForCausalLM
 
-from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.models import ModelsEngine
 from rlforge.engines.registry import make_engine
 from rlforge.engines.transformers import TransformersEngine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.engines.api_player import ApiPlayer
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError

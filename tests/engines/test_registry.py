@@ -12,8 +12,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
-from rlforge.config.schema import LoraConfig as Trained
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig as Trained
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.policies import load_policy
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import ConfigError, PolicyLoadError
@@ -46,7 +48,8 @@ def test_a_loaded_engine_leaves_no_threads_that_slow_its_own_down(base, tokenize
     tokenizer.save_pretrained(tmp_path / "model")
     script = f"""
 import os, time, torch
-from rlforge.config.schema import ModelConfig, RunConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.model import ModelConfig
 from rlforge.engines.registry import make_engine
 
 model = ModelConfig(kind="hf", name={str(tmp_path / "model")!r})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlforge.config.schema import EngineConfig
+from rlforge.config.engine import EngineConfig
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError

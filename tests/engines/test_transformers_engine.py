@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlforge.config.schema import EngineConfig
+from rlforge.config.engine import EngineConfig
 from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError

@@ -6,7 +6,9 @@ import pytest
 import torch
 from tests import factories
 
-from rlforge.config.schema import LoraConfig, RunConfig, VllmConfig
+from rlforge.config.engine import VllmConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError

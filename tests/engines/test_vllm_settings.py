@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tests.factories import changed
 
-from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig, VllmConfig
+from rlforge.config.engine import EngineConfig, VllmConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines import vllm_settings
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed, lora_rank, vllm_environment
 from rlforge.errors import ConfigError

@@ -18,7 +18,7 @@ from tests.harness.control_tokens import (
 from tokenizers import Tokenizer, models
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import CHATML, GEMMA, LLAMA, PLAIN, Markup, Prompt, by_chat_template

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.factories import game_spec, scripted, seat
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.league.budget import ApiBudget
 from rlforge.types import ApiUsage, EnvSpec, PolicyRef
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.config.schema import PoolConfig
+from rlforge.config.pool import PoolConfig
 from rlforge.league.history import RULES, History
 
 UNRATED = {"mu": lambda uid: 25.0, "payoffs": lambda uids: np.zeros((len(uids), 0))}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.factories import game_record, game_spec, scripted, seat, turn
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import ApiConfig, PoolConfig
+from rlforge.config.pool import ApiConfig, PoolConfig
 from rlforge.errors import RunError
 from rlforge.league.budget import ApiBudget
 from rlforge.league.exploration import ExplorationTracker

@@ -11,7 +11,8 @@ import torch
 from tests import factories
 
 from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
-from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.learner import Learner, PolicySpec
 from rlforge.types import Sample
 

@@ -17,14 +17,8 @@ from tests.learner import parts
 from torch.distributed.tensor import DTensor
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import (
-    A2cConfig,
-    AlgorithmConfig,
-    GrpoConfig,
-    KlConfig,
-    LoraConfig,
-    PpoConfig,
-)
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
 from rlforge.learner import attention
 from rlforge.learner.learner import Learner
 from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point

@@ -10,7 +10,9 @@ import dataclasses
 
 import pytest
 
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines import registry
 from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError

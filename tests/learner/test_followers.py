@@ -10,7 +10,8 @@ from tests.learner import parts
 from transformers import AutoModelForCausalLM
 
 from rlforge.algorithms.base import Reference
-from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.errors import CheckpointError
 from rlforge.learner.batching import collate, select_rows
 from rlforge.learner.followers import Followers

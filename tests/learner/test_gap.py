@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.learner import parts
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.models.files import ADAPTER_WEIGHTS
 from rlforge.types import Sample
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.learner import parts
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.learner import parts
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.learner import partition
 from rlforge.learner.batching import Row, collate, whole
 from rlforge.learner.partition import (

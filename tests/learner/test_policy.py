@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import AlgorithmConfig, GrpoConfig, LoraConfig, PpoConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import AlgorithmConfig, GrpoConfig, PpoConfig
 from rlforge.learner.attention import NAME
 from rlforge.models.fit import adapter_dropout
 

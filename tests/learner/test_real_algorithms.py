@@ -10,7 +10,7 @@ from tests.harness.composed import composed
 from tests.learner import parts
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import (
+from rlforge.config.training import (
     A2cConfig,
     AlgorithmConfig,
     GrpoConfig,

@@ -14,7 +14,7 @@ from tests.learner.parts import gpt2, minicpm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch, collate, most_legal, select_rows, whole
 from rlforge.learner.logprobs import Reading

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.learner import parts
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.learner.partition import in_order, segments
 from rlforge.learner.trial import Trial, plain_logprobs, replace_forwards, stirred
 from rlforge.learner.weights import attach_lora

@@ -5,7 +5,7 @@ import torch
 from tests.learner import parts
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.learner import update_metrics
 from rlforge.learner.batching import Row, collate
 from rlforge.learner.scorer import Scorer, ScorerOptions

@@ -17,7 +17,7 @@ from tests.factories import causal_lm
 from tests.learner import parts
 from transformers import AutoModelForCausalLM
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.engines.policies import load_policy
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.weights import attach_lora, save_value_head

@@ -12,7 +12,7 @@ from tests.factories import batch, changed, sample
 
 from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
-from rlforge.config.schema import EvalEnvEntry
+from rlforge.config.games import EvalEnvEntry
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game

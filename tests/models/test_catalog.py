@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.models.catalog import locate
 from rlforge.models.devices import resolve_device, resolve_dtype
 from rlforge.models.files import cache_dir

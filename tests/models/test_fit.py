@@ -16,8 +16,8 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tests import factories
 
-from rlforge.config.schema import LoraConfig as TrainedLora
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import LoraConfig as TrainedLora
+from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models import fit
 from rlforge.models.fit import check_initial_adapter, check_model_fits

@@ -24,7 +24,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models import load
 from rlforge.models.load import (
@@ -82,7 +82,7 @@ def test_loading_prints_nothing(local_model, capfd):
 def test_the_tokenizer_of_a_tiny_model_needs_no_torch(small_model):
     code = f"""
 import sys
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.models.load import load_tokenizer, stop_token_ids
 model = ModelConfig(kind="hf", name={str(small_model)!r})
 stop_token_ids(model, load_tokenizer(model))

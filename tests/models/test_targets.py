@@ -6,7 +6,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
 from tests.factories import causal_lm
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.learner.weights import attach_lora
 from rlforge.models.targets import adapted_layers, experts_note

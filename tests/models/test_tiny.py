@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.continuous.loop.tiny_market import WarmupMarket
 from rlforge.errors import RlforgeError
 from rlforge.games.board import grid_board

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.continuous.loop.tiny_market import (
     ANSWERS,
     PROMPT_WORDS,

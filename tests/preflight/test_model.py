@@ -11,7 +11,7 @@ from tests.harness.composed import composed
 from tests.harness.hub import ModelFiles, hub
 
 from rlforge import launch
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.learner.weights import attach_lora, save_adapter
 from rlforge.models.empty import head_sizes, tokens_without_row

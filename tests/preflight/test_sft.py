@@ -4,8 +4,9 @@ import pytest
 from tests.harness.composed import composed
 
 from rlforge.config.compose import to_yaml
+from rlforge.config.model import ModelConfig
 from rlforge.config.roots import compose_run
-from rlforge.config.schema import ModelConfig, RunConfig
+from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.sft import check_sft

@@ -10,7 +10,7 @@ from tests import factories
 from tests.factories import seat
 
 from rlforge.config.compose import compose
-from rlforge.config.schema import RewardsConfig
+from rlforge.config.games import RewardsConfig
 from rlforge.errors import CheckpointError, ConfigError, ExtensionError
 from rlforge.rewards import RewardPipeline
 from rlforge.types import GameRecord, Turn

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 import pytest
 from tests.factories import game_spec, scripted, seat
 
-from rlforge.config.schema import (
-    CollectorConfig,
-    EngineConfig,
-    ModelConfig,
-    PolicyConfig,
-    RewardsConfig,
-)
+from rlforge.config.engine import EngineConfig
+from rlforge.config.games import CollectorConfig, RewardsConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import check_request
 from rlforge.errors import EngineError, GameError, RunError
 from rlforge.games.base import View

@@ -9,7 +9,7 @@ import pytest
 from tests.factories import CHATML, byte_tokenizer, model_files
 from tests.harness.control_tokens import with_chat
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.datasets import AnswerEncoder, check_file, samples_of_file

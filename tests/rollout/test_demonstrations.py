@@ -12,16 +12,12 @@ from tests.factories import CHATML, model_files
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
+from rlforge.config.engine import EngineConfig
+from rlforge.config.games import EnvConfig, EnvEntry
+from rlforge.config.model import ModelConfig
+from rlforge.config.pool import HfConfig, PoolConfig
 from rlforge.config.rules import changed
-from rlforge.config.schema import (
-    EngineConfig,
-    EnvConfig,
-    EnvEntry,
-    HfConfig,
-    ModelConfig,
-    PoolConfig,
-    RunConfig,
-)
+from rlforge.config.schema import RunConfig
 from rlforge.config.sft import DataConfig, SftConfig
 from rlforge.errors import RunError
 from rlforge.games.actions import extract

@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from tests.factories import byte_tokenizer, model_files, seat
 
 from rlforge.algorithms.losses import legal_entropy
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.games.base import View
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.legal import LegalTokens

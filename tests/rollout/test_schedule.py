@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.factories import game_record, scripted
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import PoolConfig
+from rlforge.config.pool import PoolConfig
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.episode import turn_seed

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.schema import LearnerConfig, RunConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.models.fit import start_of
 from rlforge.run.resume import BEFORE_ALL, Retention, keep_start, rewind
 from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint

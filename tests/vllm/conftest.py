@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests import factories
 
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError

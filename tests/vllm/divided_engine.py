@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines import vllm as vllm_engine
 from rlforge.types import PolicyRef, SamplingParams
 

@@ -13,8 +13,10 @@ import psutil
 import pytest
 import torch
 
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.config.rules import changed
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.config.schema import RunConfig
 from rlforge.engines.grammars import Grammars, json_grammar
 from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError, EngineError

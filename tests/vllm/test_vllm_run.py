@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from safetensors.torch import load_file
 from tests.harness.live_run import RUN, actor_pids, rows, run, start, train_arguments, wait_for
 
-from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
+from rlforge.config.engine import EngineConfig, VllmConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlforge.algorithms.base import Algorithm, LossInputs, LossOutput, Targets
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.schema import AlgorithmConfig
+from rlforge.config.training import AlgorithmConfig
 
 __all__ = ["Algorithm", "LossInputs", "LossOutput", "Targets", "make_algorithm"]
 

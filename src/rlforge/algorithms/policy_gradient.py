@@ -36,16 +36,16 @@ from rlforge.algorithms.losses import (
     token_mean,
     value_loss,
 )
-from rlforge.config.schema import (
+from rlforge.config.training import (
     A2cConfig,
     AlgorithmConfig,
     GrpoConfig,
     PpoConfig,
     RatioConfig,
     ReinforceConfig,
+    SupervisedConfig,
     WindowGrpoConfig,
 )
-from rlforge.config.training import SupervisedConfig
 from rlforge.rewards.sampling import is_constant
 from rlforge.types import Sample
 

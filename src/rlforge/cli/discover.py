@@ -17,7 +17,8 @@ from rlforge.errors import ConfigError
 if TYPE_CHECKING:
     from rlforge.config.catalog import Choice
     from rlforge.config.docs import Key
-    from rlforge.config.schema import EnvEntry, ModelConfig
+    from rlforge.config.games import EnvEntry
+    from rlforge.config.model import ModelConfig
     from rlforge.games.base import View
 
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from rlforge.config.explain import OFFERED, explained, first_line, missing_option
+from rlforge.config.explain import explained, first_line, missing_option
 from rlforge.config.keys import all_roots, conf_dir, group_dirs
 from rlforge.config.overrides import as_hydra_takes, check_overrides, key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS
@@ -216,7 +216,6 @@ def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
                 raise
             offered.add(option)
             kind = algorithm_config(option)
-            OFFERED[kind.__name__] = kind
             settings = OmegaConf.structured(plain(kind))
             settings.name = option
             ConfigStore.instance().store(group="algorithm", name=option, node=settings)

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlforge.config import schema
+from rlforge.config.games import EnvEntry, EvalEnvEntry
 from rlforge.config.keys import all_keys, all_roots, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, is_union, optional, parts
+from rlforge.config.schema import RunConfig
 from rlforge.config.sft import DataConfig
-from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig, GameLearnerConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.types import value
 
@@ -67,7 +68,7 @@ def keys(*prefixes: str) -> list[Key]:
 
 def _algorithm_keys() -> list[Key]:
     """The keys of all algorithms, then those of some; equal ones of several algorithms once."""
-    shared = list(_keys(schema.AlgorithmConfig, "algorithm."))
+    shared = list(_keys(AlgorithmConfig, "algorithm."))
     options: dict[Key, tuple[str, ...]] = {}
     for option, cls in ALGORITHM_CONFIGS.items():
         for key in _keys(cls, "algorithm."):
@@ -201,8 +202,8 @@ def render() -> str:
     """The whole page."""
     lines = [HEADER, "## Top level", *HEAD]
     for name in ("name", "seed", "run_dir", "prompts", "policies"):
-        lines += map(_row, _keys(schema.RunConfig, "", only=name))
-    for field in dataclasses.fields(schema.RunConfig):
+        lines += map(_row, _keys(RunConfig, "", only=name))
+    for field in dataclasses.fields(RunConfig):
         group = nested_class(field)
         if group is None:
             continue
@@ -214,10 +215,10 @@ def render() -> str:
                 "Each entry of `env.train` and `env.eval`, the last key only of these:",
                 *HEAD,
             ]
-            lines += _table(schema.EnvEntry, "env.train[]")
-            lines += map(_row, _keys(schema.EvalEnvEntry, "env.eval[].", only="opponents"))
+            lines += _table(EnvEntry, "env.train[]")
+            lines += map(_row, _keys(EvalEnvEntry, "env.eval[].", only="opponents"))
         if field.name == "algorithm":
-            shared = frozenset(f.name for f in dataclasses.fields(schema.AlgorithmConfig))
+            shared = frozenset(f.name for f in dataclasses.fields(AlgorithmConfig))
             for option, cls in ALGORITHM_CONFIGS.items():
                 rows = _table(cls, "algorithm", shared)
                 lines += ["", f"### `algorithm={option}`", "", _summary(cls)]
@@ -226,9 +227,9 @@ def render() -> str:
             lines += ["", *_transforms()]
     continuous = RUN_KINDS.find("continuous").root
     games = [key for key in foreign_keys(all_keys(), continuous) if key.count(".") == 0]
-    games += [f"learner.{name}" for name in vars(schema.GameLearnerConfig)["__annotations__"]]
+    games += [f"learner.{name}" for name in vars(GameLearnerConfig)["__annotations__"]]
     lines += ["", *CONTINUOUS.format(", ".join(f"`{key}`" for key in games)).strip().splitlines()]
-    above = {field.name for field in dataclasses.fields(schema.RunConfig)}
+    above = {field.name for field in dataclasses.fields(RunConfig)}
     for field in dataclasses.fields(continuous):
         group = nested_class(field)
         if group is not None and field.name not in above:

@@ -9,15 +9,11 @@ from pathlib import Path
 from hydra.errors import MissingConfigException
 from yaml import YAMLError
 
-from rlforge.config import schema
 from rlforge.config.keys import alike, all_keys, conf_dir
 from rlforge.config.overrides import as_hydra_takes
-from rlforge.config.schema import AlgorithmConfig
-from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.config.rules import Group
+from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 from rlforge.errors import ConfigError, nearest
-
-OFFERED: dict[str, type[AlgorithmConfig]] = {}
-"""Settings of users' algorithms, by the name of the class, which Hydra's errors have."""
 
 
 def missing_option(error: MissingConfigException) -> str:
@@ -89,8 +85,7 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
         key = key if key.startswith(parent) else f"{parent}[].{key}"
     known = all_keys(root)
     kind = ""
-    cls = OFFERED.get(owner.group(1)) or getattr(schema, owner.group(1), None) if owner else None
-    if cls is not None:
+    if owner and (cls := _class_called(owner.group(1))):
         head = key.rpartition(".")[0]
         known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
         if issubclass(cls, AlgorithmConfig):
@@ -105,6 +100,14 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
                 kind += f"; algorithm={' and '.join(others)} {end}"
                 return ConfigError(f"{key} ({where}): no such key{kind}")
     return ConfigError(f"{key} ({where}): no such key{kind}{alike(key, known)}")
+
+
+def _class_called(name: str) -> type[Group] | None:
+    """A class of the configuration by its name, which OmegaConf's errors have."""
+    classes = Group.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return next((cls for cls in reversed(classes) if cls.__name__ == name), None)
 
 
 def _no_option(name: str, text: str) -> ConfigError:

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlforge.config.games import EnvEntry
 from rlforge.config.plugins import RUN_KINDS
-from rlforge.config.schema import EnvEntry, PolicyConfig, RunConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.config.unstable_names import in_place_of, spelled_here
 from rlforge.errors import ConfigError, nearest

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from rlforge.config.plugins import TEACHERS
 from rlforge.config.rules import Count, Group, Positive, Problem, Range, Text
-from rlforge.config.schema import AlgorithmConfig, GamesConfig
-from rlforge.config.training import LearnerConfig, SupervisedConfig
+from rlforge.config.schema import GamesConfig
+from rlforge.config.training import AlgorithmConfig, LearnerConfig, SupervisedConfig
 from rlforge.types import Outcome
 
 ACTION = "{action}"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.engines.openai import ChatClient, ChatError, ChatReply, check_api
 from rlforge.games.markup import Message
 from rlforge.types import ApiUsage, Completion, PolicyRef

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlforge.config.pool import ApiConfig
 from rlforge.config.rules import Address
-from rlforge.config.schema import ApiConfig
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
 from rlforge.system.network import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from rlforge.config.schema import EngineConfig
+from rlforge.config.engine import EngineConfig
 from rlforge.engines.base import decoder
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.grammars import Grammars

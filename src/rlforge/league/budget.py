@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.record.files import read_json, write_json
 from rlforge.system.values import Codec
 from rlforge.types import ApiUsage, GameSpec

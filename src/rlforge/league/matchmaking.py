@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlforge.config.plugins import MODES
-from rlforge.config.schema import PoolConfig
+from rlforge.config.pool import PoolConfig
 from rlforge.league.history import History
 from rlforge.league.modes import Mode, default_temperature
 from rlforge.types import Checkpoint, PolicyRef, value

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlforge.config.schema import PoolConfig
+from rlforge.config.pool import PoolConfig
 from rlforge.errors import RunError, nearest
 from rlforge.league.budget import ApiBudget
 from rlforge.league.exploration import ExplorationTracker

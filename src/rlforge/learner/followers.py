@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.algorithms.base import Reference
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.errors import CheckpointError
 from rlforge.learner.sharding import cpu_copy, spread_like
 from rlforge.learner.weights import check_fit

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.errors import ConfigError
 
 

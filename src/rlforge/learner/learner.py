@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlforge.algorithms.base import Algorithm
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.errors import CheckpointError, RunError
 from rlforge.learner.batching import (
     Row,
@@ -69,7 +69,8 @@ class Learner:
 
     Example: one update of a random model on one turn of two tokens:
         >>> from rlforge.algorithms import make_algorithm
-        >>> from rlforge.config.schema import AlgorithmConfig, LoraConfig
+        >>> from rlforge.config.training import AlgorithmConfig
+        >>> from rlforge.config.model import LoraConfig
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
         >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))

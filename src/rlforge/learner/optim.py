@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from rlforge.config.schema import LearnerConfig
+from rlforge.config.training import LearnerConfig
 
 
 def learning_rate_factor(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.algorithms.base import Reference
-from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, join_turns, most_legal, whole
 from rlforge.learner.followers import Followers, Weights
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD

@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.config.catalog import first_sentence
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.models.files import MODEL_CONFIG
 from rlforge.models.load import local_copy
 from rlforge.models.made import made_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.load import load_model_config
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rlforge.config.schema import LoraConfig, ModelConfig, PolicyConfig
+from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 from rlforge.record.files import RunPaths

@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlforge.config.schema import ModelConfig, PolicyConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlforge.config.schema import ALL_LINEAR, LoraConfig
+from rlforge.config.model import ALL_LINEAR, LoraConfig
 from rlforge.types import value
 
 #: Architectures described here, by ``model_type``.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlforge.config.schema import HardwareConfig, ModelConfig, PolicyConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
 from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan

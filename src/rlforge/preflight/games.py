@@ -9,9 +9,11 @@ from functools import partial
 from typing import Literal
 
 from rlforge.config.compose import Composed
+from rlforge.config.games import RewardsConfig
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
 from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, SOURCES
-from rlforge.config.schema import ApiConfig, GamesConfig, PolicyConfig, RewardsConfig, RunConfig
+from rlforge.config.pool import ApiConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
 from rlforge.games.actions import extract

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlforge.config.compose import Composed
+from rlforge.config.model import ModelConfig
 from rlforge.config.pool import HfConfig
-from rlforge.config.schema import GamesConfig, ModelConfig, PolicyConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
 from rlforge.errors import CheckpointError, ConfigError, collected, nearest, refusals

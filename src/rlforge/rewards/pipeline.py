@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rlforge.config.games import RewardsConfig
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
-from rlforge.config.schema import RewardsConfig
 from rlforge.config.stacks import build_stack
 from rlforge.errors import CheckpointError, ExtensionError
 from rlforge.rewards.final import FinalTransform, GameTransform, Stateful

@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from rlforge.config.schema import CollectorConfig
+from rlforge.config.games import CollectorConfig
 from rlforge.errors import RunError
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.episode import Answer, Legal, play_game

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlforge.config.model import ModelConfig
 from rlforge.config.plugins import EXTRACTIONS
-from rlforge.config.schema import ModelConfig
 from rlforge.config.sft import ACTION
 from rlforge.errors import ConfigError
 from rlforge.games.encoding import Encoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.config.sft import ACTION
 from rlforge.games.base import View
 from rlforge.rollout.datasets import AnswerEncoder, written

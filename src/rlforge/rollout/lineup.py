@@ -9,10 +9,12 @@ from functools import cache
 from typing import TypeVar
 
 from rlforge.config.compose import compose
+from rlforge.config.games import EnvEntry
+from rlforge.config.model import ModelConfig
 from rlforge.config.per_policy import entries, without_entries
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.pool import ApiConfig, HfConfig
-from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig, PolicyConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.games.players import check_player
 from rlforge.kinds import kind_of

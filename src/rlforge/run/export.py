@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlforge.config.model import ModelConfig
 from rlforge.config.roots import read_any
-from rlforge.config.schema import ModelConfig, PolicyConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.markup import chat_text
 from rlforge.local.policies import find_policy

@@ -13,10 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from rlforge.config.games import EnvEntry
 from rlforge.config.keys import conf_dir
+from rlforge.config.model import ALL_LINEAR
 from rlforge.config.overrides import in_grammar
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.schema import ALL_LINEAR, EnvEntry, PolicyConfig, PromptConfig
+from rlforge.config.prompts import PromptConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.base import View
 from rlforge.games.markup import chat_text, message_forms

@@ -48,7 +48,7 @@ def adapter(market_model, tmp_path_factory):
     """A version of the market's model with random weights."""
     import torch
 
-    from rlforge.config.schema import LoraConfig, ModelConfig
+    from rlforge.config.model import LoraConfig, ModelConfig
     from rlforge.learner.weights import attach_lora
     from rlforge.models.devices import resolve_device
     from rlforge.models.load import load_base_model

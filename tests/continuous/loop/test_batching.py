@@ -11,7 +11,7 @@ from tests import factories
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
-from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
+from rlforge.config.training import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
 from rlforge.continuous.config.continuous import ContinuousSettings
 from rlforge.continuous.loop.batching import Scored, WindowFilter, largest_share
 

@@ -7,7 +7,9 @@ import pytest
 from tests.factories import any_answer, byte_tokenizer
 from tests.harness.control_tokens import TOKENIZERS, attack, control_tokens, with_chat
 
-from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import RunConfig
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
 from rlforge.continuous.ruler.agreement import without_outcome
 from rlforge.continuous.ruler.judge import JudgeScorer

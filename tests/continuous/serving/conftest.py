@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig, ModelConfig
+from rlforge.config.engine import EngineConfig
+from rlforge.config.games import EnvConfig, EnvEntry
+from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig, ServingConfig
 from rlforge.continuous.serving.adapter import copy_files, fingerprint
 from rlforge.continuous.serving.game_checks import game_probes

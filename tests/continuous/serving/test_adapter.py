@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.continuous.serving.adapter import (
     check_fit,
     checkpoint_of,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.factories import causal_folder
 
+from rlforge.config.games import EnvEntry
 from rlforge.config.rules import changed
-from rlforge.config.schema import EnvEntry
 from rlforge.continuous.serving.game_checks import GameHoldout, game_probes
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.models.load import stop_token_ids

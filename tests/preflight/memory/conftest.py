@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.config.model import LoraConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.learner.batching import MicroBatch, Row
 from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks

@@ -12,7 +12,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.engines.cache import new_cache
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey

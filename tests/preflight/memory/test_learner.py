@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.models.shape import KNOWN
 from rlforge.preflight.memory import learner as memory
 from rlforge.preflight.memory.learner import LearnerJob, final_bytes, kept_bytes, pass_bytes

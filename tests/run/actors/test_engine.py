@@ -13,7 +13,8 @@ import pytest
 import ray
 
 import rlforge.run.actors.cluster  # noqa: F401  # configures Ray before its first import
-from rlforge.config.schema import HardwareConfig, ModelConfig, RunConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines import transformers
 from rlforge.engines.base import EngineStats
 from rlforge.engines.batching import BatchGenerator

@@ -17,7 +17,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rlforge.config.schema import HardwareConfig, ModelConfig, RunConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import CheckpointError, PolicyLoadError
 from rlforge.record.files import create_run, open_log
 from rlforge.run.actors.engine import EngineActor

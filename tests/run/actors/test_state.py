@@ -13,7 +13,8 @@ from tests.factories import checkpoint, game_spec, seat
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.compose import compose
-from rlforge.config.schema import CollectorConfig, RunConfig
+from rlforge.config.games import CollectorConfig
+from rlforge.config.schema import RunConfig
 from rlforge.games.base import View
 from rlforge.league.budget import api_players
 from rlforge.rollout.collector import Collector, MakeAnswer

@@ -17,7 +17,7 @@ from tests.factories import (
 )
 from tests.harness.records import write_games
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.budget import ApiBudget
 from rlforge.record.files import create_run

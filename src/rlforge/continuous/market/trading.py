@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlforge.config.schema import ModelConfig, PolicyConfig
+from rlforge.config.model import ModelConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.market.actions import ActionError, Json, action_schema
 from rlforge.continuous.market.compact import Compact, is_compact

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rlforge.config.schema import ApiConfig
+from rlforge.config.pool import ApiConfig
 from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.ruler.question import asked_ids, each_in_turn
 from rlforge.engines.base import Generator

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.adapter import checkpoint_of, version_of
 from rlforge.continuous.serving.deployer import FAILURES, Deployer

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.model import ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.adapter import check_fit, fingerprint
 from rlforge.continuous.serving.records import Check, Holdout, PairedOutcomes, Probe

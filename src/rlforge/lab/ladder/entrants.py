@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlforge.config.model import ModelConfig
 from rlforge.config.plugins import PLAYERS
 from rlforge.config.roots import read_run
-from rlforge.config.schema import GamesConfig, ModelConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.registry import check_env
 from rlforge.lab.ladder.record import FileHash, LadderMember, LadderRules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.models.shape import ModelShape
 from rlforge.types import value
 

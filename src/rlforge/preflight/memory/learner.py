@@ -9,7 +9,7 @@ weight multiplies; inputs of adapted layers are bfloat16 already.
 
 from __future__ import annotations
 
-from rlforge.config.schema import LoraConfig
+from rlforge.config.model import LoraConfig
 from rlforge.models.shape import ModelShape
 from rlforge.system.limits import MAX_LOGITS, merging_lora_pays
 from rlforge.types import value

@@ -7,7 +7,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from rlforge.config.schema import LearnerConfig, PolicyConfig
+from rlforge.config.schema import PolicyConfig
+from rlforge.config.training import LearnerConfig
 from rlforge.preflight.memory.plan import Plan, train_length
 from rlforge.types import value
 
