@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlforge.config.training import LearnerConfig
-from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
+from rlforge.learner.optim import Optimizer, learning_rate_factor
 
 
 def factors(count: int, total_updates: int | None = None, **config) -> list[float]:
@@ -33,14 +33,14 @@ def test_groups_have_their_own_rates_and_decay_only_matrices():
     matrix = torch.nn.Parameter(torch.ones(2, 2))
     vector = torch.nn.Parameter(torch.ones(2))
     head = torch.nn.Linear(2, 1)
-    config = LearnerConfig(learning_rate=0.1, weight_decay=0.5, betas=[0.8, 0.95])
-    optimizer = make_optimizer([matrix, vector], head, config, 0.3)
-    set_learning_rate(optimizer, 0.5)
+    config = LearnerConfig(learning_rate=0.1, weight_decay=0.5, betas=[0.8, 0.95], warmup_updates=2)
+    optimizer = Optimizer([matrix, vector], head, config, 0.3)
+    assert optimizer.begin(0) == pytest.approx(0.05)
     for parameter in (matrix, vector, *head.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     before = head.weight.detach().clone()
-    optimizer.step()
-    groups = optimizer.param_groups
+    optimizer.step(loss=1.0, update=1)
+    groups = optimizer.adamw.param_groups
     assert [group["lr"] for group in groups] == pytest.approx([0.05, 0.05, 0.15])
     assert {group["betas"] for group in groups} == {(0.8, 0.95)}
     assert torch.allclose(matrix, torch.full((2, 2), 1 - 0.05 * 0.5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import math
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.training import LearnerConfig
-from rlforge.errors import CheckpointError, RunError
+from rlforge.errors import CheckpointError
 from rlforge.learner.batching import (
     Row,
     Selection,
@@ -29,15 +28,9 @@ from rlforge.learner.batching import (
 )
 from rlforge.learner.gap import EarlierVersions
 from rlforge.learner.inputs import UpdateInputs, loss_inputs
-from rlforge.learner.optim import (
-    learning_rate_factor,
-    make_optimizer,
-    set_learning_rate,
-    steps_per_pass,
-)
+from rlforge.learner.optim import Optimizer, steps_per_pass
 from rlforge.learner.policy import Policy, PolicySpec, TokenLogprobs
 from rlforge.learner.ranks import Ranks
-from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.update_metrics import (
     Operations,
     OptimizerStep,
@@ -126,10 +119,6 @@ class Learner:
         self._seed = spec.seed
         self._total_updates = total_updates
         self._ranks = ranks or Ranks()
-        self._max_nonfinite = max_nonfinite
-        # Of the learning rate, beside its schedule.
-        self._step_factor = 1.0
-        self._nonfinite_in_a_row = 0
         self._policy: Policy = Policy(
             spec,
             config,
@@ -143,8 +132,14 @@ class Learner:
         self._start = self._policy.followers.copy("cpu") if name else None
         self._earlier = EarlierVersions(self._policy, kept_versions, name)
         self._earlier.keep(0)
-        self._optimizer = make_optimizer(
-            self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
+        self._optimizer = Optimizer(
+            self._policy.parameters().values(),
+            self._policy.value_head,
+            config,
+            value_learning_rate,
+            total_updates=total_updates,
+            ranks=self._ranks,
+            max_nonfinite=max_nonfinite,
         )
         self._operations = Operations.of(spec.model, self._policy.narrowed)
         fixed = config.gradient_accumulation_steps is None
@@ -161,9 +156,7 @@ class Learner:
         """
         watch = Stopwatch(self._device)
         config = self._config
-        factor = learning_rate_factor(self.version, config, self._total_updates)
-        factor *= self._step_factor
-        set_learning_rate(self._optimizer, factor)
+        learning_rate = self._optimizer.begin(self.version)
         selection = select_rows(batch.samples, config.max_train_len)
         with self._random_state() as generator:
             with watch.phase("scoring"):
@@ -203,7 +196,7 @@ class Learner:
             advantages=tuple(inputs.advantages.tolist()),
             metrics={
                 **metrics,
-                "lr": config.learning_rate * factor,
+                "lr": learning_rate,
                 **advantage_metrics(inputs.advantages),
                 "samples_seen": float(self.samples_seen),
                 **watch.metrics(
@@ -250,7 +243,7 @@ class Learner:
 
     def take_smaller_steps(self, factor: float) -> None:
         """Multiply the learning rate by ``factor`` from here on, beside its schedule."""
-        self._step_factor *= factor
+        self._optimizer.take_smaller_steps(factor)
 
     def refresh_reference(self) -> None:
         """Take a new snapshot as the algorithm's reference (``algorithm.kl.to=snapshot``)."""
@@ -265,7 +258,7 @@ class Learner:
         self._earlier.keep(self._weights_version)
         self._policy.go_back(directory)
         self._weights_version = version
-        self._optimizer.state.clear()
+        self._optimizer.forget()
 
     def begin_anew(self, version: int, like: Learner | None = None) -> None:
         """Have as ``version`` the weights of the start, or the present ones of another learner.
@@ -278,9 +271,9 @@ class Learner:
         self._earlier.keep(self._weights_version)
         self._policy.followers.put(weights)
         self._policy.followers.begin_anew()
-        self._optimizer.state.clear()
+        self._optimizer.begin_anew()
         self.version = self._weights_version = version
-        self.updates, self._step_factor = 0, 1.0
+        self.updates = 0
 
     def step_aside(self) -> None:
         """Leave the model to another learner, until ``step_in``."""
@@ -306,8 +299,7 @@ class Learner:
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self._policy.tensors()
-        for state in self._optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from self._optimizer.tensors()
 
     def save(self, directory: Path | None) -> None:
         """Write what the engine loads: adapter or full weights, and the critic if there is one.
@@ -323,40 +315,31 @@ class Learner:
         """
         return {
             "policy": _digest(self._policy.trained()),
-            "optimizer": _digest(self._optimizer.state_dict()),
+            "optimizer": _digest(self._optimizer.adamw.state_dict()),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything a resumed run needs; complete on rank 0 only."""
-        optimizer, keep = self._optimizer.state_dict(), self._ranks.rank == 0
-        moments = {  # without a second copy on the device
-            index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
-            for index, entry in optimizer["state"].items()
-        }
-        groups = copy.deepcopy(optimizer["param_groups"])
+        keep = self._ranks.rank == 0
         return {
             "version": self.version,
             "updates": self.updates,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
-            "nonfinite_in_a_row": self._nonfinite_in_a_row,
-            "step_factor": self._step_factor,
             "policy": self._policy.state_dict(),
             "followers": self._policy.followers.state_dict(keep=keep),
-            "optimizer": {"state": moments, "param_groups": groups},
+            **self._optimizer.state_dict(keep=keep),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
         self._policy.followers.load_state_dict(state["followers"])
-        self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
+        self._optimizer.load_state_dict(state)
         self.version = self._weights_version = state["version"]
         self.updates = state["updates"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
-        self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
-        self._step_factor = state["step_factor"]
 
     def save_state(self, directory: Path | None) -> None:
         """Write ``state_dict`` into ``directory``: ``learner.pt``, or ``learner-NAME.pt``."""
@@ -456,14 +439,7 @@ class Learner:
             totals = self._ranks.add_up({"loss": total_loss, **counts})
             total_loss = totals.pop("loss")
             counts = {name: round(number) for name, number in totals.items()}
-            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-            self._ranks.sum_gradients(parameters)
-            grad_norm = clip_gradient(parameters, self._config.grad_clip, self._ranks)
-            applied = math.isfinite(total_loss) and math.isfinite(grad_norm)
-            if applied:
-                self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        self._count_nonfinite(applied, total_loss, grad_norm)
+            grad_norm, applied = self._optimizer.step(total_loss, self.version + 1)
         return OptimizerStep(
             loss=total_loss,
             grad_norm=grad_norm,
@@ -477,15 +453,6 @@ class Learner:
             ),
             metrics=metrics,
         )
-
-    def _count_nonfinite(self, applied: bool, loss: float, grad_norm: float) -> None:
-        self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
-        if self._nonfinite_in_a_row >= self._max_nonfinite:
-            raise RunError(
-                f"update {self.version + 1}: loss {loss} and gradient norm {grad_norm} were not "
-                f"finite {self._nonfinite_in_a_row} times in a row; lower learner.learning_rate, "
-                "or look at the rewards of the last batch"
-            )
 
     @contextlib.contextmanager
     def _random_state(self) -> Iterator[np.random.Generator]:

@@ -1,14 +1,19 @@
-"""The optimizer and its learning-rate schedule."""
+"""The optimizer, its learning-rate schedule, and how many steps a pass takes."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlforge.config.training import LearnerConfig
+from rlforge.errors import RunError
+from rlforge.learner.ranks import Ranks
+from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 
 
 def learning_rate_factor(
@@ -35,47 +40,120 @@ def learning_rate_factor(
     return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def make_optimizer(
-    policy: Iterable[nn.Parameter],
-    value_head: nn.Module | None,
-    config: LearnerConfig,
-    value_learning_rate: float | None,
-) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) over the policy and, with its own rate, the value head.
-
-    Weight decay acts on matrices only, not on norm gains and biases.
-    ``initial_lr`` of each group is its rate before the schedule.
-    """
-    parameters = list(policy)
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    value_rate = config.learning_rate if value_learning_rate is None else value_learning_rate
-    groups = [
-        (matrices, config.learning_rate, config.weight_decay),
-        (vectors, config.learning_rate, 0.0),
-        ([] if value_head is None else list(value_head.parameters()), value_rate, 0.0),
-    ]
-    first, second = config.betas
-    return torch.optim.AdamW(
-        [
-            {"params": params, "lr": rate, "initial_lr": rate, "weight_decay": decay}
-            for params, rate, decay in groups
-            if params
-        ],
-        betas=(first, second),
-        fused=True,
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Give every group ``factor`` times its initial rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
-
-
 def steps_per_pass(config: LearnerConfig, rows: int) -> int:
     """Optimizer steps of one epoch over ``rows`` rows."""
     if config.gradient_accumulation_steps is None:
         return config.optimizer_steps
     together = config.gradient_accumulation_steps * (config.mini_batch_size or 1)
     return max(1, -(-rows // together))
+
+
+class Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) over the policy and, with its own rate, the value head.
+
+    Weight decay acts on matrices only, not on norm gains and biases. Ranks make the same steps;
+    one is left out where loss or gradient are not finite.
+    """
+
+    def __init__(
+        self,
+        policy: Iterable[nn.Parameter],
+        value_head: nn.Module | None,
+        config: LearnerConfig,
+        value_learning_rate: float | None,
+        *,
+        total_updates: int | None = None,
+        ranks: Ranks | None = None,
+        max_nonfinite: int = 5,
+    ) -> None:
+        """total_updates: length of the schedule. max_nonfinite: as of ``Learner``."""
+        self._config, self._total_updates = config, total_updates
+        self._ranks, self._max_nonfinite = ranks or Ranks(), max_nonfinite
+        # Of the learning rate, beside its schedule.
+        self._factor = 1.0
+        self._nonfinite_in_a_row = 0
+        parameters = list(policy)
+        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+        value_rate = config.learning_rate if value_learning_rate is None else value_learning_rate
+        groups = [
+            (matrices, config.learning_rate, config.weight_decay),
+            (vectors, config.learning_rate, 0.0),
+            ([] if value_head is None else list(value_head.parameters()), value_rate, 0.0),
+        ]
+        first, second = config.betas
+        #: ``initial_lr`` of each of its groups is its rate before the schedule.
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": params, "lr": rate, "initial_lr": rate, "weight_decay": decay}
+                for params, rate, decay in groups
+                if params
+            ],
+            betas=(first, second),
+            fused=True,
+        )
+
+    def begin(self, update: int) -> float:
+        """Set the rates of ``update`` (counted from 0); returns that of the policy."""
+        factor = learning_rate_factor(update, self._config, self._total_updates) * self._factor
+        for group in self.adamw.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        return self._config.learning_rate * factor
+
+    def step(self, loss: float, update: int) -> tuple[float, bool]:
+        """Apply the ranks' gradients, and forget them; returns their norm, and whether they were.
+
+        Raises RunError, which names ``update``, where too many in a row were not finite.
+        """
+        parameters = [p for group in self.adamw.param_groups for p in group["params"]]
+        self._ranks.sum_gradients(parameters)
+        norm = clip_gradient(parameters, self._config.grad_clip, self._ranks)
+        applied = math.isfinite(loss) and math.isfinite(norm)
+        if applied:
+            self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
+        if self._nonfinite_in_a_row >= self._max_nonfinite:
+            raise RunError(
+                f"update {update}: loss {loss} and gradient norm {norm} were not finite "
+                f"{self._nonfinite_in_a_row} times in a row; lower learner.learning_rate, or look "
+                "at the rewards of the last batch"
+            )
+        return norm, applied
+
+    def take_smaller_steps(self, factor: float) -> None:
+        """Multiply the rates by ``factor`` from here on, beside their schedule."""
+        self._factor *= factor
+
+    def forget(self) -> None:
+        """Have no moments, as those are of other weights."""
+        self.adamw.state.clear()
+
+    def begin_anew(self) -> None:
+        """Be as at the start, but for the schedule."""
+        self.forget()
+        self._factor = 1.0
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All moments."""
+        for state in self.adamw.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def state_dict(self, *, keep: bool) -> dict[str, Any]:
+        """A copy on the CPU, of whole moments; every rank calls it, and one has to ``keep`` it."""
+        state = self.adamw.state_dict()
+        moments = {  # without a second copy on the device
+            index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
+            for index, entry in state["state"].items()
+        }
+        groups = copy.deepcopy(state["param_groups"])
+        return {
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "step_factor": self._factor,
+            "optimizer": {"state": moments, "param_groups": groups},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``."""
+        self.adamw.load_state_dict(spread_optimizer_state(state["optimizer"], self.adamw))
+        self._nonfinite_in_a_row, self._factor = state["nonfinite_in_a_row"], state["step_factor"]
