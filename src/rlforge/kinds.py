@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
 
 class Controller(Protocol):
-    """One kind of training over the actors of its run graph.
+    """One kind of training over the actors of its plan.
 
     Its errors end the run: those of Ray are explained, RlforgeErrors go to the user as they are.
     """

@@ -22,6 +22,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError
+from rlforge.specs import ActorSpec
 from rlforge.system.files import atomic_write
 
 #: Parts of a run that grow -> the keys that end or limit it.
@@ -62,7 +63,7 @@ def graph(
     gpu_memory: GpuMemory = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Show the validated run graph without starting anything.
+    """Show the plan of a run without starting anything: its actors and what they hand on.
 
     **Examples**
 
@@ -93,12 +94,18 @@ def graph(
             node.number,
             f"{node.num_cpus:g}",
             f"{node.num_gpus:g}",
-            node.placement if node.actor else "driver",
+            _place(node),
             "\n".join(hands),
         )
     Console().print(table)
     if (expected := kind_of(plan.config).forecast(plan.config)) is not None:
         Console().print(f"collection: {expected}", highlight=False)
+
+
+def _place(node: ActorSpec) -> str:
+    if node.actor is None:
+        return "driver"
+    return f"{node.placement}, process {node.host}" if node.host else node.placement
 
 
 def config(

@@ -1,4 +1,4 @@
-"""Places and starts the actors of a run graph, and explains their ends.
+"""Places and starts the actors of a plan, and explains their ends.
 
 The classes of the neighbouring modules are plain Python and become actors here.
 """
