@@ -29,7 +29,7 @@ install 'rlforge[wandb]'
     if missing:
         are = "is" if len(missing) == 1 else "are"
         raise ConfigError(
-            f"{key}: {' and '.join(missing)} {are} not installed; pip install 'rlforge[{extra}]'"
+            f"{key}: {', '.join(missing)} {are} not installed; pip install 'rlforge[{extra}]'"
         )
 
 
