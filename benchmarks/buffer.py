@@ -31,7 +31,7 @@ from common import record, seconds, shown, spread
 from contenders import ABSENT
 
 from rlforge.buffer import BufferSettings, Shaped, StepBuffer
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 STORED, BATCH, GAME = 100_000, 384, 8
 ADDS, ADDS_PER_TURN, DRAWS = 20, 10, 7

@@ -44,7 +44,8 @@ from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.rollout.conversation import Conversation
-from rlforge.types import Completion, EnvSpec, Form, PolicyRef, Sample, SamplingParams, TrainBatch
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import Completion, EnvSpec, Form, PolicyRef, SamplingParams
 
 FIRST, ANSWER, MESSAGE = 200, 24, 56
 BASE = PolicyRef(uid="base", kind="checkpoint")

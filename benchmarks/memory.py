@@ -40,7 +40,8 @@ from rlforge.preflight.memory.plan import (
     learner_job,
     learner_need,
 )
-from rlforge.types import PolicyRef, Sample, SamplingParams, TrainBatch
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import PolicyRef, SamplingParams
 
 CHECKPOINTS: dict[str, dict[str, bool]] = {
     "none": {},

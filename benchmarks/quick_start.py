@@ -41,7 +41,8 @@ from rlforge.config.engine import EngineConfig
 from rlforge.config.training import LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.models.devices import resolve_device
-from rlforge.types import PolicyRef, Sample, SamplingParams, TrainBatch
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import PolicyRef, SamplingParams
 
 UPDATES, BATCH, WORKERS = 200, 384, 384
 LONGEST = 4096

@@ -38,8 +38,10 @@ from rlforge.lab.sentinel.signals import Sentinel
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.models.load import load_tokenizer, resolve_model
+from rlforge.record.results import Alarm
 from rlforge.rollout.lineup import train_envs
-from rlforge.types import Alarm, EvalResult, PolicyRef, Sample, TrainBatch, UpdateResult
+from rlforge.samples import Sample, TrainBatch, UpdateResult
+from rlforge.types import EvalResult, PolicyRef
 
 EVERY, GAMES, GROUP = 5, 200, 8
 #: Updates between versions that stay as opponents.

@@ -29,7 +29,7 @@ from rlforge.config.training import LearnerConfig, ReinforceConfig
 from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.batching import select_rows
 from rlforge.learner.partition import parts
-from rlforge.types import Sample, TrainBatch
+from rlforge.samples import Sample, TrainBatch
 
 LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
 #: Published sizes, and the rank to train with. ``tiny`` is for trying this file on a CPU.

@@ -35,7 +35,7 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
 from rlforge.lab.exact.exploit import exploit_run
 from rlforge.lab.exact.tree import ExactGame
-from rlforge.types import ExactResult
+from rlforge.record.results import ExactResult
 
 #: Points of a curve of NashConv after the start.
 CURVE = 16

@@ -11,21 +11,18 @@ from typing import Any
 
 from rlforge.continuous.decisions.records import Decision, Metadata
 from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot
+from rlforge.samples import Episode, Sample, TrainBatch, UpdateResult
 from rlforge.statistics import wilson_interval
 from rlforge.types import (
     Completion,
     EnvSpec,
-    Episode,
     EvalResult,
     Form,
     GameRecord,
     GameSpec,
     PolicyRef,
-    Sample,
     Seat,
-    TrainBatch,
     Turn,
-    UpdateResult,
 )
 
 

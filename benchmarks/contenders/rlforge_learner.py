@@ -9,7 +9,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.config.training import GameLearnerConfig, ReinforceConfig
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
-from rlforge.types import Sample, TrainBatch
+from rlforge.samples import Sample, TrainBatch
 
 from .work import Turn, Work
 

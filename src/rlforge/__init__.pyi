@@ -55,13 +55,13 @@ from .record.sinks import Sink as Sink
 from .run.match import Policy as Policy
 from .run.match import play_game as play_game
 from .run.match import transcript as transcript
+from .samples import Sample as Sample
+from .samples import Trajectory as Trajectory
 from .types import Completion as Completion
 from .types import EnvSpec as EnvSpec
 from .types import Form as Form
 from .types import GameRecord as GameRecord
 from .types import PolicyRef as PolicyRef
-from .types import Sample as Sample
-from .types import Trajectory as Trajectory
 from .types import Turn as Turn
 
 __version__: str

@@ -6,7 +6,7 @@ import torch
 from tests import factories
 
 from rlforge.algorithms.base import LossInputs
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 
 def make_inputs(logprobs, **fields) -> LossInputs:

@@ -12,7 +12,7 @@ from tests import factories
 
 from rlforge.buffer.batches import ShownSample, read_batch, read_samples, write_batch
 from rlforge.errors import RunError
-from rlforge.types import Sample, TrainBatch
+from rlforge.samples import Sample, TrainBatch
 
 
 def sample(index: int, group_id: str | None) -> Sample:

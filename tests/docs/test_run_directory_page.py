@@ -7,7 +7,8 @@ from typing import get_type_hints
 
 from rlforge.buffer.batches import READABLE, SCHEMA
 from rlforge.record.files import RunFile, RunPaths
-from rlforge.types import EvalResult, GameRecord, Sample
+from rlforge.samples import Sample
+from rlforge.types import EvalResult, GameRecord
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run_directory.md").read_text()
 

@@ -7,7 +7,8 @@ from tests.factories import game_spec, scripted, seat
 
 from rlforge.config.pool import ApiConfig
 from rlforge.league.budget import ApiBudget
-from rlforge.types import ApiUsage, EnvSpec, PolicyRef
+from rlforge.record.results import ApiUsage
+from rlforge.types import EnvSpec, PolicyRef
 
 API = PolicyRef(uid="openai:m", kind="api")
 

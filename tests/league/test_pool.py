@@ -17,8 +17,8 @@ from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
-from rlforge.record.results import POOLS
-from rlforge.types import ApiUsage, Checkpoint, EnvSpec, GameRecord, PolicyRef
+from rlforge.record.results import POOLS, ApiUsage
+from rlforge.types import Checkpoint, EnvSpec, GameRecord, PolicyRef
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
 BASE = PolicyRef(uid="base", kind="checkpoint")

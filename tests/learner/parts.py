@@ -14,7 +14,7 @@ from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
 from rlforge.config.model import LoraConfig
 from rlforge.config.training import LearnerConfig
 from rlforge.learner import Learner, PolicySpec
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 VOCABULARY = 40
 PAD = 0

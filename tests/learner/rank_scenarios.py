@@ -23,7 +23,7 @@ from rlforge.learner import attention
 from rlforge.learner.learner import Learner
 from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point
 from rlforge.learner.sharding import whole
-from rlforge.types import TrainBatch
+from rlforge.samples import TrainBatch
 
 GRPO = GrpoConfig(group_size=4, kl=KlConfig(coef=0.05), loss_aggregation="sequence_mean")
 PPO = PpoConfig(kl=KlConfig(coef=0.05), value_clip=0.2, entropy_coef=0.01, value_learning_rate=1e-2)

@@ -12,7 +12,7 @@ from tests.learner import parts
 
 from rlforge.config.model import LoraConfig
 from rlforge.models.files import ADAPTER_WEIGHTS
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 #: How far the engine's log-probs are from the learner's in these tests.
 OFFSET = 0.25

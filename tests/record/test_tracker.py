@@ -10,11 +10,10 @@ from tests.harness.records import write_games
 from rlforge.config.schema import TrackerConfig
 from rlforge.record.files import read_json, read_jsonl
 from rlforge.record.progress import CollectionRow, Progress
-from rlforge.record.results import POOLS
+from rlforge.record.results import POOLS, Alarm, ApiUsage, ExactResult
 from rlforge.record.tracker import Tracker
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import GpuLoad
-from rlforge.types import Alarm, ApiUsage, ExactResult
 
 MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests import factories
 
 from rlforge.rewards.sampling import Clamp, Normalize, NormalizeByEnv, Scale
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 
 def sample(reward: float, env_id: str = "a", outcome: float | None = None) -> Sample:

@@ -4,7 +4,7 @@ import pytest
 from tests import factories
 
 from rlforge.rewards.step import Clamp, Discount, FormatReward, InvalidMovePenalty, Scale
-from rlforge.types import Trajectory
+from rlforge.samples import Trajectory
 
 
 def trajectory(*turns: tuple[bool, bool]) -> Trajectory:

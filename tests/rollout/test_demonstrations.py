@@ -27,7 +27,7 @@ from rlforge.learner.batching import Row, join_turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.record.game_files import GameWriter, read_games
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
 

@@ -18,9 +18,9 @@ from rlforge.errors import RunError
 from rlforge.lab.exact.exploit import exploit_run
 from rlforge.learner import Learner
 from rlforge.record.game_files import read_games
+from rlforge.samples import TrainBatch
 from rlforge.show.report import write_report
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
-from rlforge.types import TrainBatch
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from rlforge.record.files import open_run, read_jsonl
 from rlforge.record.status import read_progress, read_summary
 from rlforge.record.tracker import Tracker
 from rlforge.run.lifecycle import prepared
+from rlforge.samples import UpdateResult
 from rlforge.show.display import monitor
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import detect
-from rlforge.types import UpdateResult
 
 RUN = Path("run")
 

@@ -10,10 +10,11 @@ from tests.harness.composed import composed
 
 from rlforge.config.schema import RunConfig
 from rlforge.lab.exact.observer import exact_measure
+from rlforge.record.results import ExactResult
 from rlforge.run.actors.cluster import RunActors
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer, Observers
-from rlforge.types import Checkpoint, ExactResult
+from rlforge.types import Checkpoint
 
 STEP = Checkpoint(uid="step-1", version=1, path=None)
 RESULT = ExactResult(

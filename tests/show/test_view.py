@@ -11,10 +11,9 @@ from tests.factories import LOAD, SHARES, equal_turns, evaluation, pool_snapshot
 from tests.harness.records import draw, one_line, progress_of
 
 from rlforge.record.progress import ExactRow, Progress, WindowRow
-from rlforge.record.results import PoolEntry
+from rlforge.record.results import Alarm, ApiUsage, PoolEntry
 from rlforge.show.view import NARROW, ProgressView
 from rlforge.system.hardware import GpuLoad
-from rlforge.types import Alarm, ApiUsage
 
 
 @pytest.mark.parametrize("width", [30, NARROW - 1, NARROW, 120])

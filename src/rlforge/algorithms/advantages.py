@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rlforge.algorithms.base import Targets
 from rlforge.errors import RunError
 from rlforge.rewards.sampling import is_constant
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 Formula = Callable[[Sequence[float]], Sequence[float]]
 """Advantages of the episodes of one group from their scores."""

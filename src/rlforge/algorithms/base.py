@@ -12,7 +12,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from rlforge.types import Sample, value
+from rlforge.samples import Sample
+from rlforge.types import value
 
 
 @value

@@ -47,7 +47,7 @@ from rlforge.config.training import (
     WindowGrpoConfig,
 )
 from rlforge.rewards.sampling import is_constant
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from rlforge.buffer.admission import Admission, Flow, Yield
 from rlforge.errors import CheckpointError
-from rlforge.types import Episode, Sample, TrainBatch, value
+from rlforge.samples import Episode, Sample, TrainBatch
+from rlforge.types import value
 
 _T = TypeVar("_T")
 

@@ -16,9 +16,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from rlforge.errors import RunError
+from rlforge.samples import Sample, TrainBatch
 from rlforge.system.files import atomic_path
 from rlforge.system.values import Codec, writable
-from rlforge.types import Sample, TrainBatch, value
+from rlforge.types import value
 
 _SAMPLES = Codec(Sample)
 #: The columns that say in words what was trained on, and what it counted for.

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
 from rlforge.rewards.sampling import is_constant
+from rlforge.samples import Episode, Sample
 from rlforge.system.values import Codec
-from rlforge.types import Episode, Sample
 
 _TURNS = Codec(Sample, form="json")
 

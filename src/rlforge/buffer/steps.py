@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
+from rlforge.samples import Sample
 from rlforge.system.values import Codec
-from rlforge.types import Sample
 
 _TURNS = Codec(Sample, form="json")
 

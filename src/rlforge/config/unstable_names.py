@@ -158,9 +158,9 @@ _PLACES = _by_name(
         "rewards.final": "FinalRewardTransform ComposeFinalRewardTransforms",
         "rewards.step": "StepRewardTransform ComposeStepRewardTransforms",
         "rewards.sampling": "SamplingRewardTransform ComposeSamplingRewardTransforms",
-        "rlforge.types.Trajectory": "Trajectory actions extracted_actions infos num_turns "
+        "rlforge.samples.Trajectory": "Trajectory actions extracted_actions infos num_turns "
         "format_feedbacks",
-        "rlforge.types.Sample": "Step pid obs act reward step_info",
+        "rlforge.samples.Sample": "Step pid obs act reward step_info",
         "rlforge.types.PolicyRef": "Opponent uid path_or_name rating active",
         "rlforge.types.GameRecord": "EpisodeResult traj end_by_opponent_invalid action_seq "
         "final_rewards",

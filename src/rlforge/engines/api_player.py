@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from rlforge.config.pool import ApiConfig
 from rlforge.engines.openai import ChatClient, ChatError, ChatReply, check_api
 from rlforge.games.markup import Message
-from rlforge.types import ApiUsage, Completion, PolicyRef
+from rlforge.record.results import ApiUsage
+from rlforge.types import Completion, PolicyRef
 
 #: Tries of a request after the first.
 RETRIES = 2

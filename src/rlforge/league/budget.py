@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rlforge.config.pool import ApiConfig
 from rlforge.record.files import read_json, write_json
+from rlforge.record.results import ApiUsage
 from rlforge.system.values import Codec
-from rlforge.types import ApiUsage, GameSpec
+from rlforge.types import GameSpec
 
 _USAGE = Codec(ApiUsage, form="json")
 

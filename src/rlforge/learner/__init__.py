@@ -25,7 +25,6 @@ from rlforge.config.per_policy import entries, of_policy, policy_names
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError
 from rlforge.learner.learner import Learner
-from rlforge.learner.optim import learning_rate_factor
 from rlforge.learner.policy import PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.models.devices import resolve_dtype
@@ -36,7 +35,6 @@ __all__ = [
     "Learner",
     "Learners",
     "PolicySpec",
-    "learning_rate_factor",
     "make_learner",
     "make_learners",
     "read_state",

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rlforge.errors import RunError
 from rlforge.learner.packing import Packing, Segment, Segments, to_device
-from rlforge.types import Sample, continues, value
+from rlforge.samples import Sample
+from rlforge.types import continues, value
 
 Layout = Literal["padded", "distinct", "packed", "shared"]
 """How rows of one forward pass are arranged: padded to the same length, the same with rows of equal

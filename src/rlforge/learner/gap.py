@@ -18,8 +18,8 @@ from rlforge.errors import CheckpointError
 from rlforge.learner.batching import Selection, join_turns
 from rlforge.learner.policy import Policy
 from rlforge.learner.update_metrics import gap_metrics
+from rlforge.samples import Sample
 from rlforge.system.checkpoint import step_name
-from rlforge.types import Sample
 
 log = logging.getLogger(__name__)
 

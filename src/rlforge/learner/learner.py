@@ -41,7 +41,7 @@ from rlforge.learner.update_metrics import (
     optimizer_metrics,
 )
 from rlforge.models.devices import give_back, move
-from rlforge.types import Sample, TrainBatch, UpdateResult
+from rlforge.samples import Sample, TrainBatch, UpdateResult
 
 STATE_FILE = "learner.pt"
 

@@ -35,7 +35,8 @@ from rlforge.learner.weights import (
 from rlforge.models.files import AVERAGE, VALUE_HEAD
 from rlforge.models.last_layer import difference
 from rlforge.models.products import speed_up_linear_layers
-from rlforge.types import Sample, value
+from rlforge.samples import Sample
+from rlforge.types import value
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,8 @@ from torch import Tensor, nn
 
 from rlforge.learner.batching import Row, Selection
 from rlforge.models.targets import LINEAR
-from rlforge.types import OTHER_RUN, Sample, TrainBatch, value
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import OTHER_RUN, value
 
 #: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
 #: Cards without bfloat16 (T4, V100) have none.

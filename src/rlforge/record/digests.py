@@ -21,10 +21,11 @@ from typing import Any
 
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.record.files import JsonlFile, read_jsonl
+from rlforge.samples import Sample, TrainBatch
 from rlforge.system.checkpoint import is_step_name
 from rlforge.system.hardware import describe, versions
 from rlforge.system.values import Codec, json_ready
-from rlforge.types import GameRecord, Sample, TrainBatch
+from rlforge.types import GameRecord
 
 _GAMES = Codec(GameRecord, form="json")
 #: The fields of a sample in order, but for how its reward came about: thousands are read for each

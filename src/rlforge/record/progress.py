@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from rlforge.record.results import LadderRow, MatchRow, PoolEntry
+from rlforge.record.results import Alarm, ApiUsage, ExactResult, LadderRow, MatchRow, PoolEntry
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
-from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, value
+from rlforge.types import EvalResult, value
 
 #: Evaluations per opponent in the small curve of the display.
 HISTORY = 24
@@ -27,9 +27,6 @@ RATE_SECONDS = 60.0
 PACE_UPDATES = 50
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
-
-
-ALARMS = Codec(Alarm, form="json")
 
 
 @value

@@ -1,4 +1,4 @@
-"""What a run measures, as it is recorded: evaluations, the pool with its ratings and its ladder.
+"""What a run measures, as it is recorded: evaluations, alarms, the pool with ratings and ladder.
 
 Each has one type, which the league and the evaluations make, the tracker writes, and all that shows
 runs reads.
@@ -12,10 +12,77 @@ from typing import Any, Literal
 
 from rlforge.record.files import RunPaths, read_jsonl
 from rlforge.system.values import Codec
-from rlforge.types import EvalResult, ExactResult, PolicyKind, PolicyRef, value
+from rlforge.types import EvalResult, PolicyKind, PolicyRef, value
 
-#: Lines of evals.jsonl and exact.jsonl.
+
+@value
+class ExactResult:
+    """How far a policy is from a Nash equilibrium of a game, off its whole tree.
+
+    step: updates behind the policy. nash_conv: the sum of ``gains``, what each seat wins by a best
+    response to the policy at the other seats, above its ``values``, the mean rewards where all
+    play the policy. decisions: how many the game has. illegal: probability of answers other than a
+    legal action alone, in the mean over decisions, and illegal_most at the worst of them; the
+    policy is that of the legal ones. weights: of a mixture, which draws a version before each game,
+    the probability of each by its uid; None of a single policy.
+
+    Example:
+        >>> ExactResult(
+        ...     step=3, policy_uid="step-3", env_id="kuhn_poker", nash_conv=0.5, values=(-0.1, 0.1),
+        ...     gains=(0.2, 0.3), decisions=12, illegal=0.0, illegal_most=0.0,
+        ... ).nash_conv
+        0.5
+    """
+
+    step: int
+    policy_uid: str
+    env_id: str
+    nash_conv: float
+    values: tuple[float, ...]
+    gains: tuple[float, ...]
+    decisions: int
+    illegal: float
+    illegal_most: float
+    weights: Mapping[str, float] | None = None
+
+
+@value
+class Alarm:
+    """A signal of training that has changed for the worse (``rlforge.lab.sentinel.signals``).
+
+    step: the update, or the version that was measured, at which it was noticed; since: the first at
+    which it showed; good: the last before that. signal: as in ``sentinel.watch``; about: which of
+    several it is. observed, expected: its value, and what it was to be. actions: what was done.
+
+    Example:
+        >>> Alarm(
+        ...     step=60, signal="score", about="tictactoe against base", since=60, good=40,
+        ...     observed=0.61, expected=0.9, actions=("rollback to step-40",),
+        ... ).text
+        'score in tictactoe against base: 0.61 instead of 0.9 since 60; rollback to step-40'
+    """
+
+    step: int
+    signal: str
+    about: str
+    since: int
+    good: int
+    observed: float
+    expected: float
+    actions: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What changed, since when, and what was done, in one line."""
+        where = f" in {self.about}" if self.about else ""
+        values = f"{self.observed:.3g} instead of {self.expected:.3g}"
+        line = f"{self.signal.replace('_', ' ')}{where}: {values} since {self.since}"
+        return "; ".join((line, *self.actions))
+
+
+#: Lines of evals.jsonl, exact.jsonl and sentinel.jsonl.
 EVALS, EXACT = Codec(EvalResult, form="json"), Codec(ExactResult, form="json")
+ALARMS = Codec(Alarm, form="json")
 
 
 def read_evals(run: RunPaths) -> list[EvalResult]:
@@ -135,3 +202,39 @@ class Ratings:
 
 
 RATINGS = Codec(Ratings, form="json")
+
+
+@value
+class ApiUsage:
+    """Requests to the model ``uid`` behind an API, and its usage.
+
+    games: that began with it. requests: answered or given up, with all their tries; failed: without
+    a usable answer. prompt_tokens, answer_tokens: as the server counts them. seconds: waited for
+    answers, all together. cost: dollars; unpriced: answers whose price is not known.
+
+    Example:
+        >>> one = ApiUsage(uid="openai:m", requests=1, seconds=0.5)
+        >>> one.plus(one).requests, one.plus(one).latency_s
+        (2, 0.5)
+    """
+
+    uid: str
+    games: int = 0
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    seconds: float = 0.0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        """Mean seconds of a request."""
+        return self.seconds / max(self.requests, 1)
+
+    def plus(self, other: ApiUsage, sign: int = 1) -> ApiUsage:
+        """Both together; sign -1: what came since ``other``."""
+        numbers = [field.name for field in dataclasses.fields(self) if field.name != "uid"]
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in numbers}
+        return ApiUsage(uid=self.uid, **sums)

@@ -18,21 +18,25 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
 from rlforge.record.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
-from rlforge.record.progress import (
+from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
+from rlforge.record.results import (
     ALARMS,
-    EngineRow,
-    ExactRow,
-    Pace,
-    Progress,
-    RunStatus,
-    WinRateRow,
+    EVALS,
+    EXACT,
+    POOLS,
+    RATINGS,
+    Alarm,
+    ApiUsage,
+    ExactResult,
+    PoolSnapshot,
+    Ratings,
 )
-from rlforge.record.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
 from rlforge.record.samples import sample_turns
 from rlforge.record.sinks import Sink, Sinks, make_sinks
+from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
-from rlforge.types import Alarm, ApiUsage, EvalResult, ExactResult, GameRecord, UpdateResult
+from rlforge.types import EvalResult, GameRecord
 
 log = logging.getLogger(__name__)
 

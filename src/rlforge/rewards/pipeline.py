@@ -13,8 +13,9 @@ from rlforge.errors import CheckpointError, ExtensionError
 from rlforge.rewards.final import FinalTransform, GameTransform, Stateful
 from rlforge.rewards.sampling import SamplingTransform
 from rlforge.rewards.step import Noting, StepTransform
+from rlforge.samples import Episode, Sample, Trajectory
 from rlforge.system.values import json_ready
-from rlforge.types import Episode, GameRecord, Sample, Trajectory
+from rlforge.types import GameRecord
 
 
 class RewardPipeline:

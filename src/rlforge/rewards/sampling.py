@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlforge.rewards.final import Bounds
-from rlforge.types import Sample
+from rlforge.samples import Sample
 
 
 class SamplingTransform(Protocol):

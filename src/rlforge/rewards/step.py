@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlforge.rewards.final import Bounds
-from rlforge.types import Trajectory
+from rlforge.samples import Trajectory
 
 
 class StepTransform(Protocol):

@@ -19,8 +19,9 @@ from rlforge.errors import RunError
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.episode import Answer, Legal, play_game
 from rlforge.rollout.schedule import derive_seed, retry
+from rlforge.samples import Episode
 from rlforge.system.timeouts import TimeLimit
-from rlforge.types import Episode, GameRecord, GameSpec
+from rlforge.types import GameRecord, GameSpec
 
 FLUSH_S = 0.05
 """Longest wait of a finished game for its delivery: delivering in batches costs less."""

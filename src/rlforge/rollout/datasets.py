@@ -16,7 +16,8 @@ from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Prompt, by_chat_template
 from rlforge.models.load import stop_token_ids
 from rlforge.record.files import RunPaths
-from rlforge.types import OTHER_RUN, Sample
+from rlforge.samples import Sample
+from rlforge.types import OTHER_RUN
 
 Message = Mapping[str, str]
 Row = Mapping[str, Any]

@@ -42,18 +42,8 @@ from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Sample,
-    Seat,
-    TrainBatch,
-    Turn,
-    value,
-)
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn, value
 
 T = TypeVar("T")
 

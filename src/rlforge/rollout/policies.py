@@ -21,10 +21,11 @@ from rlforge.games.markup import Tokenizer
 from rlforge.games.players import SEARCHING, make_player
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_tokenizer, prompt_room, stop_token_ids
+from rlforge.record.results import ApiUsage
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import AtSeat, Seats
 from rlforge.rollout.lineup import as_played_by
-from rlforge.types import ApiUsage, Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
 Act = Callable[[View], str]
 """A player without a model: the action in a view."""

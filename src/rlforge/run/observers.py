@@ -15,9 +15,11 @@ from typing import Any
 
 from rlforge.config.plugins import OBSERVERS
 from rlforge.record.bottleneck import BottleneckWatch
+from rlforge.record.results import ExactResult
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.policies import Trained
-from rlforge.types import Checkpoint, EvalResult, ExactResult, UpdateResult, value
+from rlforge.samples import UpdateResult
+from rlforge.types import Checkpoint, EvalResult, value
 
 
 @value

@@ -13,7 +13,8 @@ from rlforge.kinds import Say
 from rlforge.league.names import parse_opponent
 from rlforge.preflight.policy import Problems
 from rlforge.rollout.datasets import AnswerEncoder
-from rlforge.types import PolicyRef, Sample
+from rlforge.samples import Sample
+from rlforge.types import PolicyRef
 
 
 class Players:

@@ -16,9 +16,10 @@ from rlforge.buffer.batches import READABLE, ShownSample
 from rlforge.config.roots import read_any
 from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
+from rlforge.samples import Sample
 from rlforge.show.formatting import number as digits
 from rlforge.system.values import Codec
-from rlforge.types import Sample, value
+from rlforge.types import value
 
 _SAMPLES = Codec(Sample, form="json")
 

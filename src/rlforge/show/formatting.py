@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rlforge.types import ApiUsage
+from rlforge.record.results import ApiUsage
 
 #: Labels of learner metrics, in the order in which they are shown.
 LEARNER_LABELS = {

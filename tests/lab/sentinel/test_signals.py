@@ -11,7 +11,8 @@ from tests import factories
 
 from rlforge.config.sentinel import SentinelConfig
 from rlforge.lab.sentinel.signals import Sentinel, ShiftTest
-from rlforge.types import EvalResult, ExactResult
+from rlforge.record.results import ExactResult
+from rlforge.types import EvalResult
 
 UPDATES = 400
 COLLAPSE = 200

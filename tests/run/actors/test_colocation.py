@@ -10,7 +10,7 @@ import pytest
 from rlforge.errors import RunError
 from rlforge.run.actors.cluster import RunActors
 from rlforge.run.actors.colocation import CallActor, update_in_turn
-from rlforge.types import UpdateResult
+from rlforge.samples import UpdateResult
 
 SPAN = (100.0, 130.0)
 UPDATED = UpdateResult(version=1, samples=8, tokens=9, metrics={"loss": 0.5})

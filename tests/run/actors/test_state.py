@@ -17,20 +17,12 @@ from rlforge.config.games import CollectorConfig
 from rlforge.config.schema import RunConfig
 from rlforge.games.base import View
 from rlforge.league.budget import api_players
+from rlforge.record.results import ApiUsage
 from rlforge.rollout.collector import Collector, MakeAnswer
 from rlforge.rollout.episode import Answer
 from rlforge.run.actors import state
 from rlforge.run.actors.state import BufferActor, PoolActor
-from rlforge.types import (
-    ApiUsage,
-    Checkpoint,
-    Completion,
-    EnvSpec,
-    Form,
-    GameRecord,
-    GameSpec,
-    Seat,
-)
+from rlforge.types import Checkpoint, Completion, EnvSpec, Form, GameRecord, GameSpec, Seat
 
 GROUP = 4
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, form=Form(extraction="raw"))

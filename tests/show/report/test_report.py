@@ -21,8 +21,8 @@ from rlforge.config.pool import ApiConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.budget import ApiBudget
 from rlforge.record.files import create_run
+from rlforge.record.results import ApiUsage
 from rlforge.show.report import write_report
-from rlforge.types import ApiUsage
 
 
 class Checked(HTMLParser):

@@ -19,7 +19,8 @@ from rlforge.continuous.decisions.reward import returns_to_go
 from rlforge.continuous.loop.performance import is_ours
 from rlforge.rewards.sampling import is_constant
 from rlforge.rollout.episode import seed_of
-from rlforge.types import OTHER_RUN, Completion, Sample, TrainBatch, value
+from rlforge.samples import Sample, TrainBatch
+from rlforge.types import OTHER_RUN, Completion, value
 
 
 @value

@@ -12,6 +12,7 @@ from rlforge.errors import RlforgeError
 from rlforge.record.digests import digest_of_batch
 from rlforge.run.actors.learner import LearnerGroup
 from rlforge.run.resume import Retention
+from rlforge.samples import TrainBatch, UpdateResult
 from rlforge.system.checkpoint import (
     checkpoint_version,
     list_checkpoints,
@@ -20,7 +21,7 @@ from rlforge.system.checkpoint import (
     step_number,
 )
 from rlforge.system.utilisation import Span
-from rlforge.types import Checkpoint, TrainBatch, UpdateResult, value
+from rlforge.types import Checkpoint, value
 
 log = logging.getLogger(__name__)
 

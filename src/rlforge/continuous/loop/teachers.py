@@ -36,7 +36,8 @@ from rlforge.rollout.datasets import AnswerEncoder, given_sample, written
 from rlforge.rollout.demonstrations import SAY_EVERY_S
 from rlforge.rollout.schedule import derive_seed
 from rlforge.run.teachers import Players
-from rlforge.types import PolicyRef, Sample
+from rlforge.samples import Sample
+from rlforge.types import PolicyRef
 
 AGENTS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
+from rlforge.record.results import ExactResult
 from rlforge.rollout.lineup import eval_envs
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer
-from rlforge.types import Checkpoint, EnvSpec, ExactResult, PolicyRef
+from rlforge.types import Checkpoint, EnvSpec, PolicyRef
 
 if TYPE_CHECKING:  # torch
     from rlforge.lab.exact.table import Questions

@@ -11,8 +11,9 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RunError
 from rlforge.games.prompts import Prompter
 from rlforge.lab.exact.tree import ExactGame, Table, exact_game
+from rlforge.record.results import ExactResult
 from rlforge.rollout.legal import LegalTokens
-from rlforge.types import EnvSpec, ExactResult, PolicyRef, value
+from rlforge.types import EnvSpec, PolicyRef, value
 
 
 @value

@@ -9,11 +9,11 @@ from typing import Any
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.lab.sentinel.signals import Sentinel
-from rlforge.record.progress import ALARMS
+from rlforge.record.results import ALARMS, Alarm, ExactResult
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer, Updated
 from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, policy_in, step_name
-from rlforge.types import Alarm, EvalResult, ExactResult
+from rlforge.types import EvalResult
 
 PAST = "fictitious"
 """The mode of the pool with the action ``opponents``."""

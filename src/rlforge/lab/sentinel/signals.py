@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 from rlforge.config.sentinel import SentinelConfig, Signal
-from rlforge.types import Alarm, EvalResult, ExactResult, value
+from rlforge.record.results import Alarm, ExactResult
+from rlforge.types import EvalResult, value
 
 Expectation = Literal["course", "best", "target"]
 

@@ -37,9 +37,10 @@ from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.episode import Seats, play_game
+from rlforge.samples import Sample, TrainBatch
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
-from rlforge.types import Completion, GameRecord, Sample, Seat, TrainBatch, value
+from rlforge.types import Completion, GameRecord, Seat, value
 
 #: What is checked of a run by default: batches, and further games.
 _BATCHES, _GAMES = 8, 100

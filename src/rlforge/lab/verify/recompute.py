@@ -29,8 +29,9 @@ from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.record.files import read_jsonl
 from rlforge.record.recorded import Check, Say
+from rlforge.samples import TrainBatch
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
-from rlforge.types import Completion, Purpose, TrainBatch, value
+from rlforge.types import Completion, Purpose, value
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
 """Largest difference of a log-prob that rounding explains in a run without strict determinism."""

@@ -8,8 +8,9 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
 from rlforge.record.files import read_jsonl
 from rlforge.record.recorded import Recorded
+from rlforge.samples import TrainBatch
 from rlforge.system.checkpoint import is_step_name, step_number
-from rlforge.types import GameRecord, TrainBatch
+from rlforge.types import GameRecord
 
 
 class RecordedGames(Recorded):

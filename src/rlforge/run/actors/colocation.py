@@ -16,8 +16,8 @@ from typing import Any
 
 from rlforge.errors import RlforgeError
 from rlforge.run.actors.cluster import RunActors
+from rlforge.samples import UpdateResult
 from rlforge.system.utilisation import Span
-from rlforge.types import UpdateResult
 
 CallActor = Callable[[str, str], Awaitable[Any]]
 """Calls a method of an actor, both by name; again when its process died meanwhile."""

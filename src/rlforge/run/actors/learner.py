@@ -17,10 +17,11 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.run.actors.folder import RunFolder
 from rlforge.run.actors.process import begin, limit_threads, turn_file
+from rlforge.samples import TrainBatch, UpdateResult
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
-from rlforge.types import Checkpoint, TrainBatch, UpdateResult
+from rlforge.types import Checkpoint
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learners

@@ -24,7 +24,7 @@ from rlforge.models.load import load_decoder
 from rlforge.record.digests import digest_of_batch
 from rlforge.record.files import RunPaths
 from rlforge.record.game_files import GameWriter
-from rlforge.record.results import PoolSnapshot
+from rlforge.record.results import ApiUsage, PoolSnapshot
 from rlforge.record.tracker import Tracker
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
@@ -32,9 +32,10 @@ from rlforge.rollout.expected import buffer_settings
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.run.actors.process import begin
+from rlforge.samples import TrainBatch
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
-from rlforge.types import ApiUsage, Checkpoint, GameRecord, GameSpec, TrainBatch
+from rlforge.types import Checkpoint, GameRecord, GameSpec
 
 
 class TrackerActor(Tracker):

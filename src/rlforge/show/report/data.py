@@ -14,10 +14,19 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json
 from rlforge.record.game_files import GameIndex, index_games
-from rlforge.record.progress import ALARMS
-from rlforge.record.results import EVALS, EXACT, POOLS, RATINGS, PoolSnapshot, Ratings
+from rlforge.record.results import (
+    ALARMS,
+    EVALS,
+    EXACT,
+    POOLS,
+    RATINGS,
+    Alarm,
+    ExactResult,
+    PoolSnapshot,
+    Ratings,
+)
 from rlforge.record.status import read_summary
-from rlforge.types import Alarm, EvalResult, ExactResult, value
+from rlforge.types import EvalResult, value
 
 Row = dict[str, Any]
 

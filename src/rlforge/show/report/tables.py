@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rlforge.record.results import PoolSnapshot, by_pairing
+from rlforge.record.results import ApiUsage, PoolSnapshot, by_pairing
 from rlforge.show.formatting import (
     count,
     dollars,
@@ -22,7 +22,7 @@ from rlforge.show.report.data import RunData
 from rlforge.show.report.html import Html, changed, el, fold, join, table
 from rlforge.statistics import significant, wilson_interval
 from rlforge.system.values import Codec
-from rlforge.types import ApiUsage, EvalResult
+from rlforge.types import EvalResult
 
 _USAGE = Codec(ApiUsage, form="json")
 #: Most policies in the table of ratings, and in the table of games between them.

@@ -1,0 +1,130 @@
+"""What is learned from: turns of a game, samples, their batches, and the result of an update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.types import OTHER_RUN, GameRecord, Turn, value
+
+
+@value
+class Trajectory:
+    """One seat's turns of a finished game in order: what the step transforms see.
+
+    turns: with what step transforms noted in their ``info``.
+
+    Example:
+        >>> from rlforge.types import EnvSpec, GameSpec
+        >>> env = EnvSpec(id="TicTacToe-v0-train")
+        >>> spec = GameSpec(game_id="g1", env=env, seed=1, purpose="train", seats=())
+        >>> record = GameRecord(spec=spec, turns=(), rewards={0: 1.0}, end_reason="finished")
+        >>> Trajectory(record=record, player_id=0, turns=()).final_reward
+        1.0
+    """
+
+    record: GameRecord
+    player_id: int
+    turns: tuple[Turn, ...]
+
+    @property
+    def final_reward(self) -> float:
+        """The raw reward of the game for this player."""
+        return self.record.rewards[self.player_id]
+
+
+@value
+class Sample:
+    """An answer with its reward: what algorithms and the learner take.
+
+    The turns of a game's trained seats are samples, the decisions of agents in a window, and the
+    answers of a dataset.
+
+    origin: the game, the window and agent, or the row of a file that it is from. env_id: the
+    environment, or the source of decisions or rows. group_id: of episodes that are compared, those
+    of one player with each other. turn_index: place in its ``episode``, from 0; last_turn: it ends
+    there.
+    raw_reward: as the game or the market gave it; reward: after the transforms. rewards: after each
+    of them by its name, in order. outcome_reward: the part of ``reward`` that comes from the game's
+    outcome; the rest is feedback on this turn alone. Every sample of an episode repeats it, so a
+    critic counts it once, at the last turn.
+    legal_tokens: as in ``Turn``. info: what is known of the answer, free for user code.
+
+    Example:
+        >>> sample = Sample(
+        ...     origin="g1", turn_index=0, last_turn=True, prompt_token_ids=(5, 6),
+        ...     token_ids=(17,), logprobs=(-0.7,), policy_uid="step-3", policy_version=3,
+        ... )
+        >>> sample.episode
+        ('g1', 0)
+    """
+
+    origin: str
+    env_id: str = ""
+    player_id: int = 0
+    group_id: str | None = None
+    turn_index: int
+    last_turn: bool
+    observation: str = ""
+    action: str = ""
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    raw_reward: float = 0.0
+    reward: float = 0.0
+    outcome_reward: float = 0.0
+    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    policy_uid: str
+    policy_version: int
+    legal_tokens: tuple[tuple[int, ...], ...] = ()
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def episode(self) -> tuple[str, int]:
+        """The same for all samples of a player of one origin, and no others."""
+        return self.origin, self.player_id
+
+
+Episode = tuple[Sample, ...]
+"""All samples of one player of a game, in order."""
+
+
+@value
+class TrainBatch:
+    """The batch of one update.
+
+    whole_episodes: all samples of each episode are included, adjacent and in order.
+    dropped_stale: samples dropped as stale since the previous batch.
+    """
+
+    samples: tuple[Sample, ...]
+    whole_episodes: bool
+    dropped_stale: int = 0
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What is noted of it in files and digests, beside its samples."""
+        versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
+        return {
+            "whole_episodes": self.whole_episodes,
+            "min_version": min(versions),
+            "max_version": max(versions),
+            "dropped_stale": self.dropped_stale,
+        }
+
+
+@value
+class UpdateResult:
+    """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
+
+    advantages: of the samples of the batch, in order. digests: of the weights before and after it,
+    and of the optimizer (``Learner.digests``).
+    """
+
+    version: int
+    samples: int
+    tokens: int
+    metrics: Mapping[str, float]
+    advantages: tuple[float, ...] = ()
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
