@@ -46,7 +46,7 @@ def decisions_per_s(agents: int, ticks: int, seed: int) -> tuple[float, float]:
     worked = time.process_time() - before
     # All were accepted, and all have settled: the last tick ends an episode.
     assert made == settled == agents * ticks
-    assert sum(world.accounts().values()) == 0
+    assert sum(world.books.accounts().values()) == 0
     return made / took, made / worked
 
 

@@ -179,9 +179,7 @@ def replay(
         raise ConfigError("--interactive needs a terminal; leave it out to print all turns")
     record = local.find_game(run_dir, game, wanted)
     if export is not None:
-        from rlforge.show.replay import write_svg
-
-        write_svg(record, export)
+        local.write_svg(record, export)
         typer.echo(str(export))
     elif interactive:
         try:

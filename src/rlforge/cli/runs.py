@@ -264,12 +264,11 @@ def export(
 def _eval_table(measured: Measurement) -> Table:
     """Fits in 80 columns; long names fold."""
     from rlforge.show.formatting import percent
+    from rlforge.show.panels import listing
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("environment", "opponent"):
-        table.add_column(title, overflow="fold")
-    for title in ("games", "win", "95% CI", "draw", "loss"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ("games", "win", "95% CI", "draw", "loss")
+    names = (("environment", "left"), ("opponent", "left"))
+    table = listing(*names, *((title, "right") for title in figures))
     for result in measured.results:
         low, high = result.ci95
         played = max(result.games, 1)

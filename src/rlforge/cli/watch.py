@@ -62,11 +62,12 @@ def runs(
     rlforge monitor latest
     ```
     """
-    from rlforge.show.overview import FIRST_RUN, overview
+    from rlforge.record.files import runs_below
+    from rlforge.show.overview import FIRST_RUN, run_row
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
-    found = overview(folder)
+    found = [run_row(path) for path in runs_below(folder)]
     write_result(json_file, [dataclasses.asdict(row) for row in found])
     if not found:
         typer.echo(f"{folder}/ holds no runs yet; {FIRST_RUN}")

@@ -15,7 +15,7 @@ from rlforge.show.report.tables import made_by, titled
 from rlforge.statistics import significant, wilson_interval
 
 #: Figures of a comparison: label and format.
-_FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
+FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "win_rate": ("trades with a profit", lambda share: percent(share, 1)),
     "avg_reward": ("mean reward", lambda mean: number(mean, 3)),
     "avg_pnl": ("mean profit of a trade", lambda mean: number(mean, 3)),
@@ -80,7 +80,7 @@ def before_and_after(run: RunData) -> Html | None:
     )
     rows = []
     for player in before:
-        for key, (label, say) in _FIGURES.items():
+        for key, (label, say) in FIGURES.items():
             first, last = before[player][key], after.get(player, {}).get(key)
             sure = _sure(before[player], after.get(player), key)
             rows.append([player, label, say(first), say(last), _change(first, last, key, sure)])
@@ -133,7 +133,7 @@ def results(run: RunData) -> list[Chart]:
     """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
     drawn = [_gain(run.windows, "reward_difference", "reward above the control")]
-    for key, (label, _) in _FIGURES.items():
+    for key, (label, _) in FIGURES.items():
         lines = []
         for index, player in enumerate(players):
             figures = [row["players"].get(player, {}).get(key) for row in run.windows]

@@ -122,7 +122,8 @@ async def analyse_game(
     player = record.spec.viewpoint if player is None else player
     if player not in record.rewards:
         raise ConfigError(f"player {player}: the game has players 0 to {len(record.rewards) - 1}")
-    legal = _legal_actions(record)
+    games = enumerate((game for game, _ in replayed(record)), 1)
+    legal = {turn: game.view().legal_actions or () for turn, game in games}
     turns = range(1, len(record.turns) + 1)
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
@@ -254,17 +255,13 @@ def _moments(
 
 def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Moment]:
     """``moments``, with actions that did better than those taken."""
-    found = {fork.start.turn: fork for fork in finalists if fork.played}
-
-    def improved(moment: Moment) -> Moment:
-        if (fork := found.get(moment.turn)) is None:
-            return moment
-        reward = fork.reward(moment.player)
-        if reward.mean <= moment.own_after.mean:
-            return moment
-        return dataclasses.replace(moment, best=fork.start.action, best_reward=reward)
-
-    return list(map(improved, moments))
+    found = {moment.turn: moment for moment in moments}
+    for fork in finalists:
+        moment = found[fork.start.turn]
+        if fork.played and (reward := fork.reward(moment.player)).mean > moment.own_after.mean:
+            better = dataclasses.replace(moment, best=fork.start.action, best_reward=reward)
+            found[moment.turn] = better
+    return list(found.values())
 
 
 # ---------------------------------------------------------------- games
@@ -367,14 +364,6 @@ def _checked(record: GameRecord, start: Start) -> str:
         there = "" if legal is None else nearest(action, legal) or f"; legal are {', '.join(legal)}"
         raise ConfigError(f"action {start.action!r} is not legal at turn {start.turn}{there}")
     return action
-
-
-def _legal_actions(record: GameRecord) -> dict[int, tuple[str, ...]]:
-    """The legal actions of each turn; empty where the game does not list them."""
-    return {
-        number: game.view().legal_actions or ()
-        for number, (game, _) in enumerate(replayed(record), 1)
-    }
 
 
 def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:

@@ -58,11 +58,9 @@ def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
 class Moment:
     """A turn of an analysed game, counted from 1.
 
-    before, after: mean reward of the analysed player in continuations from before the turn and from
-    after it; own_before, own_after: of the player that moved. decisive: the 95 % interval of
-    ``change``, over all turns of the game together, leaves 0 out. best: of a decisive turn with a
-    negative change, the legal action with the highest mean reward for the player that moved, which
-    is ``best_reward``; None where no other action did better than the one taken.
+    before, after: mean reward of the analysed player in continuations from there; own_…: of the
+    player that moved. decisive: the 95 % interval of ``change``, over all turns together, leaves 0
+    out. best: after a decisive loss, a better legal action for the player that moved.
     """
 
     turn: int
@@ -85,11 +83,7 @@ class Moment:
 
 @value
 class Analysis:
-    """The value of a game over its turns, for ``player``.
-
-    seats: the policies that played on, by player. rewards: how the game ended. games: the number
-    of continuations, of which ``failed`` failed.
-    """
+    """A game's value over its turns, for ``player``. seats: who played on. games: continuations."""
 
     game_id: str
     env_id: str

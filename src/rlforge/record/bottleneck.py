@@ -30,13 +30,8 @@ class Bottleneck(NamedTuple):
 def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
     """The bottleneck by the figures of an update; None before they are known.
 
-    The learner, where it hardly waits or wants no further games; the engines, where their places
-    are full or they compute all the time; the collectors, where most of the time neither of both
-    computes; else the games, of which too few are in progress.
-
-    figures: ``learner_waits``, ``games_in_progress``, ``games_wanted``, ``games_most``,
-    ``lost_share``, ``engine_occupancy``, ``engine_share`` and ``idle_share`` of the learner's
-    metrics.
+    The learner, where it hardly waits; the engines, where their places are full or they compute all
+    the time; the collectors, where most of the time neither computes; else too few games.
 
     Example:
         >>> few = {"games_in_progress": 31.6, "games_wanted": 32.0, "games_most": 32.0}

@@ -1,12 +1,7 @@
-"""The digest chain of a run: what each update was made of and what it made, line by line.
+"""The digest chain of a run: a line per update, with the digest of the line before and its own.
 
-``digests.jsonl`` has a line per update. Each has the digest of the line before and its own, so that
-no line can be changed, left out or added without all after it. The first line, of step 0, says what
-computed: versions, processor, threads.
-
-Digests are SHA-256. Values count by their content, as JSON with sorted keys and all digits of
-floats, without what a clock measured and without the place of the run: so two equal runs have equal
-lines.
+The first line, of step 0, says what computed. Digests are SHA-256 of the content as JSON with
+sorted keys and all digits, without what a clock measured and without the place of the run.
 """
 
 from __future__ import annotations
@@ -50,10 +45,7 @@ def digest_of(content: Any) -> str:
 
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
-    """Of finished games, in order.
-
-    How long they took is left out, and where the versions that played them were saved.
-    """
+    """Digest of finished games in order, without their duration and where versions were saved."""
     rows = [_GAMES.encode(record) for record in records]
     for row in rows:
         del row["duration_s"]
@@ -84,10 +76,7 @@ def digest_of_batch(batch: TrainBatch) -> str:
 
 
 def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:
-    """What else than configuration and seed can change a result, for the first line.
-
-    hardware: with every ``auto`` resolved.
-    """
+    """What else than configuration and seed can change a result. hardware: resolved."""
     machine = {name: describe()[name] for name in ("processor", "gpus")}
     used = {"device": hardware.device, "threads": hardware.threads}
     return {**versions(), **machine, **used, "determinism": "strict" if config.strict else "fast"}

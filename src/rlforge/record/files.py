@@ -1,8 +1,6 @@
 """The run directory: its paths, and how its JSON files are written and read.
 
-Readers of a run start at ``open_run``, writers at ``create_run``. Files that change
-(``progress.json``, ``pool.json``, ``summary.json``) are replaced in one step, so that a reader in
-another process never sees a part of one; files that grow (``*.jsonl``) get one line at a time.
+Files that change are replaced in one step; files that grow (``*.jsonl``) get a line at a time.
 """
 
 from __future__ import annotations
@@ -118,8 +116,7 @@ def create_run(run_dir: Path | str) -> RunPaths:
 def open_run(run_dir: Path | str) -> RunPaths:
     """The paths of an existing run, for readers.
 
-    Raises:
-        RlforgeError: there is no such directory, or it is not a run; names the nearest runs.
+    Raises RlforgeError, with the nearest runs, for no directory or one that is no run.
     """
     check_type(run_dir, str, os.PathLike, what="a run is named by its directory")
     paths = RunPaths(root=Path(run_dir))
@@ -172,8 +169,7 @@ def _suggest_runs(wanted: Path) -> str:
 def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
     """Log this process to ``logs/NAME.log`` and tracebacks of hard crashes to its ``.crash.log``.
 
-    Every process of a run calls it first. Closing the result ends it: a process may hold one run
-    after the other, each with a log of its own.
+    Closing the result ends it: a process may hold one run after the other.
     """
     stack = contextlib.ExitStack()
     logs = Path(run_dir) / "logs"
@@ -237,11 +233,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``; empty when the file is not there yet.
-
-    Raises:
-        RlforgeError: the file is damaged.
-    """
+    """The object in ``path``; empty if it is not there yet; RlforgeError for a damaged file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -256,8 +248,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects in ``path``, in order; empty when the file is not there yet.
 
-    A last line without newline is left out: it is being written, or its writer died. So are damaged
-    lines, which are named in a warning of the log.
+    Left out are a last line without newline, and damaged lines, with a warning in the log.
     """
     rows, damage = read_intact(path)
     if damage is not None:
@@ -303,10 +294,7 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def mend_jsonl(path: Path) -> str | None:
-    """Leave the intact lines of ``path``; returns in one line what was damaged, None: nothing.
-
-    The damaged file stays beside it, as ``NAME.damaged``.
-    """
+    """Leave the intact lines of ``path``; returns what was damaged, kept as ``NAME.damaged``."""
     rows, damage = read_intact(path)
     if damage is not None:
         aside, number = path.with_name(f"{path.name}.damaged"), 1

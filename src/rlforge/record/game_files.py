@@ -1,7 +1,6 @@
-"""Finished games on disk: ``games/NAME-NUMBER.parquet``, one row per game.
+"""Finished games on disk: ``games/NAME-NUMBER.parquet``, a row with the whole record per game.
 
-A row holds the whole ``GameRecord``: spec, turns with token ids and log-probs, rewards. Games are
-written in small chunks, each in one step: a crash loses at most the games of the current chunk.
+They are written in small chunks: a crash loses at most the games of the current one.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class GameWriter:
     """Gathers finished games and writes them in chunks.
 
     A chunk is written when it has ``chunk_games`` games or, at the next ``add`` or ``tick``, when
-    its first game is ``chunk_seconds`` old. Writers of one run need different names; numbering
-    continues after the existing chunks of that name.
+    its first is ``chunk_seconds`` old. Writers of one run need different names.
     """
 
     def __init__(
@@ -144,12 +142,9 @@ def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> lis
 def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
-    """The finished games on disk, oldest first.
+    """The finished games on disk, oldest first, of these ids and this purpose.
 
-    game_ids: only these. purpose: only training or only evaluation games.
-
-    Raises:
-        RlforgeError: a file is damaged.
+    Raises RlforgeError for a damaged file.
     """
     filters: list[tuple[str, str, Any]] = []
     if game_ids is not None:
@@ -179,8 +174,7 @@ class GameIndex:
 def index_games(run_dir: Path | str) -> list[GameIndex]:
     """All finished games of a run without their turns, oldest first: cheap for a whole run.
 
-    Raises:
-        RlforgeError: a file is damaged.
+    Raises RlforgeError for a damaged file.
     """
     columns = [field.name for field in dataclasses.fields(GameIndex)]
     games = Codec(GameIndex)

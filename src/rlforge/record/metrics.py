@@ -52,13 +52,8 @@ class Metrics:
         _check(key)
         self._fresh[key] = [float(number)]
 
-    def mean(self, key: str) -> float | None:
-        """The mean of the last ``window`` values of games; None when there are none."""
-        values = self._recent.get(key)
-        return sum(values) / len(values) if values else None
-
     def means(self) -> dict[str, float]:
-        """``mean`` of every key of games."""
+        """The mean of the last ``window`` values, by key of games."""
         return {key: sum(values) / len(values) for key, values in self._recent.items()}
 
     def drain(self) -> dict[str, float]:
@@ -88,8 +83,7 @@ class RecentGames:
     def means(self) -> dict[str, float]:
         """``recent_win_rate``, ``recent_reward`` and ``recent_games``; the rates 0 without games.
 
-        Of the oldest result only so many games count as the window has room for, by its means: a
-        result does not say which of its games came first.
+        The oldest result counts by its means, as far as the window has room.
         """
         games, won, reward = 0, 0.0, 0.0
         for result in reversed(self._results):
@@ -114,20 +108,29 @@ def _check(key: str) -> None:
 def put_game(metrics: Metrics, record: GameRecord) -> None:
     """Add one finished game to ``metrics``, as ``collection-ENV/…``.
 
-    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``;
-    shares that a limit cut (``turn_limit_rate``, ``context_limit_rate``, ``timeout_rate``).
-    Per trained seat: ``reward`` (raw), ``win_rate``, ``draw_rate``, ``loss_rate`` and
-    ``invalid_game_rate`` (lost by its own invalid move). Per turn of a trained seat:
-    ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
-    (answers cut at the token limit or by the context); of conversations ``history_cut_rate``, how
-    often a later turn does not continue the tokens of the last one. A failed game counts only as
-    failed.
+    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``,
+    and shares that a limit cut. Per trained seat: ``reward`` (raw), results, ``invalid_game_rate``
+    (lost by its own invalid move). Per turn of it: ``format_success``, ``invalid_rate``,
+    ``completion_length`` (tokens), ``truncated_rate``; of conversations ``history_cut_rate``, how
+    often a turn does not continue the tokens of the last one. A failed game counts only as failed.
     """
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
     if record.error is not None:
         return
-    _put_result(metrics, prefix, record)
+    env = record.spec.env
+    metrics.put(f"{prefix}/game_length", len(record.turns))
+    metrics.put(f"{prefix}/duration_s", record.duration_s)
+    for reason in ("turn_limit", "context_limit", "timeout"):
+        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
+    first_won = env.outcome(record.rewards, 0) == "win"
+    metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
+    for player in record.spec.trained:
+        result = env.outcome(record.rewards, player)
+        metrics.put(f"{prefix}/reward", record.rewards[player])
+        for name in ("win", "draw", "loss"):
+            metrics.put(f"{prefix}/{name}_rate", float(result == name))
+        metrics.put(f"{prefix}/invalid_game_rate", float(record.invalid_by == player))
     for turn in record.turns:
         if turn.player_id in record.spec.trained:
             answer = turn.completion
@@ -140,25 +143,10 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
                 metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
 
 
-def _put_result(metrics: Metrics, prefix: str, record: GameRecord) -> None:
-    env = record.spec.env
-    first_won = env.outcome(record.rewards, 0) == "win"
-    metrics.put(f"{prefix}/game_length", len(record.turns))
-    metrics.put(f"{prefix}/duration_s", record.duration_s)
-    for reason in ("turn_limit", "context_limit", "timeout"):
-        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
-    metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
-    for player in record.spec.trained:
-        result = env.outcome(record.rewards, player)
-        metrics.put(f"{prefix}/reward", record.rewards[player])
-        for name in ("win", "draw", "loss"):
-            metrics.put(f"{prefix}/{name}_rate", float(result == name))
-        metrics.put(f"{prefix}/invalid_game_rate", float(record.invalid_by == player))
-
-
 def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[CollectionRow, ...]:
     """The display's rows, by env id. games: finished games per env id."""
-    heads = {key.partition("/")[0] for key in metrics.means()}
+    means = metrics.means()
+    heads = {key.partition("/")[0] for key in means}
     measured = [
         field.name
         for field in dataclasses.fields(CollectionRow)
@@ -168,7 +156,7 @@ def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[Collect
         CollectionRow(
             env_id=head.removeprefix("collection-"),
             games=games.get(head.removeprefix("collection-"), 0),
-            **{name: metrics.mean(f"{head}/{name}") for name in measured},
+            **{name: means.get(f"{head}/{name}") for name in measured},
         )
         for head in sorted(heads)
     )

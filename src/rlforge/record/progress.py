@@ -1,13 +1,8 @@
-"""``Progress``: all that a display shows of a run, as one value that is stored as JSON.
-
-The tracker makes it; ``rlforge train`` draws it directly, ``rlforge monitor`` reads it from
-``progress.json``.
-"""
+"""``Progress``: all that a display shows of a run, as one value, which ``progress.json`` stores."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -33,8 +28,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
 class WinRateRow:
     """The latest evaluation against one opponent in one environment, and earlier win rates.
 
-    step: updates behind the policy. ci95: of the win rate. start_step, start_win_rate: of the
-    first evaluation. history: win rates of the last evaluations, oldest first.
+    step: updates behind the policy. start_…: the first evaluation. history: oldest first.
     """
 
     env_id: str
@@ -70,10 +64,9 @@ class WinRateRow:
 
 @value
 class ExactRow:
-    """The latest exact measure in one environment, and earlier ones.
+    """The latest exact measure in one environment.
 
-    step: updates behind the policy. start_step, start: of the first measure. history: NashConv of
-    the last ones, oldest first.
+    step: updates behind the policy. start_step, start: the first. history: NashConv, oldest first.
     """
 
     env_id: str
@@ -133,10 +126,9 @@ class EngineRow:
 class WindowRow:
     """A finished window of continuous training.
 
-    decisions: of all agents. reward: mean over those of the policy; difference, low, high: of it to
-    the control agents, and the interval. trained: decisions that were learned from. version: that
-    came of it; deployed: whether it serves, None: it is on trial, or there is none. reason: why
-    nothing was trained, or why the version does not serve. scores: metrics of the scorer.
+    reward: mean over decisions of the policy; difference, low, high: of it to the control agents.
+    version: what came of it; deployed: whether it serves, None: on trial, or there is none. reason:
+    why nothing was trained, or why it does not serve. scores: metrics of the scorer.
     """
 
     window_id: str
@@ -179,8 +171,7 @@ class WindowRow:
 class TraderRow:
     """The decisions of one kind of agent in the last window; None where nothing can be averaged.
 
-    decisions: those with an outcome. trades: with money at stake; win_rate, pnl: of those. refused:
-    whose action the market did not accept.
+    trades: with money at stake; win_rate, pnl: of those. refused: not accepted by the market.
     """
 
     name: str
@@ -196,17 +187,12 @@ class TraderRow:
 class Progress:
     """A run at one moment.
 
-    updated_at: Unix time. elapsed_s: run time, including the earlier parts of a resumed run.
-    games, tokens: finished training games and the tokens generated in them; the rates are over the
-    last minute. learner: metrics of the last update, by their names in metrics.jsonl.
-    shares: of wall time in which engines, learner and neither worked (``engine_share``,
-    ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
-    are distinct. win_rates by env and opponent; exact by env; alarms of the sentinel, oldest first;
-    ladder, ratings and matches: highest first. gpus: those of the machine that started the run;
-    none without the driver's tool. api: of each API player since the run began.
-    activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
-    continuous training: window, the last window in one line; windows, the last ones; traders, those
-    of the last window.
+    updated_at: Unix time. elapsed_s: with the earlier parts of a resumed run. games, tokens:
+    finished training games and what was generated in them; rates are over the last minute. learner:
+    metrics of the last update, by their names in metrics.jsonl. shares: of wall time. coverage: per
+    environment, distinct action n-grams, 0..1. ladder, ratings, matches: highest first. gpus: of
+    the machine that started the run. activity: what is done, of runs that play no games. unit: what
+    ``update`` counts. window: the last one in a line.
     """
 
     run_name: str
@@ -243,17 +229,15 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """A plain object for ``progress.json``."""
-        return _codec().encode(self)
+        return _PROGRESS.encode(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Progress:
         """The value that ``to_json`` made ``data`` from."""
-        return _codec().decode(data)
+        return _PROGRESS.decode(data)
 
 
-@functools.cache
-def _codec() -> Codec[Progress]:
-    return Codec(Progress, form="json")
+_PROGRESS = Codec(Progress, form="json")
 
 
 class Pace:
@@ -292,10 +276,9 @@ class Pace:
     def seconds_for(self, updates: int, now: float) -> float | None:
         """Seconds for ``updates`` more; None before the second update of this process.
 
-        The time before the first update holds the start-up and is left out. Evaluations lengthen
-        some intervals: the mean of the last ``PACE_UPDATES`` counts them in. Of the first nine, one
-        or two are far from the rest: they are longer beside the first evaluation, and shorter where
-        one burst of games fills two batches. Half of the weight is then the lower median's.
+        The mean of the last ``PACE_UPDATES`` intervals, without the start-up. Of the first nine,
+        one or two are far from the rest, by an evaluation or a burst of games: half of the weight
+        is then the lower median's.
         """
         if updates <= 0:
             return 0.0

@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 class Check:
     """One kind of check. checked, total: how many things of a kind, such as games.
 
-    problems: what does not agree, first things first. notes: what was left out, and why.
+    problems: what does not agree. notes: what was left out, and why.
     """
 
     name: str
@@ -34,10 +34,7 @@ class Check:
 
 
 class Recorded(ABC):
-    """What the checks read of a run, and how much of it.
-
-    lines: of its digests; steps: those of updates, or of what else the run counts, by number.
-    """
+    """What the checks read of a run. lines: of its digests; steps: those of updates, by number."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         self.dir, self.whole, self.rng = run_dir.absolute(), whole, random.Random(seed)

@@ -1,8 +1,4 @@
-"""What a run measures, as it is recorded: evaluations, alarms, the pool with ratings and ladder.
-
-Each has one type, which the league and the evaluations make, the tracker writes, and all that shows
-runs reads.
-"""
+"""What a run measures, as it is recorded: evaluations, alarms, the pool with ratings and ladder."""
 
 from __future__ import annotations
 
@@ -151,11 +147,10 @@ class MatchRow:
 class PoolSnapshot:
     """The pool at one moment, as pool.json holds it.
 
-    mode: by which opponents are drawn. current: uid of the newest policy; None: there is none yet.
-    matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy met
-    itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways. ladder: strongest
-    first. unrated_out_of_range: games too unlikely to be rated. exploration: counts of n-grams of
-    actions per environment (``envs``), and per opponent of those (``opponents``).
+    matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games against itself. results:
+    ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways. ladder: strongest first.
+    unrated_out_of_range: games too unlikely to be rated. exploration: counts of n-grams of actions,
+    by environment (``envs``) and opponent (``opponents``).
     """
 
     mode: str
@@ -189,10 +184,7 @@ POOLS = Codec(PoolSnapshot, form="json")
 
 @value
 class Ratings:
-    """A line of ratings.jsonl: those of the pool's active policies after an update.
-
-    ratings: mean and deviation by uid. current: uid of the newest policy.
-    """
+    """A line of ratings.jsonl: mean and deviation of the pool's active policies after an update."""
 
     step: int
     time_s: float

@@ -40,11 +40,7 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
 
 
 def sample_turns(run: RunPaths) -> list[dict[str, Any]]:
-    """The turns of the games of ``choose``, one row each; empty without games.
-
-    Raises:
-        RlforgeError: a file of games is damaged.
-    """
+    """The turns of the games of ``choose``, a row each; RlforgeError for a damaged file."""
     titles = {game.spec.game_id: title for title, game in choose(index_games(run.root)).items()}
     records = {record.spec.game_id: record for record in read_games(run.root, list(titles))}
     return [

@@ -17,10 +17,9 @@ _lock = threading.Lock()
 def log_scalar(name: str, value: float) -> None:
     """Record a number of your own with the run whose code calls this; in no run it does nothing.
 
-    The mean of all values since the last update, from all processes, is ``custom/NAME`` in the
-    update's line of metrics.jsonl and in TensorBoard, Weights & Biases and every other sink. In
-    continuous training it is that since the last window, in windows.jsonl.
-    Raises ValueError for an empty name, and what ``float`` raises for no number.
+    The mean of all values since the last update (or window), from all processes, is ``custom/NAME``
+    in its line of metrics.jsonl (windows.jsonl) and in every sink. Raises ValueError for an empty
+    name, and what ``float`` raises for no number.
 
     Example: in a reward transform
         >>> def transform(rewards, env_id):

@@ -1,7 +1,6 @@
 """Sinks of metrics: always a JSONL file; TensorBoard, W&B and others by configuration.
 
-W&B cannot delete points. A run that is resumed continues the run of its first part there, and
-updates that are made a second time keep the points of the first.
+W&B deletes no points: updates that a resumed run makes again keep those of the first time.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class Sink(Protocol):
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record ``scalars`` (full namespaced keys) at ``step`` learner updates.
 
-        Called once per update and per evaluation, and in between for what has no step of its own.
         The step of an evaluation is that of its version, which may be below an earlier step.
         """
 
@@ -78,11 +76,7 @@ class TakesTables(Protocol):
     """A sink that shows tables."""
 
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        """Replace the table ``name``; every row has the same keys: the columns.
-
-        ``ratings``: the policies of the pool; ``matches``: how many games each two of them played.
-        ``games``: turns of a few games, at the end.
-        """
+        """Replace the table ``name``: ``ratings``, ``matches``, at the end ``games``."""
 
 
 @runtime_checkable
@@ -158,8 +152,7 @@ class TensorBoardSink:
 class WandbSink:
     """A Weights & Biases run; in offline mode it is stored below the run directory.
 
-    group: None is the folder of the run's sweep. Charts of evaluations have the axis
-    ``evaluated_update``, all others ``update``.
+    group: None is the folder of the run's sweep. Evaluations have the axis ``evaluated_update``.
     """
 
     project: Text
@@ -358,7 +351,7 @@ def further_sinks(config: TrackerConfig) -> list[Sink]:
 def check_sinks(config: TrackerConfig) -> list[Sink]:
     """The sinks of a run, not opened, after a check that they can work.
 
-    Raises ConfigError where a package is missing, and for W&B without a key to go online.
+    Raises ConfigError where a package or W&B's key is missing.
     """
     sinks: list[Sink] = [JsonlSink()]
     if config.tensorboard:

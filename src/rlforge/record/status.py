@@ -1,8 +1,7 @@
 """How a run stands: running, done, interrupted, failed or killed.
 
-Its tracker writes the status into summary.json and progress.json, and the process of the command
-where no tracker can: before it starts, and when the run ends without it. Nothing writes the end of
-a process that was killed: readers see that no process holds the lock of the run.
+Its tracker writes the status; the process of the command where no tracker can. A run that says
+running and whose lock nobody holds was killed.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from rlforge.system.locks import RunLock
 
 
 def read_summary(run: RunPaths) -> dict[str, Any]:
-    """``summary.json``; empty when it is not there yet.
+    """``summary.json``, with ``status`` as it stands; empty when it is not there yet.
 
-    ``status``: running, done, interrupted, failed, or ``killed``: the file says running and no
-    process holds the lock of the run. Raises RlforgeError when the file is damaged.
+    Raises RlforgeError when the file is damaged.
     """
     return _as_it_stands(run, run.summary)
 
@@ -31,10 +29,7 @@ def is_done(run: RunPaths) -> bool:
 
 
 def read_progress(run: RunPaths) -> dict[str, Any]:
-    """``progress.json``, with the ``status`` of ``read_summary``; empty when it is not there yet.
-
-    Raises RlforgeError when the file is damaged.
-    """
+    """``progress.json``, as ``read_summary``. Raises RlforgeError when the file is damaged."""
     return _as_it_stands(run, run.progress)
 
 
@@ -75,10 +70,7 @@ def write_start(run: RunPaths, run_name: str, total_updates: int) -> None:
 
 
 def write_end(run: RunPaths, status: str, error: str | None = None) -> None:
-    """Say in summary.json and progress.json how the run ended, where its tracker has not.
-
-    status: interrupted or failed; error: why. Does nothing after a tracker that was closed.
-    """
+    """Say how the run ended (interrupted or failed; error: why), unless its tracker has said so."""
     summary = read_json(run.summary)
     if summary.get("status") != "running":
         return

@@ -84,7 +84,7 @@ def under_way(folder: Path) -> bool:
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
     """The job whose run directory is ``run_dir``; None where it belongs to no sweep.
 
-    overrides: all that the job has, where command.txt does not hold them yet.
+    overrides: all that it has, where command.txt does not hold them yet.
     """
     sweep = read_json(run_dir.absolute().parent / SWEEP_FILE)
     if not sweep or not run_dir.name.isdigit():

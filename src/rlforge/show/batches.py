@@ -18,6 +18,7 @@ from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
 from rlforge.samples import Sample
 from rlforge.show.formatting import number as digits
+from rlforge.show.panels import listing
 from rlforge.system.values import Codec
 from rlforge.types import value
 
@@ -52,8 +53,7 @@ class ShownBatch:
 def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
     """The batch of update ``number`` of a run; None: the newest.
 
-    Of supervised fine-tuning that update's samples. Raises ConfigError where there is none, and
-    RunError for files of earlier versions, which have no texts.
+    Raises ConfigError where there is none, RunError for files of earlier versions, without texts.
     """
     config = read_any(run_dir)
     number, samples = kind_of(config).samples(config, run_dir, number)
@@ -85,20 +85,13 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
     shown, wide = batch.samples[:most], width >= WIDE
     several = wide and len({one.sample.env_id for one in batch.samples}) > 1
     updated = batch.samples[0].advantage is not None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", justify="right", no_wrap=True, style="dim")
-    table.add_column("game", no_wrap=True)
-    if several:
-        table.add_column("environment", overflow="fold")
-    for title in ("player", "turn"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("action", overflow="fold")
-    if wide:
-        table.add_column("tokens", justify="right", no_wrap=True)
-    if updated:
-        table.add_column("rewards", overflow="fold")
-        for title in ("advantage", "version"):
-            table.add_column(title, justify="right", no_wrap=True)
+    table = listing(
+        *(("", "right"), ("game", "whole"), *([("environment", "left")] if several else [])),
+        *(("player", "right"), ("turn", "right"), ("action", "left")),
+        *([("tokens", "right")] if wide else []),
+        *([("rewards", "left"), ("advantage", "right"), ("version", "right")] if updated else []),
+    )
+    table.columns[0].style = "dim"
     for index, one in enumerate(shown):
         sample = one.sample
         action = " ".join(sample.action.split())

@@ -1,7 +1,4 @@
-"""The model card of an exported version: what it is, its results, its use and its training.
-
-Cards begin with the metadata that the Hugging Face hub reads (YAML between two lines of ``---``).
-"""
+"""The model card of an exported version: Markdown behind the metadata that the hub reads (YAML)."""
 
 from __future__ import annotations
 
@@ -54,11 +51,10 @@ _COMPARISON = (
 class Exported:
     """What a card is about.
 
-    place: the repository of the hub, or the name of the folder. policy, step: the version and the
-    updates behind it. base: the base model's id, folder or kind; on_hub: whether it is an id of the
-    hub. dtype: of the weights. prompt: one of the run, as text or, for chat templates, as messages;
-    None where there is none. gap: largest difference in log-probs that merging an adapter made;
-    None where none was. curves: name of the picture, if there is one.
+    place: repository of the hub, or name of the folder. step: updates behind the policy. base: id,
+    folder or kind; on_hub: whether it is an id. prompt: text or messages; None where there is none.
+    gap: largest difference in log-probs that merging made; None where nothing was merged. curves:
+    name of the picture, if any.
     """
 
     place: str
@@ -101,10 +97,9 @@ def model_card(exported: Exported) -> str:
 def example_prompt(
     run: RunData, config: PolicyConfig, tokenizer: Any, policy: str = ""
 ) -> str | list[dict[str, str]] | None:
-    """A prompt that the engine of the run was asked with: messages, where these give that prompt.
+    """A prompt that the engine was asked, as messages where these give it; None: there is none.
 
-    policy: of several policies the one that was asked, by name. None where no game or decision of
-    the model is on disk.
+    policy: the one that was asked, by name, of several policies.
     """
     prompter = Prompter(tokenizer, config.prompts)
     asked = kind_of(config).asked(config, run.paths.root, policy)

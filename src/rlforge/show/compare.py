@@ -1,7 +1,6 @@
 """Runs side by side: the settings in which they differ, their results, and the best of them.
 
-Runs that differ in nothing but their seed are one configuration, with mean and range over the
-seeds.
+Runs that differ only in their seed are one configuration, with mean and range.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ _OF_UPDATES = {"reward_mean": "reward", "validation_loss": "held-out loss", "los
 
 @value
 class Result:
-    """A figure of a run with its 95 % interval, or the mean over seeds with the least and highest.
-
-    share: it is between 0 and 1.
-    """
+    """A figure with its 95 % interval, or a mean over seeds with the range. share: of 0 to 1."""
 
     name: str
     mean: float
@@ -53,8 +49,7 @@ class Result:
 class ComparedRun:
     """A run. settings: those that differ between the runs, as text, by key of config.yaml.
 
-    results: of the last evaluations, of the last window, or of the last update. objective: what a
-    sweep maximises, None until the run ends.
+    objective: what a sweep maximises, None until the run ends.
     """
 
     path: str
@@ -70,8 +65,7 @@ class ComparedRun:
 class Configuration:
     """Runs that differ at most in their seed.
 
-    results, wall_s and objective: over the ``counted`` runs, those that are done or, where none is,
-    all with results.
+    Figures are over the ``counted`` runs: those that are done, else all with results.
     """
 
     settings: Mapping[str, str]
@@ -89,10 +83,7 @@ T = TypeVar("T", ComparedRun, Configuration)
 
 @value
 class Comparison:
-    """Several runs. folder: the nearest one that holds all of them. keys: in which they differ.
-
-    best: path of the run with the highest objective, None where the runs cannot be ranked.
-    """
+    """Several runs. folder: the nearest that holds all. keys: in which they differ. best: path."""
 
     folder: str
     keys: tuple[str, ...]
@@ -116,10 +107,7 @@ class Comparison:
 
 
 def runs_of(paths: Iterable[Path]) -> list[Path]:
-    """The runs among ``paths`` and those below the others, each once.
-
-    Raises RlforgeError where one is no run and holds none.
-    """
+    """The runs among ``paths`` and below them, each once; RlforgeError where a path has none."""
     found: dict[Path, Path] = {}
     for path in paths:
         inside = [path] if RunPaths(root=path).is_run() else members(path)
@@ -129,10 +117,7 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """The comparison of the runs in ``paths``, at any moment of them.
-
-    Raises RlforgeError where one of their YAML or JSON files is damaged.
-    """
+    """The comparison of runs, at any moment; RlforgeError for damaged YAML or JSON."""
     configs = [_settings(path) for path in paths]
     keys = _differing([config for config in configs if config])
     evals = [read_evals(RunPaths(root=path)) for path in paths]
@@ -161,10 +146,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 
 def best_of(candidates: Sequence[T]) -> T | None:
-    """The one with the highest objective; None where that says nothing.
-
-    It says nothing about runs whose results are of different things, or that are all equal.
-    """
+    """The one with the highest objective; None where results differ in kind, or all are equal."""
     known = [one for one in candidates if one.objective is not None]
     kinds = {tuple(sorted(result.name for result in one.results)) for one in known}
     if len(kinds) != 1 or len({one.objective for one in known}) < 2:
@@ -206,8 +188,7 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values differ, those with most values first.
 
-    Keys that only some have come with another choice, such as an algorithm: they are left out where
-    the others tell the runs apart.
+    Keys that only some have, with another choice, are left out where the others tell runs apart.
     """
     names = dict.fromkeys(key for config in configs for key in config)
     values = {key: len({config.get(key) for config in configs}) for key in names}
@@ -239,10 +220,7 @@ def _run(
 
 
 def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> list[Result]:
-    """Of the last evaluation of each opponent, or of the last window, or of the last update.
-
-    evals: its evaluations. several: name the environments, too.
-    """
+    """Figures of the last evaluations, window or update. several: name the environments, too."""
     last = {(one.env_id, one.opponent): one for one in evals}
     if last:
         return [

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlforge.show.compare import Comparison, Result, best_of
 from rlforge.show.formatting import NOTHING, duration, number, percent
+from rlforge.show.panels import listing
 from rlforge.types import value
 
 #: Most settings of a run in the terminal and in reports; files have all.
@@ -106,20 +107,14 @@ def show(comparison: Comparison, console: Console) -> None:
 def _table(lines: Sequence[Line], name: str, caption: str, console: Console) -> Table:
     """A column per setting and result where they fit, else a line each in a cell."""
     settings, results = columns(lines)
-    wide = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in (name, "status", *settings):
-        wide.add_column(Text(title), no_wrap=True)
-    for title in (*results, "wall"):
-        wide.add_column(Text(title), justify="right", no_wrap=True)
+    left, right = (name, "status", *settings), (*results, "wall")
+    wide = listing(*((title, "whole") for title in left), *((title, "right") for title in right))
     for cells, line in zip(_cells(lines), lines, strict=True):
         wide.add_row(*map(Text, cells), style="bold" if line.best else "")
     needed = Measurement.get(console, console.options.update(width=10_000), wide).maximum
     if needed <= console.width:
         return wide
-    tall = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    tall.add_column(name, no_wrap=True)
-    tall.add_column("settings", overflow="fold")
-    tall.add_column(caption, no_wrap=True)
+    tall = listing((name, "whole"), ("settings", "left"), (caption, "whole"))
     for line in lines:
         state = ", ".join(filter(None, [line.status, line.wall]))
         about = [line.name, state, line.done, BEST * line.best]

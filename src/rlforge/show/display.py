@@ -34,11 +34,10 @@ NOTES = 8
 class Display:
     """Shows each ``Progress`` it is given; a context manager.
 
-    ``rich`` redraws one frame; ``plain`` prints a line per update (at most one per
-    ``plain_every_s`` seconds), one per evaluation, and one every ``ALIVE_S`` seconds in which no
-    update was printed; ``off`` shows nothing. ``notebook`` redraws
-    the frame in one output of a Jupyter cell, from any thread. ``auto`` is ``notebook`` in Jupyter,
-    ``rich`` on a terminal that can draw it and ``plain`` elsewhere.
+    ``rich`` redraws one frame, ``notebook`` one output of a Jupyter cell, from any thread.
+    ``plain`` prints a line per update (at most one per ``plain_every_s`` seconds), one per
+    evaluation, and one every ``ALIVE_S`` seconds without an update. ``auto`` takes what the place
+    can show.
 
     Example:
         >>> import sys
@@ -295,11 +294,7 @@ def monitor(
 ) -> None:
     """Show a run from its files until it ends; ``once``: show it as it is now and return.
 
-    Ctrl-C ends the display, not the run. A run that has ended is shown once, with the reason where
-    it failed or was killed.
-
-    Raises:
-        RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
+    Ctrl-C ends the display, not the run. Raises RlforgeError for no run and damaged JSON files.
     """
     paths = open_run(run_dir)
     console = console or Console()

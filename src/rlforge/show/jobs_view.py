@@ -32,10 +32,7 @@ class JobRow:
 
 
 def job_rows(folder: Path) -> list[JobRow]:
-    """The jobs of a sweep, those that have not started included, or the runs below a folder.
-
-    Raises RlforgeError where a JSON file is damaged.
-    """
+    """The jobs of a sweep, waiting ones too, or runs of a folder; RlforgeError for damaged JSON."""
     rows = []
     for path in all_jobs(folder):
         job, run, eta_s = job_of(path), run_row(path), None
@@ -90,8 +87,7 @@ def monitor_jobs(
 ) -> None:
     """Show the jobs until none runs any more; Ctrl-C ends the display, not the jobs.
 
-    On a terminal that cannot be redrawn: a line for each job whose status or result has changed.
-    Raises RlforgeError where a JSON file is damaged.
+    Where nothing can be redrawn: a line for each change. Raises RlforgeError for damaged JSON.
     """
     console = console or Console()
     if once:

@@ -33,11 +33,6 @@ def newest_run(folder: Path) -> Path:
     return found[0]
 
 
-def overview(folder: Path) -> list[RunRow]:
-    """The runs below ``folder``, the newest first."""
-    return [run_row(path) for path in runs_below(folder)]
-
-
 def run_row(path: Path) -> RunRow:
     """The run in ``path``; of a folder without one, that it is not started."""
     run = RunPaths(root=path)

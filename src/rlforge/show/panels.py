@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import RenderableType
+from rich.console import JustifyMethod, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -46,16 +46,28 @@ def flow(pairs: Iterable[Text], width: int) -> list[Text]:
 
 
 def table_of(*columns: tuple[str, str]) -> Table:
-    """A table without lines.
-
-    columns: title, and ``left`` for names (long ones fold) or ``right`` for numbers.
-    """
+    """A table without lines. columns: title, and ``left`` (names, which fold) or ``right``."""
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
     for title, side in columns:
         if side == "left":
             table.add_column(title, overflow="fold", ratio=1)
         else:
             table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def listing(*columns: tuple[str, str]) -> Table:
+    """A table without lines, as wide as what is in it.
+
+    columns: title, and ``left`` (long texts fold), ``whole`` (they do not) or ``right``.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title, side in columns:
+        if side == "left":
+            table.add_column(Text(title), overflow="fold")
+        else:
+            justify: JustifyMethod = "right" if side == "right" else "left"
+            table.add_column(Text(title), justify=justify, no_wrap=True)
     return table
 
 

@@ -52,10 +52,9 @@ class Person:
         self._read = ""
 
     def act(self, view: View) -> str:
-        """The person's action; one of the legal actions where the game lists them.
+        """The person's action; brackets may be left out, and markets accept JSON.
 
-        Markets accept JSON as well. Brackets around a move may be left out. Raises Leave on
-        ``quit`` and at the end of input.
+        Raises Leave on ``quit`` and at the end of input.
         """
         new = new_part(view.observation, self._read) if view.news is None else view.news
         self._read = view.observation
@@ -81,10 +80,7 @@ class Person:
 
 
 def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
-    """The policy of each seat: the person at ``seat``, the opponents in order, the last repeated.
-
-    Raises ConfigError for a seat that does not exist and for more opponents than seats.
-    """
+    """The person at ``seat``, the opponents in order, the last again; ConfigError for too many."""
     if seat not in range(env.num_players):
         raise ConfigError(f"--seat {seat}: {env.id} has seats 0 to {env.num_players - 1}")
     others = env.num_players - 1
@@ -115,10 +111,9 @@ def prepare(
     checkpoint: str,
     names: Sequence[str],
 ) -> tuple[GamesConfig, list[PolicyRef]]:
-    """The configuration to play under, and the opponents.
+    """The configuration to play under, that of ``run_dir`` if given, and the opponents.
 
-    With ``run_dir``, its configuration is used and ``checkpoint`` is the opponent unless ``names``
-    has others. Raises ConfigError without any opponent, and for unknown names.
+    Raises ConfigError without any opponent, and for unknown names.
     """
     if run_dir is None:
         if not names:
@@ -146,8 +141,8 @@ async def play(
 ) -> GameRecord:
     """One game of ``policies``, of which one is the person, at the seats of ``env``.
 
-    say: also gets the last position of a game on a grid, which no player sees. Raises Leave when
-    the person leaves, ConfigError for an opponent that cannot play here.
+    say: also gets the last position on a grid. Raises Leave, and ConfigError for an opponent that
+    cannot play here.
     """
     for policy in policies:
         if policy != PERSON:

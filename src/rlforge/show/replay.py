@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
 from rich.segment import Segment, SegmentLines
-from rich.table import Table
 from rich.text import Text
 
 from rlforge.errors import ConfigError, RlforgeError, check_type, nearest
@@ -22,6 +21,7 @@ from rlforge.games.grids import Grid, placements
 from rlforge.games.observations import news
 from rlforge.record.game_files import GameIndex, index_games, read_games
 from rlforge.rollout.episode import replayed
+from rlforge.show.panels import listing
 from rlforge.show.report.games import marks
 from rlforge.system.files import atomic_write
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
@@ -61,8 +61,7 @@ _VALUES: dict[str, Callable[[GameIndex], list[str]]] = {
 def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIndex]:
     """The games that have all ``wanted``: purpose, step, opponent, result or env, and its value.
 
-    step: the version of the evaluated policy, or of one that trained. opponent: at another seat
-    than the evaluated one, or the first that trained, whose result counts as well.
+    step: of the evaluated policy, or one that trained; result: of that seat; opponent: at another.
     Raises ConfigError for what no game has, with the nearest value that there is.
     """
     found = [
@@ -86,9 +85,9 @@ def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIn
 
 
 def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = None) -> GameRecord:
-    """The game ``game_id`` of a run, or with ``latest`` the newest that has all ``wanted``.
+    """The game ``game_id``, or with ``latest`` the newest that has all ``wanted``.
 
-    Raises ConfigError, with the nearest ids, when there is none.
+    Raises ConfigError, with the nearest ids, where there is none.
     """
     check_type(game_id, str, what="a game is named by its id, or 'latest'")
     if game_id == "latest":
@@ -113,14 +112,11 @@ def game_list(
     found = select(games, wanted or {})
     shown = found[-most:]
     envs = {game.spec.env_id for game in shown}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("game", no_wrap=True)  # the id is an argument of the next command
-    if len(envs) > 1:
-        table.add_column("environment", overflow="fold")
-    table.add_column("seats", overflow="fold")
-    table.add_column("turns", justify="right", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("rewards", overflow="fold")
+    table = listing(
+        ("game", "whole"),  # the id is an argument of the next command
+        *([("environment", "left")] if len(envs) > 1 else []),
+        *(("seats", "left"), ("turns", "right"), ("result", "whole"), ("rewards", "left")),
+    )
     for game in shown:
         table.add_row(
             game.spec.game_id,
@@ -141,11 +137,7 @@ def game_list(
 
 
 def turns(record: GameRecord) -> Iterator[RenderableType]:
-    """The game as a heading, one piece per turn, and its result.
-
-    A turn shows what is new to its player, the action, and the board after it where the game has
-    a grid; such a board stands for the text of all turns after a player's first.
-    """
+    """A heading, a piece per turn (what is new, the action, the board), and the result."""
     spec = record.spec
     title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
     yield Text(title, style="bold")
@@ -176,10 +168,7 @@ def scenes(record: GameRecord) -> list[RenderableType]:
 
 
 def step_through(record: GameRecord, console: Console, key: Callable[[], str] = input) -> None:
-    """Show ``scenes`` one at a time, until the last one is left or q is typed.
-
-    key: returns the line that was typed: b is the scene before, q the end, any other the next.
-    """
+    """Show ``scenes`` one at a time. key: returns a typed line: b back, q end, else the next."""
     shown = scenes(record)
     place = 0
     while place < len(shown):
@@ -286,10 +275,7 @@ def check_picture(file: Path) -> None:
 
 
 def write_svg(record: GameRecord, file: Path) -> None:
-    """Write the game as an SVG that shows its turns in a loop, and needs no other file.
-
-    Where nothing moves (a printer, or a reader who wants no motion) it shows the end of the game.
-    """
+    """Write the game as one SVG that shows its turns in a loop, or its end where nothing moves."""
     parts = [_console().render_lines(scene, pad=False)[-_MOST_LINES:] for scene in scenes(record)]
     slots = len(parts) - 1 + _LAST
     whole = slots * _TURN_S

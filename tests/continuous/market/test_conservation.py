@@ -89,7 +89,7 @@ def leaving(state):
 
 
 def check_money(world, issued):
-    accounts = world.accounts()
+    accounts = world.books.accounts()
     assert sum(accounts.values()) == 0
     assert all(type(cents) is int for cents in accounts.values())
     assert all(cents >= 0 for kind, cents in accounts.items() if kind != "house")
@@ -126,7 +126,7 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
     for agent in AGENTS:
         world.join(agent)
     open_tickets = {}
-    issued = world.accounts()["house"]
+    issued = world.books.accounts()["house"]
 
     def tick():
         for settled in world.tick():
@@ -146,7 +146,7 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
         check_money(world, issued)
         if passes:
             tick()
-            issued = world.accounts()["house"]
+            issued = world.books.accounts()["house"]
             check_money(world, None)
     tick()
     while world.ticks % WILD.episode_ticks:

@@ -86,13 +86,13 @@ def test_funding_goes_from_the_crowded_side_to_the_other_and_the_vault_keeps_the
     open_(world, "ann", 3000)
     open_(world, "bob", 1000, "short")
     rate = (math.exp(2000 / DEPTH) - 1) / 2
-    vault = world.accounts()["vault"]
+    vault = world.books.accounts()["vault"]
     margins = [world.state(name)["portfolio"]["positions"][0]["margin"] for name in ("ann", "bob")]
     world.tick()
     after = [world.state(name)["portfolio"]["positions"][0]["margin"] for name in ("ann", "bob")]
     assert margins[0] - after[0] == pytest.approx(3000 * rate, abs=0.3)
     assert after[1] - margins[1] == pytest.approx(1000 * rate, abs=0.1)
-    assert world.accounts()["vault"] - vault == pytest.approx(2000 * rate * 100, abs=30)
+    assert world.books.accounts()["vault"] - vault == pytest.approx(2000 * rate * 100, abs=30)
 
 
 def test_funding_rates_are_bounded(make_world):
@@ -134,8 +134,8 @@ def test_a_vault_that_runs_short_closes_the_most_profitable_position_and_pays_al
     assert settled[large.ticket].pnl == pytest.approx(100 - 5 - 5, abs=0.02)
     assert small.ticket in settled
     assert settled[small.ticket].pnl == pytest.approx(-1.0, abs=0.02)
-    assert world.accounts()["vault"] == 0
-    assert sum(world.accounts().values()) == 0
+    assert world.books.accounts()["vault"] == 0
+    assert sum(world.books.accounts().values()) == 0
 
 
 def test_the_end_of_an_episode_closes_all_and_starts_over(make_world, ticked):
@@ -147,7 +147,7 @@ def test_the_end_of_an_episode_closes_all_and_starts_over(make_world, ticked):
     assert settled.hold_time_minutes == 100.0
     assert world.episode_profits("ann") == [settled.pnl]
     assert balance(world) == 1000.0
-    assert world.accounts()["vault"] == 5_000_000
+    assert world.books.accounts()["vault"] == 5_000_000
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_an_amount_buys_shares_at_the_scoring_rule_after_the_fee(make_world):
     assert position["shares"] == math.floor(expected) / 100
     assert position["cost"] == 100.0
     assert world.state("ann")["portfolio"]["balance"] == 900.0
-    assert world.accounts()["fees"] == 100
+    assert world.books.accounts()["fees"] == 100
     market = world.state("bob")["markets"]["predictions"][0]
     assert market["yesPrice"] == round(1 / (1 + math.exp(-math.floor(expected) / B)), 4)
     assert market["yesPrice"] + market["noPrice"] == pytest.approx(1)
@@ -45,7 +45,7 @@ def test_buying_and_selling_at_once_loses_the_fees_and_no_more_than_a_rounding(m
     assert sell(world, "ann", shares).accepted
     lost = 1000 - world.state("ann")["portfolio"]["balance"]
     assert lost == pytest.approx(1.00 + 0.01 * 99, abs=0.03)
-    assert lost * 100 >= world.accounts()["fees"]
+    assert lost * 100 >= world.books.accounts()["fees"]
 
 
 def test_the_right_answer_pays_one_dollar_a_share_and_the_wrong_one_nothing(make_world, ticked):
@@ -116,10 +116,10 @@ def test_markets_are_replaced_as_they_end_and_all_end_with_the_episode(make_worl
 )
 def test_an_invalid_purchase_is_refused_with_the_reason(make_world, action, problem):
     world = make_world()
-    before = world.accounts()
+    before = world.books.accounts()
     receipt = world.decide("ann", {"type": "BUY_SHARES", "outcome": "NO", **action})
     assert not receipt.accepted
-    assert pytest.approx(before) == world.accounts()
+    assert pytest.approx(before) == world.books.accounts()
     assert re.search(problem, receipt.problem)
 
 

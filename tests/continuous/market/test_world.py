@@ -60,7 +60,7 @@ def test_worlds_depend_on_the_seed_alone():
         for _ in range(30):
             actions = [(choice.agent_id, choice.action) for choice in crowd.act()]
             settled.append((actions, world.tick()))
-        return settled, [world.state(agent) for agent in world.agent_ids], world.accounts()
+        return settled, [world.state(agent) for agent in world.agent_ids], world.books.accounts()
 
     assert run(3) == run(3)
     assert run(3) != run(4)

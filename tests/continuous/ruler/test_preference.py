@@ -96,8 +96,8 @@ async def test_scores_follow_the_seed(make_window, monkeypatch):
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window):
+async def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window):
     scorer = _scorer(margin=5.0)
     scorer.learn([make_window(0)])
     assert scorer.weights is None
-    assert scorer.score_now(make_window(1).decisions).metrics["unscored"] == 80
+    assert (await scorer.score(make_window(1).decisions)).metrics["unscored"] == 80

@@ -363,12 +363,10 @@ def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
 
 def _list_table(windows: list[WindowSummary]) -> Table:
     from rlforge.show.formatting import number, percent
+    from rlforge.show.panels import listing
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("window", no_wrap=True)
-    for title in ("agents", "decisions", "known", "reward"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("ready", overflow="fold")
+    figures = ("agents", "decisions", "known", "reward")
+    table = listing(("window", "whole"), *((one, "right") for one in figures), ("ready", "left"))
     for window in windows:
         table.add_row(
             window.id,
@@ -442,11 +440,10 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
 def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
     from rlforge.continuous.decisions.windows import counts
     from rlforge.show.formatting import NOTHING, number
+    from rlforge.show.panels import listing
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("agent", overflow="fold")
-    for title in ("decisions", "actions", "known", "reward", "counts"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ("decisions", "actions", "known", "reward", "counts")
+    table = listing(("agent", "left"), *((title, "right") for title in figures))
     for agent in window.activity:
         reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
         table.add_row(

@@ -198,27 +198,27 @@ class Windows:
                 self._reader.activity(window_ids), lambda agent: agent.window_id
             )
         }
-        summaries = []
-        for window_id in window_ids:
-            start, end = self.grid.span(window_id)
-            agents = activity.get(window_id, ())
-            reasons = missing(agents, self._config, self._left(window_id, now))
-            summary = WindowSummary(
-                id=window_id,
-                start_time=start,
-                end_time=end,
-                activity=agents,
-                avg_reward=average_reward(agents),
-                ready=not reasons,
-                reasons=reasons,
-            )
-            summaries.append(summary)
-        return summaries
+        return [self._summary(one, activity.get(one, ()), now) for one in window_ids]
+
+    def _summary(
+        self, window_id: str, activity: tuple[AgentActivity, ...], now: float | None
+    ) -> WindowSummary:
+        start, end = self.grid.span(window_id)
+        left = 0.0 if now is None else self.due_at(window_id) - now
+        reasons = missing(activity, self._config, left)
+        return WindowSummary(
+            id=window_id,
+            start_time=start,
+            end_time=end,
+            activity=activity,
+            avg_reward=average_reward(activity),
+            ready=not reasons,
+            reasons=reasons,
+        )
 
     def _window(
         self, window_id: str, decisions: Sequence[Decision], now: float | None
     ) -> TrainingWindow:
-        start, end = self.grid.span(window_id)
         low, high = self._rewards
         kept = [one for one in decisions if one.reward is None or low <= one.reward <= high]
         if left_out := len(decisions) - len(kept):
@@ -226,19 +226,14 @@ class Windows:
                 "%s: %d of %d decisions are left out, whose rewards lie outside of [%g, %g]",
                 *(window_id, left_out, len(decisions), low, high),
             )
-        decisions = kept
-        activity = activity_of(decisions, window_id)
-        reasons = missing(activity, self._config, self._left(window_id, now))
+        about = self._summary(window_id, tuple(activity_of(kept, window_id)), now)
         return TrainingWindow(
             id=window_id,
-            start_time=start,
-            end_time=end,
-            agents=tuple(agent.agent_id for agent in activity),
-            decisions=tuple(decisions),
-            avg_reward=average_reward(activity),
-            ready=not reasons,
-            reasons=reasons,
+            start_time=about.start_time,
+            end_time=about.end_time,
+            agents=tuple(agent.agent_id for agent in about.activity),
+            decisions=tuple(kept),
+            avg_reward=about.avg_reward,
+            ready=about.ready,
+            reasons=about.reasons,
         )
-
-    def _left(self, window_id: str, now: float | None) -> float:
-        return 0.0 if now is None else self.due_at(window_id) - now

@@ -68,15 +68,9 @@ class WindowBatch:
     def figures(self) -> Mapping[str, int]:
         """Its counts, with how many decisions are learned from, ready for JSON."""
         samples = self.batch.samples if self.batch is not None else ()
-        return {
-            "selected": self.selected,
-            "trained_decisions": len(samples),
-            "refused": self.refused,
-            "unscored": self.unscored,
-            "stale": self.stale,
-            "too_long": self.too_long,
-            "crowded": self.crowded,
-        }
+        left_out = ("refused", "unscored", "stale", "too_long", "crowded")
+        counts = {name: getattr(self, name) for name in left_out}
+        return {"selected": self.selected, "trained_decisions": len(samples), **counts}
 
 
 def largest_share(counts: Sequence[int], share: float) -> int:

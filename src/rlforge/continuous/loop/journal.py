@@ -6,6 +6,7 @@ process reads there which work it must not repeat.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Collection, Mapping
@@ -81,12 +82,8 @@ class Journal:
         """Start work on the next window."""
         last = self.last()
         assert last is None or last.phase == "done", "one window after the other"
-        entry = Entry(
-            number=last.number + 1 if last else 1,
-            window_id=window_id,
-            phase="begun",
-            facts={"begun": {}},
-        )
+        number = last.number + 1 if last else 1
+        entry = Entry(number=number, window_id=window_id, phase="begun", facts={"begun": {}})
         self._write(
             "INSERT INTO windows VALUES (?, ?, ?, ?)",
             (entry.number, window_id, entry.phase, json.dumps(entry.facts)),
@@ -96,12 +93,7 @@ class Journal:
     def reach(self, entry: Entry, phase: str, **facts: Any) -> Entry:
         """Enter the next phase; facts: its results. Returns the entry as it is now."""
         assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
-        further = Entry(
-            number=entry.number,
-            window_id=entry.window_id,
-            phase=phase,
-            facts={**entry.facts, phase: facts},
-        )
+        further = dataclasses.replace(entry, phase=phase, facts={**entry.facts, phase: facts})
         self._write(
             "UPDATE windows SET phase = ?, facts = ? WHERE number = ?",
             (phase, json.dumps(further.facts), entry.number),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.types import value
@@ -30,10 +28,6 @@ class Performance:
     win_rate: float
     avg_reward: float
     avg_pnl: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain object."""
-        return dataclasses.asdict(self)
 
 
 def performance(decisions: Iterable[Decision]) -> Performance:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
@@ -13,20 +14,13 @@ from rlforge.continuous.loop.assembly import Assembly, assembled
 from rlforge.continuous.loop.performance import POLICY
 from rlforge.continuous.loop.policy_side import DEPLOYMENTS, PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
+from rlforge.continuous.report import FIGURES
 from rlforge.continuous.serving.server import answer_requests, found_at, http_over, listen, url_of
 from rlforge.continuous.serving.tokens import make_tokens
 from rlforge.errors import RunError
 from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.run.lifecycle import RunContext
-from rlforge.show.formatting import number, percent
 from rlforge.system.checkpoint import step_name
-
-#: The figures of a comparison that are printed, and how each is written.
-_FIGURES: Mapping[str, Callable[[float | None], str]] = {
-    "win_rate": lambda share: percent(share, 1),
-    "avg_reward": lambda mean: number(mean, 3),
-    "avg_pnl": lambda mean: number(mean, 3),
-}
 
 
 class ContinuousRun:
@@ -71,7 +65,7 @@ class ContinuousRun:
                 before, after = (
                     self._comparison[when]["players"][POLICY] for when in ("before", "after")
                 )
-                for name, say in _FIGURES.items():
+                for name, (_, say) in FIGURES.items():
                     self._context.note(
                         f"{name}: {say(before[name])} before, {say(after[name])} after"
                     )
@@ -144,7 +138,7 @@ class ContinuousRun:
             content[when] = {
                 "version": policy.deployments.serving(),
                 "episodes": episodes,
-                "players": {name: one.to_json() for name, one in players.items()},
+                "players": {name: asdict(one) for name, one in players.items()},
             }
             write_json(self._paths.comparison, content)
         return content

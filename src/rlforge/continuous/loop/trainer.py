@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
@@ -296,7 +297,7 @@ def _window_row(
             "reward_difference": gain and gain.mean,
             "reward_difference_low": gain and gain.low,
             "reward_difference_high": gain and gain.high,
-            "players": {name: one.to_json() for name, one in players.items()},
+            "players": {name: asdict(one) for name, one in players.items()},
             **behaviour(window.decisions),
             **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
             **{f"reward/{name}": number for name, number in rewards.items()},

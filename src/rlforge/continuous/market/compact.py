@@ -153,11 +153,8 @@ def is_compact(answer: str) -> bool:
 
 def _offer(state: Json, focus: str) -> dict[str, Any]:
     markets = state["markets"]
-    for offer in markets["predictions"]:
-        if offer["id"] == focus:
-            return dict(offer)
-    for offer in markets["perpetuals"]:
-        if offer["ticker"] == focus:
+    for offer in (*markets["predictions"], *markets["perpetuals"]):
+        if focus == offer.get("id", offer.get("ticker")):
             return dict(offer)
     raise ValueError(f"{focus} is not open in this state")
 

@@ -84,16 +84,12 @@ class Feed:
     ) -> None:
         """One tick of the news accounts, in random order."""
         news: list[tuple[str, str, str, str]] = []
-        for market in predictions:
-            news += [
-                (account, market.id, view, f"{market.id} ends {view}")
-                for account, view in self._ready(market.unreported)
-            ]
-        for perpetual in perpetuals:
-            news += [
-                (account, perpetual.ticker, view, f"{perpetual.ticker} is going {view}")
-                for account, view in self._ready(perpetual.unreported)
-            ]
+        known: list[tuple[str, str, dict[str, Any]]]
+        known = [(one.id, "ends", one.unreported) for one in predictions]
+        known += [(one.ticker, "is going", one.unreported) for one in perpetuals]
+        for about, does, unreported in known:
+            views = self._ready(unreported)
+            news += [(account, about, view, f"{about} {does} {view}") for account, view in views]
         self._rng.shuffle(news)
         for account, about, stance, what in news:
             content = self._rng.choice(_SAYINGS).format(what=what)

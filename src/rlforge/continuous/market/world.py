@@ -185,14 +185,6 @@ class World:
         """The agent's profit in each finished episode, in dollars."""
         return [dollars(profit) for profit in self._agent(agent_id).episode_profits]
 
-    def accounts(self) -> dict[str, int]:
-        """Cents by kind of account: agents, margins, pools, vault, fees, house. They sum to 0.
-
-        The house issues all money, so its balance is negative: it pays starting balances, the vault
-        and the subsidies of new markets, and takes what is left of them at the end.
-        """
-        return self.books.accounts()
-
     # ------------------------------------------------------------ inside
 
     def _agent(self, agent_id: str) -> Agent:

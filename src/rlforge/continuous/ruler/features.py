@@ -100,13 +100,9 @@ def _target(named: Json, state: Json) -> Target | None:
 
 def _offer(about: Any, state: Json) -> Json | None:
     markets = mapped(state.get("markets"))
-    for offer in listed(markets.get("predictions")):
-        if offer.get("id") == about and about is not None:
-            return offer
-    for offer in listed(markets.get("perpetuals")):
-        if offer.get("ticker") == about and about is not None:
-            return offer
-    return None
+    named = [(offer.get("id"), offer) for offer in listed(markets.get("predictions"))]
+    named += [(offer.get("ticker"), offer) for offer in listed(markets.get("perpetuals"))]
+    return next((offer for name, offer in named if name == about and about is not None), None)
 
 
 def _price(offer: Json) -> float:

@@ -88,10 +88,6 @@ class LearnedScorer(abc.ABC):
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``DecisionScorer``."""
-        return self.score_now(decisions)
-
-    def score_now(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """``score`` without an event loop."""
         if reason := nothing_to_compare(decisions, self.config.min_agents):
             return undecided(decisions, reason)
         rewards = finite_rewards(decisions)

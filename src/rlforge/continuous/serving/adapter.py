@@ -6,7 +6,6 @@ Checks: complete, made for this base model, finite.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlforge.errors import CheckpointError, ConfigError, DeploymentError, Rlforg
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
+from rlforge.system.files import sha256_of
 from rlforge.types import Checkpoint
 
 
@@ -77,7 +77,7 @@ def fingerprint(path: Path) -> dict[str, str]:
             raise DeploymentError(f"{path}: no such directory")
         found = sorted(p for p in path.rglob("*") if p.is_file())
         return {
-            p.relative_to(path).as_posix(): _digest(p)
+            p.relative_to(path).as_posix(): sha256_of(p)
             for p in found
             if not p.relative_to(path).as_posix().startswith((".", f"{STATE}/"))
         }
@@ -98,15 +98,10 @@ def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target)
-            if _digest(target) != digest:
+            if sha256_of(target) != digest:
                 raise DeploymentError(f"{source / name} changed while it was being deployed")
 
     return fill
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_fit(path: Path, config: ModelConfig) -> str:

@@ -28,7 +28,7 @@ from rlforge.continuous.serving.answering import (
     Piece,
 )
 from rlforge.continuous.serving.envelope import Envelope, error_body, usage
-from rlforge.continuous.serving.guard import App, Guard, network
+from rlforge.continuous.serving.guard import network
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.protocol import (
     BadRequestError,
@@ -62,10 +62,7 @@ _EXPLAINED = (
 
 
 class Api:
-    """The endpoints of one service.
-
-    ready: whether the engine answers. observer: sees answers and outcomes.
-    """
+    """The endpoints of one service."""
 
     def __init__(
         self,
@@ -78,6 +75,7 @@ class Api:
         ready: Callable[[], bool],
         observer: AnswerObserver | None,
     ) -> None:
+        """ready: whether the engine answers. observer: sees answers and outcomes."""
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._metrics, self._ready = config, metrics, ready
         self._tokens, self._ids = tokens, AnswerIds(tokens.admin)
@@ -337,19 +335,8 @@ class Api:
             self._metrics.under_way.dec()
 
 
-def make_app(
-    service: DeploymentService,
-    engine: Engine,
-    answering: Answering,
-    config: ServeConfig,
-    tokens: Tokens,
-    metrics: Metrics,
-    *,
-    ready: Callable[[], bool] = lambda: True,
-    observer: AnswerObserver | None = None,
-) -> App:
-    """The service as an ASGI application behind its guard."""
-    api = Api(service, engine, answering, config, tokens, metrics, ready, observer)
+def make_app(api: Api) -> FastAPI:
+    """The endpoints as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),
@@ -367,7 +354,7 @@ def make_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for error in _EXPLAINED:
         app.add_exception_handler(error, _explain)
-    return Guard(app, config, tokens, metrics.count_request)
+    return app
 
 
 async def _explain(request: Request, error: Exception) -> Response:

@@ -28,7 +28,7 @@ from rlforge.continuous.serving import kind
 from rlforge.continuous.serving.adapter import find_source
 from rlforge.continuous.serving.answering import AnswerObserver
 from rlforge.continuous.serving.client import ADDRESS_FILE, STATE_DIR
-from rlforge.continuous.serving.guard import App
+from rlforge.continuous.serving.guard import App, Guard
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.records import Deployment, Holdout, Probe
 from rlforge.continuous.serving.service import DeploymentService
@@ -300,7 +300,7 @@ def http_over(
     answers and outcomes.
     """
     from rlforge.continuous.serving.answering import Answering, Limits
-    from rlforge.continuous.serving.app import make_app
+    from rlforge.continuous.serving.app import Api, make_app
     from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
 
     tokenizer = load_tokenizer(config.model)
@@ -315,9 +315,8 @@ def http_over(
         ),
     )
     answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
-    return make_app(
-        service, engine, answering, config.serve, tokens, metrics, ready=ready, observer=observer
-    )
+    api = Api(service, engine, answering, config.serve, tokens, metrics, ready, observer)
+    return Guard(make_app(api), config.serve, tokens, metrics.count_request)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -115,8 +114,3 @@ class Questions:
             illegal=played.illegal,
             illegal_most=played.illegal_most,
         )
-
-
-def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
-    """``env`` asked and read as ``other`` is."""
-    return dataclasses.replace(env, form=other.form, actions=other.actions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from rlforge.local.policies import find_policy
 from rlforge.models.load import local_copy
 from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
+from rlforge.system.files import sha256_of
 from rlforge.system.hardware import versions
 from rlforge.types import EnvSpec, PolicyRef, value
 
@@ -223,7 +223,7 @@ def files_of(kind: str, source: str | None) -> list[FileHash]:
         inner = [(path.relative_to(root), path) for path in paths]
         # A manifest changes when a run adds the state to resume from, which no player reads.
         kept = [(name, path) for name, path in inner if name.parts[0] not in (STATE, MANIFEST)]
-        return [FileHash(name=name.as_posix(), sha256=_sha256(path)) for name, path in kept]
+        return [FileHash(name=name.as_posix(), sha256=sha256_of(path)) for name, path in kept]
     code = PLAYERS.find(source)
     while isinstance(code, partial):
         code = code.func
@@ -231,9 +231,4 @@ def files_of(kind: str, source: str | None) -> list[FileHash]:
         path = inspect.getsourcefile(code)
     except TypeError:  # an object that is no class, function or module
         path = None
-    return [] if path is None else [FileHash(name=Path(path).name, sha256=_sha256(Path(path)))]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return [] if path is None else [FileHash(name=Path(path).name, sha256=sha256_of(Path(path)))]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rlforge.lab.ladder.record import Ending, LadderCard, LadderPairing, LadderRating
 from rlforge.show.formatting import NOTHING, count, elo, number, percent
+from rlforge.show.panels import listing
 
 ENDINGS: dict[Ending, str] = {
     "separated": "separated",
@@ -138,7 +139,7 @@ def show_ladder(card: LadderCard, console: Console) -> None:
         if text is not None:
             console.print(Text(text[0].upper() + text[1:]))
     console.print()
-    neighbours = _table(
+    neighbours = listing(
         ("stronger", "left"), ("weaker", "left"), ("score", "right"), ("games to tell", "right")
     )
     for texts in neighbour_texts(card):
@@ -146,19 +147,9 @@ def show_ladder(card: LadderCard, console: Console) -> None:
     console.print(neighbours)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title, side in columns:
-        if side == "left":
-            table.add_column(title, overflow="fold")
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
 def _strengths(card: LadderCard) -> Table:
     titles = ("Elo", "95% CI", "TrueSkill", "Nash", "won", "drawn", "lost")
-    table = _table(("member", "left"), *((title, "right") for title in titles))
+    table = listing(("member", "left"), *((title, "right") for title in titles))
     for place, one in enumerate(card.ratings):
         won, lost = won_and_lost(one)
         table.add_row(
@@ -177,7 +168,7 @@ def _strengths(card: LadderCard) -> Table:
 def _scores(card: LadderCard, width: int) -> Table:
     uids, met = [one.uid for one in card.ratings], meetings(card)
     wide = 4 + 11 * len(uids) <= width
-    table = _table(("score", "left"), *((letter(place), "right") for place in range(len(uids))))
+    table = listing(("score", "left"), *((letter(place), "right") for place in range(len(uids))))
     for place, uid in enumerate(uids):
         cells = []
         for other in uids:

@@ -1,8 +1,4 @@
-"""``report.html``: curves, tables and games of a run, in one file that opens offline.
-
-``data`` reads the run, and its kind says the sections: ``curves``, ``tables`` and ``games`` have
-those of games. ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
-"""
+"""``report.html``: curves, tables and games of a run, in one file that opens offline."""
 
 from __future__ import annotations
 
@@ -22,11 +18,8 @@ __all__ = ["of_games", "write_report"]
 def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     """Write the report of a running or finished run and return its path.
 
-    output: the file to write, in a folder that exists; None is ``report.html`` of the run.
-
-    Raises:
-        RlforgeError: ``run_dir`` is not a run, one of its JSON files is damaged, or ``output``
-            cannot be a file.
+    output: None is ``report.html`` of the run. Raises RlforgeError for no run, damaged JSON files,
+    and an output that cannot be a file.
     """
     target = None if output is None else Path(output)
     check_page(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
@@ -52,11 +53,10 @@ class Series:
 
 @value
 class Chart:
-    """A line chart: what it shows, and how.
+    """A line chart.
 
     shares: y in percent, from 0 to 100 or, where no value is above one half, to the highest.
-    smooth: draw the trailing mean of long series over the raw values.
-    exact: values are set or counted, not measured, so small ones are no noise.
+    smooth: draw the trailing mean over the raw values. exact: set or counted, so nothing is noise.
     """
 
     title: str
@@ -172,13 +172,12 @@ def thin(one: Series, most: int = MOST_POINTS) -> Series:
     def sure(numbers: Sequence[float]) -> list[float]:
         return [sum(part) / len(part) for part in (numbers[s : s + step] for s in starts)]
 
-    return Series(
-        name=one.name,
+    return dataclasses.replace(
+        one,
         xs=sure(one.xs),
         ys=means(one.ys),
         low=None if one.low is None else sure(one.low),
         high=None if one.high is None else sure(one.high),
-        colour=one.colour,
     )
 
 

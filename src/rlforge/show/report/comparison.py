@@ -36,10 +36,9 @@ _OF_WINDOWS = {
 
 
 def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the comparison of ``runs`` and return its path.
+    """Write the comparison of ``runs``, by default in the folder that holds all; returns its path.
 
-    output: the file; None is ``comparison.html`` in the folder that holds all of them. Raises
-    RlforgeError where it cannot be a file, or a YAML or JSON file of a run is damaged.
+    Raises RlforgeError where it cannot be a file, or a YAML or JSON file of a run is damaged.
     """
     check_page(output)
     found = compare(runs)

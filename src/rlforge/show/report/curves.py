@@ -73,10 +73,7 @@ def charts(figures: Iterable[Html | None]) -> Html | None:
 
 
 def changing(drawn: Sequence[Chart]) -> Html | None:
-    """The charts that show a change, and below them the others, named with their value and folded.
-
-    None without any points at all.
-    """
+    """Charts that change; the others folded below, with their values; None without points."""
     said = [(chart, chart.unchanged) for chart in drawn]
     news = charts(figure(chart) for chart, unchanged in said if unchanged is None)
     rest = charts(figure(chart) for chart, unchanged in said if unchanged is not None)
@@ -265,10 +262,7 @@ def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:
 
 
 def metric(run: RunData, key: str, label: str) -> Chart:
-    """One learner metric over the updates, smoothed where its single values are noisy.
-
-    Of several policies each has a line.
-    """
+    """One learner metric over the updates, smoothed where it is noisy; a line for each policy."""
     first, *others = run.policies or ("",)
     keys = {first: key} | {name: f"policies/{name}/{key}" for name in others}
     made = {name: [row for row in run.metrics if one in row] for name, one in keys.items()}

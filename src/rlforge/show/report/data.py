@@ -35,9 +35,8 @@ Row = dict[str, Any]
 class RunData:
     """Contents of a run's files; empty for those that are not there yet.
 
-    kind: of run, by its name. policies: names of the run's policies; empty where it has one.
-    games_error: why the games could not be read; ``games`` is empty then. damage: lines that could
-    not be read, and updates and windows that the files lack, a sentence each.
+    policies: names; empty where there is one. games_error: why ``games`` cannot be read. damage:
+    lines that could not be read, and updates and windows that the files lack, a sentence each.
     """
 
     paths: RunPaths
@@ -68,10 +67,9 @@ class RunData:
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Read a run; of files that grow, the lines that are not damaged.
+    """Read a run; of files that grow, the intact lines.
 
-    Raises:
-        RlforgeError: it is not a run, or one of its other JSON files is damaged.
+    Raises RlforgeError: it is no run, or one of its other JSON files is damaged.
     """
     paths = open_run(run_dir)
     games: list[GameIndex] = []

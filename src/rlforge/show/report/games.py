@@ -1,7 +1,4 @@
-"""A few games of the run, to be stepped through: what a player reads, its answer and its action.
-
-Every turn is in the page; ``player.js`` shows one at a time.
-"""
+"""A few games of the run, to be stepped through by ``player.js``."""
 
 from __future__ import annotations
 

@@ -48,10 +48,7 @@ def join(parts: Iterable[str | None], between: str = "") -> Html:
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, names: int = 1
 ) -> Html:
-    """A table that scrolls when it is too wide; the first ``names`` columns are text.
-
-    caption: for screen readers.
-    """
+    """A table that scrolls; the first ``names`` columns are text. caption: for screen readers."""
     sides = ["name"] * names + ["figure"] * (len(heads) - names)
     head = el("tr", *(el("th", text, cls=side) for text, side in zip(heads, sides, strict=True)))
     body = [

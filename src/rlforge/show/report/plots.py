@@ -68,7 +68,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_curves(run: RunData) -> str | None:
-    """Results, reward and entropy over the run, as an SVG document; None without any of them.
+    """Results, reward and entropy as an SVG document; None without any of them.
 
     Raises ConfigError where matplotlib is not installed.
     """
