@@ -39,10 +39,7 @@ _Play = Callable[[Sequence["Start"]], Awaitable[list["Fork"]]]
 
 @value
 class Start:
-    """Where ``games`` continuations begin: before turn ``turn``, counted from 1.
-
-    action: taken there; empty: the policy at the seat answers.
-    """
+    """Where ``games`` continuations begin: before ``turn``, from 1. action: taken there, if any."""
 
     turn: int
     games: int
@@ -86,10 +83,9 @@ async def fork_game(
     """Play a game of a run on from ``start``.
 
     What is hidden stays as it was dealt; answers, and chance events to come, are drawn anew. seats:
-    policies by player, as ``rlforge eval`` names versions and opponents, in place of those of the
-    game. say: called with progress messages.
-    Raises ConfigError for a turn, action or policy that cannot be, GameError where the game does
-    not repeat itself, RunError where all continuations failed.
+    policies by player, as ``rlforge eval`` names them, in place of the game's. Raises ConfigError
+    for a turn, action or policy that cannot be, GameError where the game does not repeat itself,
+    RunError where all continuations failed.
     """
     start = dataclasses.replace(start, action=_checked(record, start))
     async with continuations(run_dir, record, seats or {}, say) as play:
@@ -110,12 +106,10 @@ async def analyse_game(
 ) -> Analysis:
     """Estimate the value of a game of a run before and after each of its turns, by continuations.
 
-    At turns by which the player that moved lost, the other legal actions are tried as well, a
-    quarter as often; the best of them is then played ``samples`` times more, so that its reward is
-    not that of a lucky few. player: whose rewards they are; None: of the evaluated policy, or of
-    the first seat that was trained. seats: as of ``fork_game``. samples: continuations of each
-    turn. seconds: roughly the longest time; fewer continuations are played then. Raises as
-    ``fork_game``, and ConfigError for a game that failed.
+    At turns by which the player that moved lost, the other legal actions are tried, a quarter as
+    often; the best is then played ``samples`` times more, so that its reward is not that of a lucky
+    few. player: None: of the evaluated policy, or of the first trained seat. seconds: roughly the
+    longest time. Raises as ``fork_game``, and ConfigError for a game that failed.
     """
     if record.error is not None or not record.turns:
         raise ConfigError(f"game {record.spec.game_id} has no result to analyse: it failed")
@@ -271,10 +265,9 @@ def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Mom
 async def continuations(
     run_dir: Path, record: GameRecord, named: Mapping[int, str], say: _Say
 ) -> AsyncIterator[_Play]:
-    """Plays continuations of ``record``: a function from starts to forks, as often as it is called.
+    """Plays continuations of ``record``: a function from starts to forks. named: policies by seat.
 
-    named: policies by seat. say: called with progress messages. Raises ConfigError for policies
-    that cannot play.
+    Raises ConfigError for policies that cannot play.
     """
     config = read_run(run_dir, GamesConfig)
     seats = tuple(
@@ -345,10 +338,7 @@ def _with_action(turn: Turn, action: str) -> Turn:
 
 
 def _checked(record: GameRecord, start: Start) -> str:
-    """The action of ``start`` in the notation of the game; empty where none is given.
-
-    Raises ConfigError for a turn that the game does not have, and an action that it rejects.
-    """
+    """The action of ``start`` in the game's notation; ConfigError for what the game does not have."""
     last = len(record.turns)
     if not 1 <= start.turn <= last:
         raise ConfigError(f"turn {start.turn}: game {record.spec.game_id} has turns 1 to {last}")

@@ -28,10 +28,7 @@ Results = Sequence[EvalResult]
 
 @value
 class Measurement:
-    """The evaluation of ``policy``. results: one per environment and opponent.
-
-    failures: a sentence for each of these with failed games, which the rates leave out.
-    """
+    """The evaluation of ``policy``. failures: a sentence for each result with failed games."""
 
     policy: PolicyRef
     results: tuple[EvalResult, ...]
@@ -53,15 +50,11 @@ async def evaluate_run(
 ) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
-    Where policies of the run share the seats, the others of that time take theirs.
-    opponents: names as in the config, or uids of the same run, each in the environments that it can
-    play; None takes those of the run.
-    games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
-    ``eval.games``. say: called with progress messages, win rates so far among them. keep: called
-    with the results so far every ten seconds, and where the evaluation is cancelled. Runs of a CPU
-    are evaluated on the CPU, others on the device that this machine has.
-    Raises ConfigError for unknown names and impossible numbers, CheckpointError for missing or
-    damaged versions. Failed games are reported in the result.
+    Where policies of the run share the seats, the others of that time take theirs. opponents: names
+    as in the config, or uids of the run; None takes its own. games: per environment and opponent;
+    None takes ``eval.final_games`` or ``eval.games``. keep: called with the results so far every
+    ten seconds, and on cancellation. Runs of a CPU stay on the CPU. Raises ConfigError for unknown
+    names and impossible numbers, CheckpointError for missing or damaged versions.
     """
     config = read_run(run_dir, GamesConfig)
     pairings = eval_pairings(config)

@@ -45,12 +45,10 @@ BEST = "best"
 async def seat_policies(
     config: GamesConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> AsyncIterator[SeatPolicies]:
-    """The policies at the seats of ``config``'s games, with an engine in this process.
+    """The policies at the seats of ``config``'s games; if one is a model, with an engine here.
 
-    policies: those of the seats; without a version of the run's model and without another one no
-    model is loaded. say: called with progress messages. Runs of a CPU stay on the CPU, others use
-    the device that this machine has. Raises ConfigError for a model, an engine or an API that is
-    not available, and for policies that the engine cannot play.
+    Runs of a CPU stay on the CPU, others use the device of this machine. Raises ConfigError for a
+    model, an engine or an API that is not available, and for policies that the engine cannot play.
     """
     for one in policies:
         if one.kind == "api":
@@ -74,10 +72,7 @@ async def seat_policies(
 def start_engine(
     config: PolicyConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> LocalEngine:
-    """The engine of ``config`` in this process, as ``seat_policies`` describes it.
-
-    It holds the models of ``policies``: the run's own and others (``hf:``).
-    """
+    """The engine of ``config`` in this process, with the run's model and others of ``policies``."""
     others = as_played_by(config, policies)
     for other in others.values():
         raise_all(other_model_problems(other))
@@ -102,11 +97,10 @@ def start_engine(
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
-    name: ``step-N`` (of a run with ``policies`` ``NAME-N``), ``latest``, ``best`` (by win rate in
-    the evaluations), or ``deploy-N`` of a continuous run. Of several policies ``latest`` is the
-    first one's newest version. With ``-average`` behind it: the average of the weights until then;
-    ``average`` alone is that of the newest version. Raises ConfigError where there is no such
-    version, CheckpointError where its files are damaged.
+    name: ``step-N`` (with ``policies`` ``NAME-N``), ``latest`` (of the first policy), ``best`` (by
+    win rate), or ``deploy-N``. With ``-average`` behind it, the average of the weights until then;
+    ``average`` alone is the newest. Raises ConfigError where there is no such version,
+    CheckpointError where its files are damaged.
     """
     check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
     run = RunPaths(root=run_dir)
@@ -147,10 +141,9 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
 def seated_with(
     run_dir: Path, policy: PolicyRef, config: GamesConfig, seats: int
 ) -> list[PolicyRef]:
-    """Which version evaluations have at each of ``seats`` seats where ``policy`` is evaluated.
+    """Which version has each of ``seats`` seats where ``policy`` is evaluated.
 
-    The policy itself, at the seats that it can take; at others the policy of the run that is
-    evaluated there, as it was after as many updates.
+    At seats that it cannot take, the run's policy there as it was after as many updates.
     """
     if policy.name not in entries(config):
         return [policy] * seats
@@ -176,9 +169,9 @@ def saved_versions(run_dir: Path) -> list[str]:
 
 
 def best_version(run: RunPaths) -> str:
-    """The saved version with the highest mean win rate over all that the run evaluates against.
+    """The saved version with the highest mean win rate, the newest of equal ones.
 
-    Of equal ones, the newest. Raises CheckpointError where no saved version was evaluated.
+    Raises CheckpointError where no saved version was evaluated.
     """
     rates: dict[str, dict[tuple[str, str], float]] = {}
     for one in read_evals(run):

@@ -1,7 +1,6 @@
 """``rlforge port``: the YAML of an experiment from a launch script of UnstableBaselines.
 
-It has what the script sets, and what its package takes where the script says nothing and rlforge
-would take something else. Nothing of the script is executed.
+It has what the script sets, and what its package takes where rlforge would take something else.
 """
 
 from __future__ import annotations

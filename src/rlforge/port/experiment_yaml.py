@@ -26,8 +26,7 @@ def experiment_yaml(
 ) -> str:
     """The text of a file in ``experiment/``.
 
-    values: by dotted key. comments: of some of them. options: chosen of each group. head: lines of
-    the comment that the file begins with.
+    values, comments: by dotted key. options: of each group. head: comment at the top.
 
     Example:
         >>> print(experiment_yaml({"seed": 3}, {"seed": "why"}, {"pool": "mirror"}, ["About it."]))

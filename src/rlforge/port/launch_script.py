@@ -30,9 +30,8 @@ from rlforge.port.script_values import (
 def calls_of(script: Path) -> list[Call]:
     """The calls of a script, inner ones before those that they are arguments of.
 
-    Functions of the script are read where they are called, with the arguments of that call. What
-    depends on something that is not known is read in doubt, and what it sets is unread afterwards.
-    Raises ConfigError for a file that cannot be read, or is not Python.
+    Functions of the script are read where they are called; what depends on something unknown is
+    read in doubt. Raises ConfigError for a file that cannot be read, or is not Python.
 
     Example:
         >>> import tempfile

@@ -52,8 +52,8 @@ TEXTS = ("state", "nextState", "observation", "completion")
 def decision_row(decision: Decision) -> dict[str, Any]:
     """``decision`` as a row of ``DECISIONS``.
 
-    Raises RlforgeError, naming decision and field, for a state that is not JSON, a number that is
-    not finite, an empty name, and a window id that is not a time.
+    Raises RlforgeError, naming decision and field, for what is not JSON, a number that is not
+    finite, an empty name, and a window id that is not a time.
     """
     who = f"decision {decision.id!r}"
     if not decision.id or not decision.agent_id:
@@ -83,7 +83,7 @@ def decision_row(decision: Decision) -> dict[str, Any]:
 def digest_of_decisions(decisions: Iterable[Decision]) -> str:
     """The SHA-256 of decisions in order, as they are written; raises as ``decision_row`` does.
 
-    The name of the deployment that answered is left out: names count interrupted deployments too.
+    Deployments have no names there: these count interrupted ones, too.
     """
     rows = list(map(decision_row, decisions))
     for row in rows:
@@ -104,11 +104,7 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
 
 
 def to_decisions(table: pa.Table) -> list[Decision]:
-    """The rows of a table of ``DECISIONS`` as they were written.
-
-    Equal JSON texts, as the next state of one decision and the state of the following one, share
-    one object.
-    """
+    """The rows of a table of ``DECISIONS``, as they were written; equal JSON texts are one object."""
     parsed, collects = _Parser(), gc.isenabled()
     # Thousands of states are a million small objects, none of them garbage: to walk them again and
     # again would take as long as to parse them.

@@ -98,9 +98,8 @@ def export_dataset(
 ) -> int:
     """Write the decisions of these windows (None: all) into a new ``folder``; returns how many.
 
-    run_dir: the run whose scores and metrics of windows are written too.
-    Raises RlforgeError if the folder exists already or there is nothing to write. After any error,
-    no part of the export is left.
+    run_dir: of scores and metrics to write, too. Raises RlforgeError if the folder exists already
+    or there is nothing to write. After any error, no part of the export is left.
     """
     if folder.exists():
         raise RlforgeError(f"{folder} exists already; name a folder that does not")
@@ -133,11 +132,10 @@ def dataset_files(folder: Path) -> list[Path]:
 
 
 def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = False) -> Imported:
-    """Append the rows of a dataset to ``store``. States and actions may be JSON or structs.
+    """Append the rows of a dataset, without scores, to ``store``, which skips those that it holds.
 
-    All rows are checked before any is written. Raises RlforgeError that names the bad ones by file
-    and number, unless ``skip_bad``; and if ``folder`` holds no readable parquet file. A row whose
-    id its window holds already is skipped, so an import may be repeated. Scores are not imported.
+    All are checked before any is written. Raises RlforgeError that names bad rows by file and
+    number, unless ``skip_bad``, and where no parquet file can be read.
     """
     checked = list(_check(folder))
     bad = tuple(problem for batch in checked for problem in batch.bad)
@@ -251,9 +249,8 @@ def _card(rows: int, windows: int) -> str:
 
 @value
 class _Checked:
-    """Which rows of a batch are good.
+    """Places of the rows of a batch that may be stored as they are, and that were read one by one.
 
-    sound: places of those that may be stored as they are. odd: of those that were read one by one.
     bad: what is wrong with the others, by file and number.
     """
 

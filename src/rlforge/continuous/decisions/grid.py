@@ -17,10 +17,7 @@ _FORMS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H:%M:%S")
 
 @lru_cache(maxsize=4096)
 def window_start(window_id: str) -> float:
-    """When a window starts, in seconds since 1970 UTC, by its id.
-
-    Raises RlforgeError unless ``window_id`` is a window's id.
-    """
+    """When a window starts, in seconds since 1970 UTC; RlforgeError for what is no window's id."""
     for form in _FORMS:
         try:
             start = datetime.strptime(window_id, form).replace(tzinfo=UTC)
@@ -60,10 +57,7 @@ class WindowGrid:
         self.seconds = round(minutes * 60)
 
     def id_of(self, timestamp: float) -> str:
-        """The window that holds ``timestamp``.
-
-        Raises RlforgeError for a time outside the calendar.
-        """
+        """The window that holds ``timestamp``; RlforgeError for a time outside the calendar."""
         calendar_date(timestamp)
         return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
 
@@ -91,11 +85,7 @@ _TOLERANCE_S = 1.0
 
 
 class WallClock:
-    """The machine's clock, in seconds since 1970 UTC.
-
-    Each jump back is logged once. Later decisions then bear the earlier time and belong to its
-    window; a caller of ``wait_until`` keeps waiting for its moment.
-    """
+    """The machine's clock, in seconds since 1970 UTC. Each jump back is logged once."""
 
     def __init__(self, read: Callable[[], float] = time.time) -> None:
         self._read = read

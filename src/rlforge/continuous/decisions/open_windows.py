@@ -1,7 +1,6 @@
 """The windows that are being written: an SQLite database with one row per decision.
 
-Its columns are those of ``columns.DECISIONS``, with structs as JSON text. Long texts come last: a
-query that does not want them does not read their pages either.
+Structs are JSON text. Long texts come last, so that other queries do not read their pages.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ Row = Mapping[str, Any]
 class OpenWindows:
     """The database ``file``, created if missing, for one thread at a time of the writer.
 
-    A call that writes is on disk when it returns, and is undone after an error. Raises StoreError
-    for a file that is damaged or cannot be used; ``sqlite3.OperationalError`` for a full disk.
+    What a call writes is on disk when it returns. Raises StoreError for a file that is damaged or
+    cannot be used; ``sqlite3.OperationalError`` for a full disk.
     """
 
     def __init__(self, file: Path) -> None:
@@ -117,8 +116,8 @@ def read_open_windows(
 ) -> tuple[set[str], pa.Table]:
     """The open windows, and decisions in those of ``window_ids`` (None: all) and of an agent.
 
-    texts: whether ``columns.TEXTS`` are read too; otherwise they are null. May be called while
-    another process writes. Raises StoreError for a file that is damaged or cannot be used.
+    texts: whether ``columns.TEXTS`` are not null. Another process may write meanwhile. Raises
+    StoreError for a file that is damaged or cannot be used.
     """
     if not file.is_file():
         return set(), DECISIONS.empty_table()

@@ -41,13 +41,10 @@ _ACTIVITIES = Codec(AgentActivity, camel_case=True)
 
 
 class StoreReader:
-    """The decisions in the folder ``root``.
+    """The decisions in the folder ``root``, as it is at each query, also while a process writes.
 
-    A damaged file is named once in a warning and left out. Every query sees the store as it is at
-    that moment. Any number of readers may read while one process writes; one reader may serve
-    several threads. Raises StoreError unless ``root`` is a store of this version.
-
-    Example: see ``rlforge.continuous.decisions.store.TrajectoryStore``, which reads as well.
+    A damaged file is named once in a warning and left out. Threads may share a reader. Raises
+    StoreError unless ``root`` is a store of this version.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -123,10 +120,7 @@ class StoreReader:
         texts: bool = True,
         **parameters: Any,
     ) -> pa.Table:
-        """``sql`` over the table ``decisions`` of these windows and agent.
-
-        The writer may move windows between the database and files meanwhile: then it looks again.
-        """
+        """``sql`` over the table ``decisions``; anew where the writer moves windows meanwhile."""
         where = "" if agent_id is None else " WHERE agentId = $agent"
         given = parameters if agent_id is None else {**parameters, "agent": agent_id}
         failed: list[WindowFile] | None = None

@@ -1,8 +1,6 @@
 """Decisions of market agents, their outcomes, and the windows of time that hold them.
 
-Fields have Python names here and camelCase names (``agentId``, ``nextState``, …) in files, see
-``rlforge.continuous.decisions.columns``. States and actions are JSON throughout and use camelCase
-inside.
+Files have camelCase names, see ``columns``, and so have states and actions inside.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ PROBLEM = "problem"
 class Metadata:
     """How a decision was made.
 
-    provider: ``scripted:NAME``, ``control``, a model's name, or ``human``. reasoning: in the
-    agent's words. confidence: 0 to 1, as the agent said or from its probabilities.
+    provider: ``scripted:NAME``, ``control``, a model's name, or ``human``. confidence: 0 to 1.
     """
 
     provider: str
@@ -53,9 +50,8 @@ def confidence_of(completion: Completion) -> float:
 class Result:
     """The financial outcome of a decision, known once its position is closed or the window ends.
 
-    pnl, investment: in the market's currency. hold_time_minutes: of the market's clock.
-    win_rate: share of the agent's settled trades so far, this one included, with pnl > 0; in the
-    market, of those of the episode.
+    pnl, investment: in the market's currency. win_rate: share of the agent's settled trades so far,
+    this one included, with pnl > 0.
     """
 
     pnl: float
@@ -68,12 +64,10 @@ class Result:
 class Decision:
     """One recorded action of one agent, with the state before and after it.
 
-    id: unique, and ascending over the agent's decisions. window_id: of the window that holds
-    ``timestamp`` (seconds since 1970 UTC, of the wall or the simulated clock).
-    state, next_state: ``GameState`` as JSON. action: as JSON, its kind under ``type``.
-    reward, next_state and result are None until the decision's outcome is known.
-    observation, completion: a language model's prompt and answer, with tokens, log-probs and the
-    version that sampled them; empty and None for scripted traders and people.
+    id: unique, and ascending over the agent's decisions. timestamp: seconds since 1970 UTC. state,
+    next_state: ``GameState`` as JSON. action: as JSON, its kind under ``type``. reward, next_state
+    and result are None until the outcome is known. observation, completion: a language model's
+    prompt and answer; empty and None for scripted traders and people.
 
     Example:
         >>> decision = Decision(
@@ -123,9 +117,8 @@ class DecisionOutcome:
 class TrainingWindow:
     """The decisions from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
 
-    id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
-    minutes). agents: sorted. decisions: in order of time. avg_reward: over those with a reward,
-    0 if none has one. ready: it may be trained on; otherwise ``reasons`` say why not.
+    id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where needed). decisions: in order
+    of time. avg_reward: 0 if none has a reward. reasons: why it is not ready.
 
     Example:
         >>> window = TrainingWindow(
@@ -150,9 +143,8 @@ class TrainingWindow:
 class AgentActivity:
     """Counts of one agent's decisions in one window.
 
-    learns: see ``Metadata``. actions: decisions with an action other than NO_OP, refused ones
-    included. complete: those whose outcome is known. rewarded, reward_sum: number and sum of the
-    known rewards of actions that were not refused. newest: latest timestamp.
+    actions: other than NO_OP, refused ones included. complete: with known outcome. rewarded,
+    reward_sum: of actions that were not refused. newest: latest timestamp.
     """
 
     window_id: str

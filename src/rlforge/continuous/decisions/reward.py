@@ -24,8 +24,7 @@ LOW, HIGH = -1.0, 1.0
 class RewardParts:
     """A reward and its parts.
 
-    pnl: profit and loss as a share of the investment. speed: ``FAST_REWARD`` or ``slow_reward``.
-    consistency: the win rate. These three are before weighting. total: their weighted sum.
+    pnl: a share of the investment. consistency: the win rate. total: the weighted sum of the three.
     reward: the total, clipped to ``LOW`` … ``HIGH``.
     """
 
@@ -52,9 +51,8 @@ class DecisionReward:
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:
-        """The reward of one decision.
+        """The reward of one decision; ``uninvested_reward`` stands for pnl without an investment.
 
-        Without an investment, ``uninvested_reward`` takes the place of pnl / investment.
         Raises RlforgeError for a result that is not finite or outside its bounds.
         """
         config = self._config
@@ -79,8 +77,7 @@ class DecisionReward:
     def normalize(self, rewards: Sequence[float]) -> list[float]:
         """The rewards of one window, in order, normalised by ``decision_reward.normalize``.
 
-        Equal rewards become 0 with ``center`` and ``zscore``, the middle of the range with
-        ``minmax``.
+        Equal rewards become 0, or with ``minmax`` the middle of the range.
         """
         config = self._config
         if config.normalize == "none" or not rewards:

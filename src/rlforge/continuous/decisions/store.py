@@ -1,8 +1,7 @@
 """The trajectory store: every decision on disk before ``append`` returns.
 
-Windows that are being written lie in a database (``open_windows``); the least recently written
-ones move into parquet files, one per window (``layout``). A process that is killed loses no row
-whose ``append`` has returned, and the next writer continues where it stopped.
+Windows that are being written lie in a database (``open_windows``); the least recently written ones
+move into parquet files (``layout``). The next writer continues where a killed one stopped.
 """
 
 from __future__ import annotations
@@ -94,21 +93,16 @@ class TrajectoryStore(StoreReader):
                 raise
 
     def append(self, decisions: Sequence[Decision]) -> int:
-        """Write decisions; they are on disk when this returns.
+        """Write decisions, on disk when this returns; returns how many were new to their windows.
 
-        Returns how many were new: a decision whose id its window holds already is skipped, so that
-        a caller that was interrupted may repeat the call. Raises RlforgeError, and writes none of
-        them, if one cannot be stored or the disk is full.
+        Raises RlforgeError, and writes none, if one cannot be stored or the disk is full.
         """
         rows = [decision_row(decision) for decision in decisions]
         with self._lock, full_disk_explained(self.layout.root):
             return self._insert(rows)
 
     def append_table(self, rows: pa.Table) -> int:
-        """As ``append``, for rows of ``columns.DECISIONS`` that are checked, with different ids.
-
-        Windows that the store does not hold yet are written as files at once.
-        """
+        """As ``append``, for checked rows with different ids; new windows become files at once."""
         new = 0
         with self._lock, full_disk_explained(self.layout.root):
             held = set(self.window_ids())
@@ -123,10 +117,9 @@ class TrajectoryStore(StoreReader):
         return new
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
-        """Write the outcomes of decisions written before; they are on disk when this returns.
+        """Write outcomes of decisions, on disk when this returns; returns how many had none.
 
-        Returns how many were new: the outcome of a complete decision is skipped. Raises as
-        ``append`` does, and StoreError if a decision is not in the store.
+        Raises as ``append`` does, and StoreError if a decision is not in the store.
         """
         rows = {row["id"]: row for row in map(outcome_row, outcomes)}
         with self._lock, full_disk_explained(self.layout.root):

@@ -58,10 +58,7 @@ def average_reward(activity: Sequence[AgentActivity]) -> float:
 def missing(
     activity: Sequence[AgentActivity], config: WindowConfig, left_seconds: float = 0.0
 ) -> tuple[str, ...]:
-    """Why a window is not ready for training, one sentence each; empty: it is ready.
-
-    left_seconds: until the end of the window and its grace period.
-    """
+    """Why a window is not ready, a sentence each. left_seconds: to its end and grace period."""
     reasons = []
     if left_seconds > 0:
         late = left_seconds <= (config.grace_seconds or 0.0)
@@ -90,10 +87,7 @@ def missing(
 
 @value
 class WindowSummary:
-    """A window without its decisions, for lists of windows.
-
-    Fields as in ``TrainingWindow``; activity: counts of each agent.
-    """
+    """A ``TrainingWindow`` with counts of each agent instead of decisions, for lists of windows."""
 
     id: str
     start_time: float
@@ -117,10 +111,9 @@ class WindowSummary:
 class Windows:
     """The windows of ``reader`` by the rules of ``config``.
 
-    now: the time by the clock that stamps the decisions. A window is not ready before its end and
-    ``window.grace_seconds``; without ``now``, windows count as over.
-    rewards: the least and the largest reward of a decision; those with others are left out.
-    Raises ConfigError for invalid settings.
+    now: the time by the clock of the decisions; a window is not ready before its end and
+    ``window.grace_seconds``, but where no time is given. rewards: the least and the largest;
+    decisions with others are left out.
 
     Example:
         >>> import tempfile
@@ -157,11 +150,7 @@ class Windows:
         return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
 
     def may_stay_open(self, window_id: str) -> int | None:
-        """How many decisions of a window need no outcome before it is read.
-
-        None where no outcome is waited for: with ``window.grace_seconds`` it is read after those,
-        and ``rolling`` batches take what is known.
-        """
+        """How many decisions need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
             return None
         (window,) = self.summaries([window_id])
@@ -174,8 +163,7 @@ class Windows:
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """The decisions to train on after the end of a window, by ``window.mode``.
 
-        ``windowed``: those of the window. ``rolling``: the newest ``window.rolling_decisions``
-        complete decisions before its end, from any window; fewer are not ready.
+        ``rolling``: the newest ``window.rolling_decisions`` complete ones before its end.
         """
         if self._config.mode == "windowed":
             return self.get(window_id, now)

@@ -51,11 +51,10 @@ def measured_game(env: EnvSpec) -> ExactGame:
 
 
 class Questions:
-    """The prompts of all decisions of a game, and the answers to them that are legal.
+    """The prompts of play of all decisions of a game, and the answers to them that are legal.
 
-    They are the prompts and forms of answer of play in ``env``, each turn asked alone. An action
-    has the probability of the answers that ``LegalTokens`` has for it, divided by that of all legal
-    ones.
+    An action has the probability of the answers that ``LegalTokens`` has for it, divided by that of
+    all legal ones.
     """
 
     check = staticmethod(measured_game)
@@ -79,8 +78,8 @@ class Questions:
     def table(self, logprobs: Sequence[float]) -> Played:
         """A policy as a table.
 
-        logprobs: of ``answers``, each of all its tokens, at the temperature of play. Raises
-        RunError where no legal answer of a decision has a probability above 0.
+        logprobs: of ``answers``, each of all its tokens. Raises RunError where no legal answer of a
+        decision has a probability above 0.
         """
         mass: dict[str, dict[str, float]] = {}
         for (key, action), logprob in zip(self.owners, logprobs, strict=True):

@@ -27,10 +27,7 @@ Table = Mapping[str, Mapping[str, float]]
 
 @value
 class Decision:
-    """What a player knows when it is to move: an information set, or a state without hidden parts.
-
-    key: names it in a ``Table``.
-    """
+    """An information set, or a state without hidden parts. key: names it in a ``Table``."""
 
     key: str
     player: int
@@ -131,8 +128,7 @@ class ExactGame:
         """Raise ConfigError for a game in which mixtures are not measured.
 
         The equilibrium of a matrix of payoffs is one between its players where they are two and
-        their rewards sum to 0. Where nothing is hidden, no mixture is needed, and a table of states
-        cannot stand for one.
+        rewards sum to 0. Where nothing is hidden, a table of states cannot stand for a mixture.
         """
         zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
         if self._open or not zero_sum or self._game.num_players() != 2:
@@ -142,10 +138,7 @@ class ExactGame:
             )
 
     def payoffs(self, tables: Sequence[Table]) -> Array:
-        """(n, n): mean reward of each table against each, either one taking either seat.
-
-        For games that ``check_mixed`` takes.
-        """
+        """(n, n): mean reward of each table against each, either seat; see ``check_mixed``."""
         policies = [_tabular(self._policy(table)) for table in tables]
         start = self._game.new_initial_state()
         first = np.empty((len(tables), len(tables)))

@@ -85,8 +85,7 @@ class _Met:
 def ending(low: float, high: float, planned: int, rules: LadderRules) -> Ending:
     """Whether a pairing needs no further games, and why; ``open`` where it does.
 
-    low, high: the confidence sequence of its score by now. planned: pairs that were begun, failed
-    ones among them.
+    low, high: the confidence sequence of its score. planned: pairs that were begun.
 
     Example:
         >>> rules = LadderRules(env_id="kuhn_poker", seed=0, games=200, precision=0.1)
@@ -120,9 +119,8 @@ def make_card(
 ) -> LadderCard:
     """The card of ``games`` between ``members``; their order does not matter.
 
-    Intervals of strengths and of the cyclic share come from draws (``strengths.score_draws``) with
-    the seed of ``rules``. Raises RlforgeError for games that are not those of a ladder of these
-    members.
+    Intervals come from draws with the seed of ``rules``. Raises RlforgeError for games that are not
+    those of a ladder of these members.
     """
     uids = [member.uid for member in members]
     met = _meetings(games, uids)
@@ -272,7 +270,7 @@ def cycles(
 ) -> tuple[Estimate | None, float]:
     """The cyclic share of the log-odds of ``scores`` (n, n), and the p-value of ``rating_test``.
 
-    draws: as of ``score_draws``. The share is None where nothing but noise was measured.
+    The share is None where nothing but noise was measured.
     """
     odds = np.log(scores / scores.T)
     sampled = np.log(draws / draws.transpose(0, 2, 1))

@@ -63,13 +63,12 @@ def plan_ladder(
     games: int = 200,
     precision: float = 0.1,
 ) -> LadderPlan:
-    """The members and rules of a ladder.
+    """The members and rules of a ladder; equal policies enter once.
 
-    Each run enters ``checkpoints``, or the version that it names itself. against: opponents as in a
-    configuration, or versions of a single run. env_id: None is the only game of two that all runs
-    play. games: most per pairing. precision: the width of an interval at which a pairing ends.
-    Equal policies enter once. Raises ConfigError for whatever cannot be, CheckpointError for
-    damaged versions.
+    Each run enters ``checkpoints``, or the version that it names. against: opponents as in a
+    configuration, or versions of a single run. env_id: None is the only game of two that all play.
+    games: most per pairing. precision: width of an interval at which a pairing ends. Raises
+    ConfigError for whatever cannot be, CheckpointError for damaged versions.
     """
     if games < 2 or games % 2:
         raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")

@@ -38,9 +38,8 @@ async def play_ladder(
 ) -> LadderCard:
     """Play until every pairing has ended; write ``ladder.json``, ``ladder.html`` and ``games/``.
 
-    folder: new or empty. say: called with progress messages. Where the ladder is cancelled or
-    fails, the pages are written with what is known by then. Failed games are counted on the card.
-    Raises RunError where a pairing has no finished pair.
+    folder: new or empty. Where it is cancelled or fails, what is known by then is written. Raises
+    RunError where a pairing has no finished pair.
     """
     members = await asyncio.to_thread(lambda: [member_of(one) for one in plan.entrants])
     async with _answers(plan.entrants, say) as make_answer:
@@ -72,10 +71,9 @@ async def play_ladder(
 
 
 def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
-    """Compute the card in ``file`` again from the games beside it.
+    """Compute the card in ``file`` again; returns it, and what cannot be checked here.
 
-    Returns it and what could not be checked: files of members that are not on this machine. Raises
-    RlforgeError with the first difference between both, or of a member's files.
+    Raises RlforgeError with the first difference, of the card or of a member's files.
     """
     card = read_card(file)
     games = index_games(file.parent)

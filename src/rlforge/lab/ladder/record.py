@@ -33,8 +33,7 @@ class FileHash:
 class LadderMember:
     """A policy of a ladder. source: its folder, or the name of a scripted player or API model.
 
-    about: the base model of a checkpoint, the version of the package of a scripted player.
-    files: what decides how it plays, as far as that is on this machine.
+    about: its base model, or the version of its package. files: what decides how it plays.
     """
 
     uid: str

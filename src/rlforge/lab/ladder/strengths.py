@@ -28,8 +28,7 @@ DRAWS = 1000
 def score_mean(pairs: Sequence[Sequence[float]], members: int) -> Array:
     """The matrix of mean scores, with the prior of a quarter of a pair won and lost each.
 
-    pairs: scores of the pairs of each pairing, in the order of the combinations. The prior keeps
-    log-odds finite where every game was won.
+    pairs: in the order of the combinations. The prior keeps log-odds finite.
 
     Example:
         >>> score_mean([[1.0, 0.5]], members=2).round(3).tolist()

@@ -20,10 +20,7 @@ PAST = "fictitious"
 
 
 class Guard(Observer):
-    """Gives a run's updates to its sentinel, reports the alarms and acts on them.
-
-    Of several policies it watches the first.
-    """
+    """Gives a run's updates to its sentinel and acts on alarms; of several policies the first's."""
 
     name = "guard"
 
@@ -51,10 +48,7 @@ class Guard(Observer):
         self._alarms = [ALARMS.decode(alarm) for alarm in state["alarms"]]
 
     async def updated(self, update: Updated) -> None:
-        """Judge an update, and do what ``sentinel.actions`` says about all alarms since the last.
-
-        A version that the learner goes back to is the parent of the next one.
-        """
+        """Judge an update, and do what ``sentinel.actions`` says about all new alarms."""
         if not update.first:
             return
         result = update.result
@@ -86,10 +80,7 @@ class Guard(Observer):
         return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}
 
     async def _act(self, good: int) -> tuple[str | None, list[str]]:
-        """Where the learner went back to, and what was done in words.
-
-        good: the last update at which nothing was in doubt.
-        """
+        """Where the learner went back to, and what was done. good: last update without doubt."""
         actions, learner, back_to, done = self._settings.actions, self._actors.learner, None, []
         if "opponents" in actions:
             await self._actors.pool.use_mode.remote(PAST)

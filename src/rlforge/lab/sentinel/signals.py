@@ -104,10 +104,9 @@ class ShiftTest:
         self._now = _Learned()
 
     def add(self, step: int, observed: float, noise: float = 0.0) -> Shift | None:
-        """Judge one observation, and learn from it.
+        """Judge one observation, and learn from it; after an alarm all is learned anew.
 
-        step: its update. noise: variance that it is known to have. After an alarm all is learned
-        anew.
+        step: its update. noise: variance that it is known to have.
         """
         judged = self._now.seen >= self._warmup
         if judged and (found := self._judge(step, observed, noise)) is not None:
@@ -172,10 +171,7 @@ class ShiftTest:
 
 
 class Sentinel:
-    """The tests of all signals of one run.
-
-    Its methods take what happens in the run and return the alarms of the signals that are watched.
-    """
+    """The tests of all watched signals of one run; methods take what happens and return alarms."""
 
     def __init__(self, config: SentinelConfig) -> None:
         self._config = config
@@ -184,10 +180,7 @@ class Sentinel:
         self._past = (0, 0.0)
 
     def learned(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """After an update: ``entropy``, ``no_advantage`` and ``seat_gap`` of its metrics.
-
-        The seat gap has two tests, one for each direction.
-        """
+        """After an update: ``entropy``, ``no_advantage``, and ``seat_gap`` in either direction."""
         alarms = []
         if (entropy := metrics.get("entropy")) is not None:
             worse = -math.log(max(entropy, 0.0) + _NO_ENTROPY)
@@ -220,8 +213,7 @@ class Sentinel:
     def met_past(self, step: int, games: int, points: float) -> list[Alarm]:
         """After an update: ``past``, if there are new games.
 
-        games: of the learner's versions against earlier ones since the start of the run; points:
-        those of the newer version in them.
+        games: against earlier versions since the start; points: of the newer version in them.
         """
         new, won = games - self._past[0], points - self._past[1]
         if new < 1:
@@ -248,7 +240,7 @@ class Sentinel:
     ) -> list[Alarm]:
         """Give an observation to the test of ``key``: its signal, and what tells it from others.
 
-        worse: the observation, larger ones being worse; reading: turns such numbers back.
+        worse: larger is worse; reading: turns such numbers back.
         """
         signal = cast("Signal", key[0])
         if signal not in self._config.watch:

@@ -78,8 +78,7 @@ class Answers:
     ) -> Iterator[tuple[Answered, float]]:
         """Of each answer with tokens, the largest difference of a token's log-prob to the record.
 
-        path: of the adapter or weights; None: the base model. NaN where a token could not have been
-        drawn.
+        path: None: the base model. NaN where a token could not have been drawn.
         """
         key = PolicyKey(path or "", path)
         self._store.load(key, ())
