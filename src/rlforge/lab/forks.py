@@ -338,7 +338,7 @@ def _with_action(turn: Turn, action: str) -> Turn:
 
 
 def _checked(record: GameRecord, start: Start) -> str:
-    """The action of ``start`` in the game's notation; ConfigError for what the game does not have."""
+    """The action of ``start`` in the game's notation; ConfigError for one that is not there."""
     last = len(record.turns)
     if not 1 <= start.turn <= last:
         raise ConfigError(f"turn {start.turn}: game {record.spec.game_id} has turns 1 to {last}")

@@ -42,10 +42,7 @@ class LearningSide:
 
 @value
 class Assembly:
-    """All parts of a run that is ready to begin or to be resumed.
-
-    digests: has a line for each window that is done.
-    """
+    """All parts of a run that is ready to begin. digests: a line for each window that is done."""
 
     policy: PolicySide
     source: Source
@@ -61,9 +58,8 @@ async def assembled(
 ) -> AsyncIterator[Assembly]:
     """Make all parts over the actors of a run, resuming what its directory holds.
 
-    They are closed at the end of the block; the actors are the caller's. stop: set when the run is
-    asked to end. Raises ConfigError, CheckpointError, EngineError or RunError when a part cannot be
-    made or resumed.
+    They are closed at the end of the block. stop: set when the run is asked to end. Raises
+    ConfigError, CheckpointError, EngineError or RunError when a part cannot be made or resumed.
     """
     run_dir = context.run_dir
     async with contextlib.AsyncExitStack() as stack:

@@ -1,8 +1,4 @@
-"""From the scored decisions of a window to a batch, or to the reason why there is none.
-
-Only decisions of the trained model have tokens to learn from. Those of scripted traders are scored
-as well, for comparison.
-"""
+"""From the scored decisions of a window to a batch, or to the reason why there is none."""
 
 from __future__ import annotations
 
@@ -25,11 +21,10 @@ from rlforge.types import OTHER_RUN, Completion, value
 
 @value
 class Scored:
-    """A complete decision with its score and reward.
+    """A complete decision with its score (None where the scorer failed) and normalised reward.
 
-    score: None where the scorer failed. reward: normalised where ``decision_reward.normalize`` says
-    so. to_go: discounted sum of it and the agent's later rewards in the window, where
-    ``continuous.train_on`` is ``return``.
+    to_go: discounted sum of it and the agent's later rewards, where ``continuous.train_on`` is
+    ``return``.
     """
 
     decision: Decision
@@ -46,14 +41,12 @@ class Scored:
 
 @value
 class WindowBatch:
-    """The decisions of a window to learn from.
+    """The decisions of a window to learn from, or the ``reason`` why there are none.
 
-    batch: None where nothing is trained, for ``reason``. selected: decisions of the model that
-    ``continuous.select_by`` selects, including those dropped for age or length. refused: answers
-    without an action that the market accepted; 0 where ``invalid_reward`` is None. unscored:
-    decisions of the model that the scorer failed on. stale, too_long, crowded: dropped because
-    their version is too old, their prompt leaves no room for an answer, or their agent has more
-    than ``continuous.max_agent_share`` of all.
+    selected: by ``continuous.select_by``, with those dropped for age or length. refused: answers
+    without an accepted action; 0 where ``invalid_reward`` is None. unscored: on which the scorer
+    failed. stale, too_long, crowded: dropped for their version's age, their prompt's length, or
+    their agent's share.
     """
 
     batch: TrainBatch | None
@@ -95,10 +88,9 @@ def largest_share(counts: Sequence[int], share: float) -> int:
 class WindowFilter:
     """The rules by which decisions become a batch.
 
-    version: of the policy that is about to be trained. max_staleness: most versions between it and
-    the one that made a decision; None: decisions are of versions of another run. max_length: most
-    tokens of prompt and answer; None: no bound. foreign: deployments whose decisions are not the
-    model's own. gamma: discount of later rewards.
+    version: that is about to be trained. max_staleness: most versions between it and the one that
+    decided; None: those are of another run. max_length: tokens of prompt and answer. foreign:
+    deployments whose decisions are not the model's own. gamma: discount of later rewards.
     """
 
     settings: ContinuousSettings
@@ -114,8 +106,8 @@ class WindowFilter:
     ) -> WindowBatch:
         """A batch of the model's selected decisions that are neither too old nor too long.
 
-        decisions: in order of time. Those of one agent form one episode for a critic, and one
-        group for ``window_grpo``. why_unscored: what the scorer says of those without a score.
+        Those of one agent form one episode for a critic, and one group for ``window_grpo``.
+        why_unscored: what the scorer says of those without a score.
         """
         dropped: dict[str, int] = {}
 

@@ -18,8 +18,8 @@ REFUSED = "refused"
 def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
     """Figures of a window's decisions; of one that is not of a market, only those of actions.
 
-    ``action/PLAYER/TYPE``: share of this type among the actions of a player, ``refused`` for those
-    that were not accepted. ``social/…``: see ``communication`` and ``teams``.
+    ``action/PLAYER/TYPE``: share of the player's actions, ``refused`` for those that were not
+    accepted. ``social/…``: see ``communication`` and ``teams``.
     """
     figures: dict[str, float | None] = {}
     for player, own in players(decisions).items():
@@ -38,8 +38,7 @@ def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
 def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
     """posts, comments: per decision. follows: accounts that an agent follows, on average.
 
-    to_each_other: share of the comments and follows that concern another of these agents.
-    agreement: see there. Figures of which there is no case are None.
+    to_each_other: share of comments and follows among these agents. None: there is no case.
     """
     done = [d for d in decisions if not d.refused]
     counts = Counter(d.action["type"] for d in done)
@@ -71,12 +70,11 @@ def agreement(decisions: Iterable[Decision]) -> float | None:
 
 
 def teams(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """Whether agents in teams do better than those by themselves.
+    """Whether agents that are tied, by following or commenting, do better than those by themselves.
 
-    Agents are in one team where one follows the other or comments on its posts, directly or over
-    others. team_agents: share of the agents with such a tie. team_advantage, with ``_low`` and
-    ``_high``: mean reward of theirs less that of the others, with its interval (see
-    ``difference``); None with fewer than two agents on a side.
+    team_agents: share of the agents with such a tie. team_advantage, with ``_low`` and ``_high``:
+    mean reward of theirs less that of the others (``difference``); None with fewer than two on a
+    side.
     """
     agents = {d.agent_id for d in decisions}
     tied = {

@@ -31,9 +31,8 @@ _LEAST_PROFIT = 0.2
 class Conduct:
     """How an agent fared in an episode. reward: mean over its decisions. profit: sum, in dollars.
 
-    refused: share of its answers that named no action, or one that was not accepted. Of the
-    ``decisions`` that were accepted: ``earned``, the mean reward; ``idle``, the share with no money
-    at stake; None without any. stake: dollars at stake in a trade, on average; None without one.
+    refused: share of its answers. Of its accepted ``decisions``: ``earned``, the mean reward;
+    ``idle``, the share with no money at stake. stake: dollars in a trade, on average.
     """
 
     reward: float

@@ -1,7 +1,6 @@
-"""Episodes of a user's function: any environment, in as many turns as it likes.
+"""Episodes of a user's function, which each agent calls a few times in each window.
 
-Each agent calls the function a few times in each window. What the model answered in an episode
-becomes decisions, with the rewards that the function gives.
+What the model answered becomes decisions, with the rewards that the function gives.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ log = logging.getLogger(__name__)
 class EpisodesDriver(Driver):
     """Plays the episodes of a window when its time comes; time stands still otherwise.
 
-    begin: the moment from which nothing was played. ask: control agents by their names. record:
-    called with the decisions of each episode, which are safe when it returns.
+    begin: from which nothing was played. record: called with the decisions of each episode.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """The journal: which window is being worked on, and the phase of that work.
 
-One SQLite file in the run directory. A phase is entered once its result is on disk, so a resumed
-process reads there which work it must not repeat.
+A phase is entered once its result is on disk, so that resumed work is not done twice.
 """
 
 from __future__ import annotations
@@ -148,10 +147,7 @@ class ScoreFiles:
         write_json(path, content)
 
     def read(self, window: TrainingWindow) -> DecisionScores:
-        """Scores of the decisions of ``window``; None for those added after it was scored.
-
-        Raises RunError when the file is missing.
-        """
+        """The scores of ``window``, None for decisions added later; RunError for no file."""
         path = self._paths.scores(window.id)
         content = read_json(path)
         if not content:
@@ -170,10 +166,7 @@ class ScoreFiles:
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:
-    """Raise RunError when the run in ``run_dir`` has done all ``windows`` and ended by itself.
-
-    One that was killed after its last window still compares before and after. None: no last one.
-    """
+    """Raise RunError when the run in ``run_dir`` has done all ``windows`` and ended by itself."""
     journal = Journal(run_dir / "journal.sqlite")
     done = journal.done()
     journal.close()

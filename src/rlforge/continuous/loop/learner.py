@@ -31,10 +31,7 @@ Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
 
 @value
 class Trained:
-    """A new version, on disk. metrics: of the update; samples: decisions it learned from.
-
-    digests: of what the update was made of and what it made (``rlforge.record.digests``).
-    """
+    """A new version, on disk. metrics, digests: of the update; samples: that it learned from."""
 
     checkpoint: Checkpoint
     samples: int
@@ -43,14 +40,11 @@ class Trained:
 
 
 class WindowLearner:
-    """The learner group, and ``checkpoints/step-N`` of the run directory.
+    """The learner group, and ``checkpoints/step-N`` of the run directory; one call at a time.
 
-    A checkpoint holds weights and state together and is there whole or not at all. Its manifest
-    names the window: it is the only record of an update, and so decides whether a window was
-    trained on. One call at a time.
-
-    keep: how many versions ``prune`` leaves in addition to the protected ones; None: all. update:
-    makes an update of ``group``; None: its own method.
+    A checkpoint's manifest names its window: it is the only record of an update, and so decides
+    whether a window was trained on. keep: how many versions ``prune`` leaves besides protected
+    ones. update: of ``group``; None: its own method.
     """
 
     def __init__(
@@ -82,9 +76,8 @@ class WindowLearner:
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
-        """Go on from version ``uid``, after a restart or because a later one was refused.
+        """Go on from version ``uid``; the next version has a number that was never used.
 
-        The next version is numbered after the newest there is, so that every number is used once.
         Raises CheckpointError when the checkpoint is missing or damaged.
         """
         # The randomness and learning rate of an update follow from its number.
@@ -96,8 +89,7 @@ class WindowLearner:
     async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
         """Learn from the batch of a window; None when no optimizer step was finite.
 
-        After a RlforgeError, as for a full disk, the learner is what it was before. Ray's errors,
-        as for a dead process, end the run.
+        After a RlforgeError, as for a full disk, the learner is what it was before.
         """
         if (done := self.trained_on(window_id)) is not None:
             await self.restore(done.checkpoint.uid)

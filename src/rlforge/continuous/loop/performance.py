@@ -15,11 +15,10 @@ POLICY = "policy"
 
 @value
 class Performance:
-    """decisions: complete ones. trades: those with money at stake. refused: those whose action was
-    not accepted.
+    """Figures over complete decisions; nan where there is nothing to average.
 
-    win_rate: share of trades with a profit. avg_reward: over decisions. avg_pnl: over trades, in
-    the market's currency. nan where there is nothing to average.
+    trades: with money at stake; win_rate: those with a profit; avg_pnl: of one, in the market's
+    currency. refused: whose action was not accepted.
     """
 
     decisions: int
@@ -96,8 +95,7 @@ def difference(
 ) -> Difference | None:
     """The difference of agents' mean rewards; None with fewer than two agents on a side.
 
-    An agent counts once, since its decisions are not independent of each other; the interval is
-    that of Welch's t-test (Welch 1947).
+    An agent counts once: its decisions depend on each other. Welch's t-test (Welch 1947).
     """
     from scipy.stats import ttest_ind
 

@@ -31,11 +31,7 @@ DEPLOYMENTS = "deployments"
 
 @value
 class Deployed:
-    """The result of a deployment.
-
-    success: the version serves all users; None: there was none to deploy, or it is on trial.
-    reason: why it does not serve.
-    """
+    """The result of a deployment. success: None: there was none, or it is on trial."""
 
     success: bool | None
     reason: str = ""
@@ -47,9 +43,8 @@ NOTHING_TO_DEPLOY = Deployed(success=None)
 class DeploymentsByStep:
     """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
 
-    The base model is ``step-0``, because version 0 equals it. Adapters that were deployed from
-    elsewhere have no such name: learning never continues from them, and their decisions are not
-    learned from.
+    The base model is ``step-0``. Adapters from elsewhere have no such name: learning neither
+    continues from them nor learns from their decisions.
     """
 
     def __init__(self, service: DeploymentService) -> None:
@@ -60,10 +55,7 @@ class DeploymentsByStep:
         return self._service.trial is not None
 
     def serving(self) -> str:
-        """The version that serves; during a trial, the one that the trial compares with.
-
-        While an adapter from elsewhere serves: the newest one of this run that served before it.
-        """
+        """The version of this run that serves, or served last; in a trial the current one."""
         return next(step for step in map(_step, self._service.stack()) if step is not None)
 
     def foreign(self) -> Mapping[str, str]:
@@ -98,8 +90,7 @@ def _step(deployment: Deployment) -> str | None:
 class PolicySide:
     """The engine that answers, and the deployments that it serves.
 
-    trials, prompter: tests in markets, and prompts of the agents there; None without a market.
-    params, tokenizer: how answers are drawn and read.
+    trials, prompter: None without a market. params, tokenizer: of answers.
     """
 
     engine: Engine
@@ -173,10 +164,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
 
 
 def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
-    """Checks of versions of a run, in its market or by its answers, for a service that serves it.
-
-    config: that of the run, with the model, engine and deployment of the service.
-    """
+    """Checks of versions of a run, for a service. config: with the service's model and engine."""
 
     def make(engine: Engine, tokenizer: Any) -> Checks:
         params = config.engine.sampling(stop_token_ids(config.model, tokenizer))

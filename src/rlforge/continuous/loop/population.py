@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 class Open:
     """A decision of a window that is not settled yet.
 
-    policy: uid of the version that took it; empty: none, or one that is not judged. episode: of the
-    market, from 0.
+    policy: uid of the version that is judged by it, if any. episode: of the market, from 0.
     """
 
     decision_id: str
@@ -54,10 +53,7 @@ class Open:
 
 @value
 class Tick:
-    """The new decisions of a tick, and the outcomes of decisions that it settled.
-
-    closed: the decision of each outcome.
-    """
+    """The new decisions of a tick, and outcomes that it settled. closed: their decisions."""
 
     decisions: tuple[Decision, ...]
     outcomes: tuple[DecisionOutcome, ...]
@@ -66,11 +62,7 @@ class Tick:
 
 @value
 class AgentModel:
-    """The model behind the agents: how it is prompted and asked.
-
-    ask: the newest version, or for a control agent the version that never learns. name: the
-    ``provider`` of its decisions. seed: of its draws.
-    """
+    """The model behind the agents. name: the ``provider`` of its decisions. seed: of its draws."""
 
     prompter: AgentPrompter
     ask: Ask
@@ -94,9 +86,8 @@ FORMAT = 3
 class SimulationState:
     """All state of a simulation between two ticks: market, traders, decisions not yet settled.
 
-    agents: of the model; ``control``: those among them that are asked of the version that never
-    learns. states: what each agent sees now. open: by the market's ticket. next_states: by id of a
-    decision, the state that followed it.
+    agents: of the model, ``control`` among them. states: what each agent sees now. open: by the
+    market's ticket. next_states: what followed each decision, by its id.
     """
 
     def __init__(
@@ -120,9 +111,8 @@ class SimulationState:
 class Population:
     """Runs the ticks of a ``SimulationState``.
 
-    reward: of a settled decision. record: called with each tick; decisions and outcomes are safe
-    when it returns. recorded: decisions that an earlier process recorded, by id. A tick that is
-    among them is repeated: its answers are taken from there, and no policy is asked.
+    record: called with each tick, which is safe when it returns. recorded: decisions of an earlier
+    process, by id. A tick that is among them is repeated, and no policy is asked.
     """
 
     def __init__(

@@ -21,10 +21,7 @@ _DAY = 24 * 3600.0
 
 
 class DailyPush:
-    """Replaces the dataset ``store.push`` by all decisions of a run, from ``store.push_hour`` on.
-
-    push: uploads a folder, as ``push_folder`` does. Without ``store.push`` nothing is done.
-    """
+    """Replaces the dataset ``store.push``, if any, from ``store.push_hour`` on."""
 
     def __init__(
         self,
@@ -40,8 +37,7 @@ class DailyPush:
     async def after_window(self, begin: float, end: float) -> None:
         """Push where the hour came since the last push, or since ``begin`` if there was none.
 
-        begin, end: of the window that is done, by the clock of the decisions. What fails is logged
-        and tried again after the next window.
+        What fails is logged and tried again after the next window.
         """
         if self._until is None:
             self._until = begin

@@ -1,8 +1,7 @@
 """Answers to HTTP requests become decisions once a client has reported their outcome.
 
-An answer waits in a database of its own. Its outcome is written there first and then moves, with
-the answer, into the store: into the window of the outcome's time, so that windows hold complete
-decisions only. A process that is killed in between moves it at its next start.
+An answer waits in a database of its own; with its outcome it moves into the store, into the window
+of the outcome's time, also at the next start of a process that was killed in between.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ log = logging.getLogger(__name__)
 class AnswerLog:
     """The answers of one service that wait for their outcome.
 
-    Answers with another temperature, ``top_p``, ``top_k`` or ``min_p`` than the run's cannot be
-    learned from, nor those that a stop string cut: they are not kept. now: the wall clock.
+    Answers with another sampling than the run's, or that a stop string cut, are not kept.
     on_decision: called with the window of each new decision.
     """
 
@@ -76,10 +74,7 @@ class AnswerLog:
             raise self._failed(error) from error
 
     async def answered(self, answer: Answered) -> None:
-        """Keep an answer until its outcome is known, unless it cannot be learned from.
-
-        What fails is logged: the client gets its answer in any case.
-        """
+        """Keep an answer, unless it cannot be learned from; what fails is logged."""
         if answer.completion is None or not answer.completion.logprobs:
             return
         if _distribution(answer.params) != self._sampling:
@@ -94,7 +89,7 @@ class AnswerLog:
     async def rewarded(self, answer_id: str, reward: float) -> bool:
         """Make a decision of the answer; False where it is not kept, or has a reward already.
 
-        Raises RunError or StoreError when it cannot be written; the client may report it again.
+        Raises RunError or StoreError when it cannot be written.
         """
         window_id = await asyncio.to_thread(self._reward, answer_id, reward)
         if window_id is None:

@@ -24,10 +24,7 @@ from rlforge.system.checkpoint import step_name
 
 
 class ContinuousRun:
-    """Continuous training as a ``Controller``: comparisons, HTTP, resuming, and the loop.
-
-    It resumes by itself from what the run directory holds.
-    """
+    """Continuous training as a ``Controller``; it resumes from what the run directory holds."""
 
     def __init__(self, context: RunContext[ContinuousConfig]) -> None:
         self._context, self._config = context, context.config
@@ -98,10 +95,7 @@ class ContinuousRun:
         }
 
     async def _continue_from_deployment(self, parts: Assembly) -> None:
-        """Restore the version that serves; a new run serves ``learner.initial_adapter`` first.
-
-        An adapter that was deployed from elsewhere is replaced by the run's own version.
-        """
+        """Restore the run's own version that serves; first of all, ``learner.initial_adapter``."""
         learner, policy = parts.learning.learner, parts.policy
         current = policy.service.current
         if policy.service.fell_back:
@@ -125,8 +119,8 @@ class ContinuousRun:
     async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:
         """Measure what serves now and keep it in ``comparison.json``, unless it is there already.
 
-        when: ``before`` or ``after``. Returns the whole file: for each time the version that
-        served, and the performance of all ``players``.
+        when: ``before`` or ``after``. Returns the file: version and performance of ``players`` of
+        each.
         """
         episodes = self._config.continuous.compare_episodes
         if not episodes or policy.trials is None:
@@ -153,10 +147,9 @@ class ContinuousRun:
 async def _served_over_http(
     context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Serve the deployments over HTTP during the block, where ``continuous.http`` is set.
+    """Serve over HTTP during the block, where ``continuous.http`` is set; signals set ``stop``.
 
-    The HTTP server catches SIGINT and SIGTERM itself, and sets ``stop``. Raises ConfigError when
-    the address of group ``serve`` cannot be listened on.
+    Raises ConfigError when the address of group ``serve`` cannot be listened on.
     """
     config, policy = context.config, parts.policy
     if not config.continuous.http:

@@ -20,10 +20,9 @@ EACH = 3
 def keep_samples(
     run_dir: Path, window: TrainingWindow, scores: DecisionScores | None, *, first: bool
 ) -> None:
-    """Keep the best, the worst and refused decisions of the model in the newest window.
+    """Keep the best, the worst and refused decisions of the model, if any, in the newest window.
 
-    first: also those of the first window with any, for comparison. A window without decisions of
-    the model changes nothing.
+    first: also those of the first window with any.
     """
     chosen = samples(window.decisions, scores)
     if chosen:
@@ -33,10 +32,7 @@ def keep_samples(
 
 
 def samples(decisions: Sequence[Decision], scores: DecisionScores | None) -> list[dict[str, Any]]:
-    """The ``EACH`` decisions with the highest and the lowest reward, and the first refused ones.
-
-    scores: in the order of ``decisions``; None: there are none.
-    """
+    """The ``EACH`` decisions with the highest and lowest reward, and the first refused ones."""
     places = [place for place, one in enumerate(decisions) if is_ours(one)]
     refused = [place for place in places if decisions[place].refused]
     judged = [

@@ -26,9 +26,8 @@ from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingPara
 class Answer:
     """What the model answered.
 
-    text: the whole answer. tool_calls: those in it, in OpenAI's form with their arguments as an
-    object, where they are written as ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the
-    form of Hermes and Qwen.
+    tool_calls: in OpenAI's form with their arguments as an object, where they are written as
+    ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the form of Hermes and Qwen.
 
     Example:
         >>> Answer(text="4").message
@@ -48,10 +47,7 @@ class Answer:
 
 
 class SessionModel:
-    """The model as sessions ask it, the same for all of them.
-
-    ask: see ``Ask``; it is also how seats of games are asked.
-    """
+    """The model as all sessions ask it, and as seats of games do."""
 
     def __init__(self, config: ContinuousConfig, tokenizer: Any, ask: Ask) -> None:
         self.model, self.tokenizer, self.ask = config.model, tokenizer, ask
@@ -97,9 +93,9 @@ class Session:
     ) -> Answer:
         """The model's next message of a conversation, by its chat template.
 
-        tools: what it may call, in OpenAI's form; their results are messages of role ``tool``.
-        schema: of the JSON that the message is to be, and nothing else. Raises EngineError where
-        the conversation is longer than ``engine.max_model_len``, or the schema is invalid.
+        tools: in OpenAI's form; their results are messages of role ``tool``. schema: of the JSON
+        that the message is to be. Raises EngineError where the conversation is longer than
+        ``engine.max_model_len``, or the schema is invalid.
         """
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)
@@ -111,13 +107,12 @@ class Session:
         return await self._answer(prompt, text_ids(self._model.tokenizer, prompt))
 
     async def play(self, env: str | EnvSpec, *opponents: str) -> float:
-        """Play a game, and return the reward of the model's seat.
+        """Play a game, and return the reward of the model's seat; answers get that of their seat.
 
-        env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. opponents:
-        scripted players, by seat, the last one at all that are left; the model's seat changes with
-        ``number``. Without opponents the model has all seats, and the reward returned is that of
-        the first one. Every answer gets the reward of its seat. Raises ConfigError for a game or
-        player that cannot be, GameError for a game that fails.
+        env: an option of the group ``env``, or an ``EnvSpec``. opponents: scripted players, by
+        seat, the last one at all that are left; the model's seat changes with ``number``. Without
+        opponents the model has all seats. Raises ConfigError for a game or player that cannot be,
+        GameError for a game that fails.
         """
         env, own = self._asked_as_trained(env), self.number if opponents else 0
         own %= env.num_players
@@ -156,10 +151,7 @@ class Session:
         self._rewards[len(self._answers) - 1] = float(reward)
 
     def rewarded(self, returned: float | None) -> list[tuple[Conversation, str, Completion, float]]:
-        """All answers with their rewards. returned: by the function, for those without another.
-
-        Raises ValueError for an answer without a reward.
-        """
+        """All answers with their rewards, or what was ``returned``; ValueError for one without."""
         found = []
         for number, (conversation, text, completion) in enumerate(self._answers):
             reward = self._rewards.get(number, returned)

@@ -49,10 +49,7 @@ class Driver(ABC):
 
 
 class SimulatedTimeDriver(Driver):
-    """Time advances only by running ticks; it stands still while the trainer works.
-
-    now: the market's time, as decisions are stamped with.
-    """
+    """Time advances only by running ticks. now: the market's, as decisions are stamped with."""
 
     def __init__(
         self, population: Population, now: Callable[[], float], stop: asyncio.Event
@@ -79,13 +76,7 @@ class SimulatedTimeDriver(Driver):
 
 
 class WallClockDriver(Driver):
-    """Runs a tick at every multiple of ``tick_s`` of the clock, also while the trainer trains.
-
-    So windows of whole multiples hold equally many ticks.
-
-    Each decision names the version that made it, so the trainer knows which are of the version
-    before an update.
-    """
+    """Runs a tick at every multiple of ``tick_s`` of the clock, also while the trainer trains."""
 
     def __init__(
         self, population: Population, clock: WallClock, tick_s: float, stop: asyncio.Event

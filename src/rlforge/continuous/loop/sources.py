@@ -40,9 +40,8 @@ from rlforge.types import Completion, value
 class Source:
     """Decisions in windows, as the trainer sees them.
 
-    driver: lets time pass. next_window: the window to work on after another one, or first, after
-    None; None where there is none. store, push: the run's own store, and its upload; None where
-    decisions are only read. answers: makes decisions of answers over HTTP.
+    next_window: after another one, or first, after None; None where there is none. store, push:
+    None where decisions are only read. answers: makes decisions of answers over HTTP.
     """
 
     driver: Driver
@@ -174,7 +173,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
 def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     """The window of ``now`` first, then the one after ``done``.
 
-    Windows may have passed while no process ran; of these, those without decisions are skipped.
+    Of windows that passed while no process ran, those without decisions are skipped.
     """
     if done is None:
         return windows.grid.id_of(now)

@@ -1,8 +1,4 @@
-"""Scripted traders, from whose decisions in a market a supervised run learns.
-
-They trade as the agents of a continuous run would, and a sample has the prompt that such an agent
-gets. So a model that has learned them is ready for ``rlforge continuous``.
-"""
+"""Scripted traders, from whose decisions, in the prompts of agents, a supervised run learns."""
 
 from __future__ import annotations
 
@@ -107,10 +103,7 @@ def market_of(config: SftConfig) -> MarketConfig:
 def trader_samples(
     config: SftConfig, market: MarketConfig, encoder: AnswerEncoder, left_out: Counter[str]
 ) -> Iterator[Sample]:
-    """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes.
-
-    left_out: counts decisions that are no samples, by reason.
-    """
+    """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes."""
     prompter = AgentPrompter(config, market, encoder.tokenizer)
     for number in range(config.data.games):
         yield from _episode(config, market, encoder, prompter, number, left_out)

@@ -88,8 +88,7 @@ class ContinuousTrainer:
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
         """Wait until the window is over, and read its decisions.
 
-        A resumed process repeats the ticks on record from the state that the window starts from,
-        also where the window is collected already: the next window goes on from its end.
+        A resumed process repeats the ticks on record: the next window goes on from their end.
         """
         self._say("collecting", work)
         await self._until_over(work.window_id)
@@ -267,11 +266,7 @@ def _window_row(
     scorer: Mapping[str, float],
     minutes: float,
 ) -> dict[str, Any]:
-    """One line of ``windows.jsonl`` (see docs/run_directory.md).
-
-    gathered: figures of its ``WindowBatch``. training_loss, kl_divergence and deployment_success
-    are None where nothing was trained.
-    """
+    """One line of ``windows.jsonl`` (docs/run_directory.md). gathered: of its ``WindowBatch``."""
     metrics = trained.metrics if trained else {}
     players = by_player(window.decisions)
     policy = players.get(POLICY)

@@ -31,9 +31,8 @@ _LEAST_STAKE = 0.01
 
 
 class MarketTrials:
-    """Runs policies through whole episodes, several markets at once.
+    """Runs policies through whole episodes, several markets at once, with the same random numbers.
 
-    Random numbers are the same for all policies: those of the markets, the traders and the draws.
     first: the version that the run begins with, to which new ones are compared besides.
     """
 
@@ -60,8 +59,8 @@ class MarketTrials:
     async def holdout(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
         """Mean rewards per agent and market, the same agent and market paired.
 
-        ``deployment.holdout_games`` counts the episodes of single agents. The new version's conduct
-        is compared with that of the current one and of the first.
+        ``deployment.holdout_games`` counts the episodes of single agents. Conduct is compared as
+        well.
         """
         new, old = await asyncio.gather(self._conduct(candidate), self._conduct(current))
         suspect: list[str] = []
@@ -142,10 +141,7 @@ class MarketTrials:
 def market_probes(
     config: ContinuousConfig, prompter: AgentPrompter, params: SamplingParams
 ) -> tuple[Probe, ...]:
-    """The ``PROBES`` prompts that every new version must answer, greedily.
-
-    Their states are those of a market that scripted traders have moved for a few ticks.
-    """
+    """The ``PROBES`` prompts of a moving market that every new version must answer, greedily."""
     greedy = _greedy(config, params)
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)
