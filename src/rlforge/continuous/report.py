@@ -108,8 +108,7 @@ _TAKEN_OVER = {"win_rate": "trades", "avg_reward": "decisions"}
 def _sure(before: Row, after: Row | None, key: str) -> bool:
     """Whether a figure changed by more than noise, taking decisions for independent.
 
-    The interval of a share holds for the mean of any values between 0 and 1, as rewards are: none
-    vary more than those that are either 0 or 1.
+    A share's interval holds for any values of 0 to 1: none vary more than those that are 0 or 1.
     """
     over = _TAKEN_OVER.get(key)
     if over is None or after is None or before[key] is None or after[key] is None:

@@ -104,7 +104,7 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
 
 
 def to_decisions(table: pa.Table) -> list[Decision]:
-    """The rows of a table of ``DECISIONS`` as they were written; equal JSON texts share an object."""
+    """The rows of a table of ``DECISIONS`` as they were written; equal JSON texts are shared."""
     parsed, collects = _Parser(), gc.isenabled()
     # Thousands of states are a million small objects, none of them garbage: to walk them again and
     # again would take as long as to parse them.

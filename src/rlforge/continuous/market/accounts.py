@@ -46,8 +46,8 @@ def portion(amount: int, rate: float) -> int:
 class Shares:
     """Shares of one purchase. ``ticket``: of the decision that bought them.
 
-    units: still held. cost: paid for the whole purchase, fee included. basis: the part of the cost
-    that was paid for ``units``. returned: proceeds of sales so far.
+    cost: paid for the whole purchase, fee included. basis: the part of it for ``units``, which are
+    still held. returned: proceeds of sales so far.
     """
 
     id: str
@@ -65,8 +65,8 @@ class Shares:
 class Perp:
     """A perpetual position. ``sign`` is 1 for longs, -1 for shorts.
 
-    size: in cents, at the price ``entry``. margin: what is left of it after funding payments.
-    paid: margin and fee at the start.
+    size: in cents, at the price ``entry``. margin: what is left after funding. paid: margin and
+    fee.
     """
 
     id: str
@@ -91,13 +91,10 @@ class Perp:
 
 
 class Agent:
-    """One account in the market.
+    """One account in the market. kind: of a scripted trader; None for models and people.
 
-    kind: of a scripted trader; None for models and people.
-    balance: free cents. lifetime: profit of all finished trades, over all episodes.
-    trades, wins: settled decisions of the episode with money at stake, and how many of them made a
-    profit. follows: accounts followed in the episode.
-    episode_profits: change of the balance over each finished episode.
+    balance: free cents. lifetime: profit of all finished trades. trades, wins: of the episode, with
+    money at stake, and those with a profit. episode_profits: change of the balance over each.
     """
 
     def __init__(

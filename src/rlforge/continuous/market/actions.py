@@ -40,9 +40,8 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 def check_form(action: Any) -> Json:
     """``action``, if it is an object of a known type with exactly the fields of that type.
 
-    It may have a ``confidence`` and a ``note`` besides. Lone surrogates, which no tokenizer and no
-    file takes, are replaced in its texts. Raises ``ActionError`` that says what is wrong and what
-    would be right.
+    It may have a ``confidence`` and a ``note`` besides. Lone surrogates are replaced. Raises
+    ``ActionError`` that says what is wrong and what would be right.
 
     Example:
         >>> check_form({"type": "FOLLOW_USER", "userId": "wire", "confidence": 0.7})
@@ -80,9 +79,8 @@ def check_form(action: Any) -> Json:
 def action_schema(state: Json) -> dict[str, Any]:
     """The JSON schema of the actions that an agent in ``state`` may take.
 
-    Markets, positions, posts and accounts are those that it sees, and amounts have two decimals and
-    are within its means. What a schema cannot express may still be refused, such as a position
-    whose price has moved.
+    Names are those that it sees, amounts within its means. The market may still refuse an action,
+    as where the price has moved.
 
     Example:
         >>> from rlforge.continuous.config.market import MarketConfig

@@ -21,10 +21,9 @@ from rlforge.types import value
 
 @value
 class Receipt:
-    """The answer to a decision.
+    """The answer to a decision. ticket: names it in the ``Settled`` that follows.
 
-    ticket: names the decision in the ``Settled`` that follows. accepted: False when the action
-    was invalid and changed nothing; ``problem`` then says why.
+    problem: why it was not accepted, and changed nothing.
     """
 
     ticket: int

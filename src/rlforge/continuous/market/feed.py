@@ -1,8 +1,7 @@
 """The social feed: posts, comments and news.
 
-A post reaches the followers of its author, and other agents with probability ``market.visibility``.
-News accounts post their views on markets and trends; ``market.news`` says how often each is right.
-A view is posted once and holds until the market or the trend ends.
+A post reaches the followers of its author, and others with probability ``market.visibility``. A
+news account posts a view once, which holds until the market or the trend ends.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ from rlforge.types import EndReason, EnvSpec
 class MarketGame(TurnGame):
     """One episode. A seat's reward is tanh(profit / starting balance).
 
-    A game cut at ``max_turns`` scores each seat's holdings at current prices. A player whose
-    invalid answers exceed the allowance ends the game with -1 for itself; the others score as in a
-    cut game.
+    A cut game scores holdings at current prices; so does one that a player ended by too many
+    invalid answers, whose own reward is -1.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
@@ -150,10 +149,7 @@ def env_ids() -> list[str]:
 
 @functools.cache
 def load_market(env_id: str) -> MarketConfig:
-    """The preset behind an id of ``env_ids``: one shared object, which callers must not change.
-
-    Raises ``ConfigError`` when there is none.
-    """
+    """The preset behind an id of ``env_ids``, one shared object; ``ConfigError`` where none is."""
     if env_id not in env_ids():
         raise ConfigError(
             f"market {env_id!r} is unknown{nearest(env_id, env_ids())}; there are "

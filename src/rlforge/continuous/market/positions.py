@@ -19,10 +19,7 @@ HINDSIGHT_TICKS = 6
 
 @value
 class _Closed:
-    """A closed position, to be compared at tick ``due`` with keeping it.
-
-    margin: at the time of closing, before profit.
-    """
+    """A closed position, to be compared at tick ``due`` with keeping it. margin: before profit."""
 
     agent: Agent
     ticket: int
@@ -125,7 +122,7 @@ class PerpDesk:
     def liquidate(self) -> None:
         """Close positions below their maintenance margin until none is left.
 
-        Then close the most profitable positions until the vault could pay all profits
+        Then close the most profitable ones until the vault could pay all profits
         (auto-deleveraging).
         """
         while fallen := [held for held in self._all() if self._has_fallen(held[1])]:

@@ -76,10 +76,8 @@ CHANGE_TICKS = 3
 class PredictionMarket:
     """Shares are counted in units that pay one cent each; a share is a hundred of them.
 
-    pool: cents that back the shares. It starts with the subsidy of the scoring rule, grows by at
-    least the rule's price on every purchase and shrinks by at most that on every sale, so it always
-    holds at least C(q), which pays either answer.
-    truth: the right answer. views: of the news accounts; unreported: those not posted yet.
+    pool: cents that back the shares, always at least C(q), which pays either answer. truth: the
+    right one. views: of the news accounts; unreported: those not posted yet.
     """
 
     def __init__(

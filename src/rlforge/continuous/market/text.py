@@ -73,11 +73,7 @@ class ParsedAction:
 
 
 def prompt(state: Json, most: int | None = None) -> str:
-    """Rules and forms of actions, with which all prompts begin, and a ``GameState``.
-
-    Of perpetual futures they speak where the market has some. most: characters for the state, as of
-    ``describe``.
-    """
+    """Rules and forms of actions, with which all prompts begin, and ``describe`` of a state."""
     perpetuals = bool(state["markets"]["perpetuals"])
     rules = _RULES.format(perpetuals=_PERPETUALS if perpetuals else "")
     return f"{rules}\n\n{forms(perpetuals=perpetuals)}\n\n{describe(state, most)}"
@@ -86,9 +82,8 @@ def prompt(state: Json, most: int | None = None) -> str:
 def describe(state: Json, most: int | None = None) -> str:
     """A ``GameState`` in short lines, in ``most`` characters; None: all of it.
 
-    The line of a market says what news accounts report on it and what the agent holds of it. With
-    little room it does so briefly, and what still does not fit is left out and counted. Room goes
-    to the agent's own positions, then to markets with news, notes, other markets, its last actions,
+    With little room markets are brief, and what does not fit is left out and counted. Room goes to
+    the agent's own positions, then to markets with news, notes, other markets, its last actions,
     and posts; of these to the newest.
     """
     whole = _described(state, brief=False, most=None)

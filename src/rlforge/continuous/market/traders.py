@@ -219,10 +219,7 @@ _TRADERS: dict[str, type[NoiseTrader | MomentumTrader | ValueTrader]] = {
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
-    """A trader of ``kind``; its actions depend on ``rng`` and the states alone.
-
-    Raises ``ConfigError`` for an unknown kind.
-    """
+    """A trader of ``kind``, which ``rng`` and states alone move; ConfigError for an unknown one."""
     if kind not in _TRADERS:
         raise ConfigError(
             f"trader kind {kind!r} is unknown{nearest(kind, _TRADERS)}; there are "

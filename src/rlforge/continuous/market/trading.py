@@ -42,8 +42,7 @@ def asked_form(model: ModelConfig) -> str:
 class Question:
     """A prompt about ``state``; its compact form is about one market, the ``focus``.
 
-    legal: the compact answers that the market accepts. schema: of the JSON that an answer must be;
-    None: any answer.
+    legal: compact answers. schema: of the JSON that an answer must be; None: any answer.
     """
 
     state: Json
@@ -65,14 +64,12 @@ class Reading:
 class AgentPrompter:
     """Writes prompts in the model's template, and reads the actions in answers.
 
-    The template ``board`` asks in the compact words of ``rlforge.continuous.market.compact`` for an
-    answer of the model's extraction, every other one in prose for an action as JSON. A JSON action
-    is read wherever it stands in an answer: bare, in a code fence, in ``\\boxed{}``.
+    The template ``board`` asks in the compact words of ``rlforge.continuous.market.compact``, every
+    other one in prose for an action as JSON, which is read wherever it stands in an answer.
 
-    config: model, engine and learner, whose limits say how long a prompt may be; of a state in
-    prose as much is shown as fits. Raises ``ConfigError`` where the rules alone are too long.
-    extraction: the form of answers that prompts ask for. constrained: answers in prose are to be
-    one JSON action that the state allows.
+    config: its limits say how long a prompt may be; of a state in prose as much is shown as fits.
+    Raises ``ConfigError`` where the rules alone are too long. constrained: answers in prose are to
+    be one JSON action that the state allows.
     """
 
     def __init__(
@@ -100,10 +97,7 @@ class AgentPrompter:
         self.ask(world.state("agent"))  # fails here for a room that is too small
 
     def ask(self, state: Json) -> Question:
-        """The prompt of an agent that sees ``state``.
-
-        Raises ``ConfigError`` where the room is too small for any state.
-        """
+        """The prompt of an agent that sees ``state``; ``ConfigError`` where no state fits."""
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
         while True:

@@ -80,8 +80,8 @@ class World:
     def join(self, agent_id: str, kind: str | None = None) -> None:
         """Open an account with the starting balance.
 
-        kind: of a scripted trader (insiders get tips); None for models and people. Raises
-        ``ValueError`` for an id that is taken by an agent or a news account.
+        kind: of a scripted trader; None for models and people. Raises ``ValueError`` for an id that
+        is taken by an agent or a news account.
         """
         if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
@@ -102,10 +102,7 @@ class World:
         return game_state(self._agent(agent_id), self.books, self._shares, self._perps)
 
     def decide(self, agent_id: str, action: Any) -> Receipt:
-        """Carry out an action; an invalid one changes nothing and the receipt says why.
-
-        Raises ``ValueError`` for an agent that has not joined.
-        """
+        """Carry out an action; an invalid one changes nothing and the receipt says why."""
         agent = self._agent(agent_id)
         self._tickets += 1
         ticket = self._tickets
@@ -194,10 +191,7 @@ class World:
             raise ValueError(f"no agent {agent_id!r} has joined") from None
 
     def _carry_out(self, agent: Agent, ticket: int, action: Json) -> bool:
-        """Execute an action; returns whether money is at stake.
-
-        Raises ``ActionError`` before anything changes.
-        """
+        """Execute an action, or raise ``ActionError`` before; returns whether money is at stake."""
         match action["type"]:
             case "BUY_SHARES":
                 amount = cents(action["amount"])
@@ -300,10 +294,9 @@ class World:
 
 
 def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:
-    """``GameState`` as JSON: everything an agent observes. Amounts are in dollars.
+    """``GameState`` as JSON: everything an agent observes, in dollars, newest things last.
 
-    Newest posts, actions and notes come last. States share parts, which never change afterwards, so
-    that a state can be kept.
+    States share parts, which never change afterwards, so that a state can be kept.
     """
     config, tick = books.config, books.tick
     minutes = config.tick_minutes

@@ -101,10 +101,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
 
 
 def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> Problems:
-    """Models that cannot be asked about markets, and prompts about other games.
-
-    agents: how many trade there, in addition to the scripted traders.
-    """
+    """Models that cannot be asked about markets, and prompts about other games."""
     found = [*reader_problems(composed, "model.kind", "market", "markets")]
     yield from found
     if found:
@@ -136,8 +133,7 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
 def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
     """Raise ConfigError where agents in a market have no room for its prompts, or for an action.
 
-    The fullest prompt of an episode and an action in the form that it asks for are written and read
-    with the model's tokenizer, which is loaded.
+    Both are written and read with the model's tokenizer, which is loaded.
     """
     tokenizer = load_tokenizer(config.model)
     prompter = AgentPrompter(config, market, tokenizer)

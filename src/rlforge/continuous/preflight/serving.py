@@ -16,8 +16,7 @@ def check_service(
 ) -> None:
     """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
-    games: whether new versions are tested in the games of ``env``; those of a continuous run have
-    tests of their own.
+    games: whether new versions are tested in the games of ``env``.
     """
     raise_all(
         collected(value_problems(composed)) or _service_problems(composed, keys=keys, games=games)

@@ -44,9 +44,8 @@ class Agreement:
 class ScorerReport:
     """How a scorer agrees with rewards and skill on windows that it has not learned.
 
-    decisions: agreement with rewards inside each window, averaged by pairs. agents: mean score of
-    each agent over all windows against its true skill, None if that was not given.
-    agent_scores: those means. unscored: decisions without a score. windows: their number.
+    decisions: with rewards inside each window, averaged by pairs. agents: mean scores of agents,
+    ``agent_scores``, with their true skill, if given. unscored: decisions without a score.
     """
 
     decisions: Agreement
@@ -119,9 +118,8 @@ async def examine(
 ) -> ScorerReport:
     """Score windows that the scorer has not learned, and compare with rewards and skill.
 
-    hide_outcomes: the scorer sees decisions without their outcome, so that its agreement with the
-    rewards is a forecast. Otherwise only the agreement with ``skill`` is meaningful.
-    skill: agent id -> true skill, higher is better. margin: rewards within it are equal.
+    hide_outcomes: scores are forecasts; otherwise only the agreement with ``skill`` means anything.
+    skill: by agent, higher is better. margin: rewards within it are equal.
     """
     all_decisions: list[Decision] = []
     all_scores: list[float | None] = []

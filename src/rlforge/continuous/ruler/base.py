@@ -24,8 +24,7 @@ NOT_JUDGED = "not judged: it is not learned from"
 class DecisionScores:
     """Scores of decisions, in their order.
 
-    values: 0 to 1, or None if the scorer failed, or was not asked about that decision.
-    explanations: one per decision; empty strings if the scorer gives none.
+    values: 0 to 1, or None if the scorer failed, or was not asked. explanations: may be empty.
     metrics: e.g. ``pairs``, ``judge_calls``, ``unscored``.
 
     Example:
@@ -73,9 +72,8 @@ class DecisionScorer(Protocol):
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """Learn from windows whose outcomes are known; a window learned before changes nothing.
 
-        Returns metrics: the size of the memory, and how well the scorer forecast the rewards of
-        these windows before learning them (``forecast_kendall_tau``,
-        ``forecast_pairwise_accuracy``; missing if it could not).
+        Returns metrics: the size of the memory, and how well rewards were forecast before
+        (``forecast_kendall_tau``, ``forecast_pairwise_accuracy``; missing if it could not).
         """
 
     async def close(self) -> None:

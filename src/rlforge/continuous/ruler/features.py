@@ -1,10 +1,7 @@
-"""A decision as a fixed row of numbers.
+"""A decision as a fixed row of finite numbers; missing parts count as 0.
 
-By default (``state_action``) the row holds what was known when the decision was made. A scorer that
-also sees the outcome repeats it, luck included, and its agreement with outcomes means nothing.
-``with_outcome`` adds the outcome, to judge the skill of agents rather than single decisions.
-
-Missing parts of a state, an action or a result count as 0. All numbers are finite.
+By default (``state_action``) they were known when the decision was made. ``with_outcome`` adds the
+outcome, luck included, to judge the skill of agents rather than single decisions.
 """
 
 from __future__ import annotations
@@ -46,11 +43,10 @@ def listed(found: Any) -> list[Json]:
 
 @value
 class Target:
-    """The market or ticker that a trade is about.
+    """The market or ticker that a trade is ``about``. offer: its entry in ``state.markets``.
 
-    about: a market's id or a ticker. offer: its entry in ``state.markets``. sign: 1 if the trade
-    gains when YES or the price rises, -1 if it loses; closing a position has the opposite sign of
-    the position. position: the closed one, None for trades that open one.
+    sign: 1 if the trade gains when YES or the price rises, -1 if it loses; closing a position has
+    the opposite sign of the position. position: the closed one.
     """
 
     about: str

@@ -57,8 +57,7 @@ CREATE TABLE IF NOT EXISTS answers (
 class AnswerCache:
     """Verdicts in SQLite: in the file ``path``, or in memory if that is None.
 
-    If the file is damaged or the disk is full, that is logged once and ``failed`` is set; from then
-    on nothing is stored or found.
+    If the file cannot be used, that is logged once, ``failed`` is set, and nothing is kept.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -140,7 +139,7 @@ class GroupVerdict:
 class JudgeBudget:
     """Calls and tokens of judging one window, their limits, and whether the judge answers.
 
-    Before a call its greatest possible cost is reserved; the actual cost replaces it afterwards.
+    The greatest possible cost of a call is reserved before it.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -186,9 +185,8 @@ class JudgeBudget:
 class JudgeScorer:
     """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
 
-    A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored: None
-    for each of its decisions, a warning in the log, a count in the metrics. ``ruler.temperature`` T
-    changes the judge's scores to sigmoid(logit(score) / T).
+    A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored.
+    ``ruler.temperature`` T changes scores to sigmoid(logit(score) / T).
     """
 
     def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
@@ -198,9 +196,7 @@ class JudgeScorer:
         self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``DecisionScorer``. Only decisions that may be learned from are judged, if there are
-        any: scripted traders' and the control's have no score, and count nowhere.
-        """
+        """See ``DecisionScorer``. Only decisions that may be learned from are judged, if any."""
         places = [i for i, one in enumerate(decisions) if one.metadata.learns]
         if len(places) in (0, len(decisions)):
             return await self._score(decisions)
@@ -343,8 +339,7 @@ class JudgeScorer:
 def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
     """Positions of the decisions that are judged together, in groups of about the same size.
 
-    ``time``: neighbours in time, which see nearly the same market. ``agent``: neighbours in time of
-    one agent. No group is larger than ``config.group_size``.
+    ``time``: neighbours in time, which see nearly the same market. ``agent``: of one agent.
     """
     by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
     if config.group_by == "time":

@@ -65,8 +65,7 @@ class LocalModel:
 class LocalJudge:
     """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
 
-    Its answers keep to a grammar: a short explanation and a score for each decision, in the order
-    of the question.
+    A grammar gives a short explanation and a score for each decision, in order.
     """
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:

@@ -62,11 +62,9 @@ class FeatureScale:
 
 
 class LearnedScorer(abc.ABC):
-    """A model over features, fitted to the windows in its memory.
+    """A model over features, fitted to the windows in its memory, which ``ruler.model_path`` keeps.
 
-    With ``ruler.model_path`` the memory is read from there and written back after a window was
-    learned. Before the first window, decisions are scored by the window's own outcomes; without
-    outcomes they stay unscored.
+    Before the first window, decisions are scored by the window's own outcomes.
     """
 
     #: Name of the state file under ``ruler.model_path``.
@@ -102,8 +100,7 @@ class LearnedScorer(abc.ABC):
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``. The state file is replaced in one step.
 
-        If it cannot be written (``state_saved`` 0), that is logged, the windows stay in memory, and
-        the next call tries again.
+        If it cannot be written (``state_saved`` 0), that is logged, and the next call tries again.
         """
         added, forecasts = 0, []
         self._fit_once()
@@ -146,10 +143,7 @@ class LearnedScorer(abc.ABC):
         )
 
     def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
-        """Score rows of features, shape [n, features], by the model of the whole memory.
-
-        None without a model and enough rewards.
-        """
+        """Score rows of features, shape [n, features]; None without a model and enough rewards."""
         self._fit_once()
         return self._judge(features, rewards)
 

@@ -28,8 +28,7 @@ class LearnedWindow:
 class WindowMemory:
     """The newest ``windows`` windows that were learned, at most ``rows`` decisions of each.
 
-    names: of the features. Models are refitted to the whole memory, so that a scorer's state is a
-    function of its memory and its configuration alone.
+    Models are refitted to all of it: a scorer's state is a function of memory and configuration.
     """
 
     def __init__(self, names: Sequence[str], *, windows: int, rows: int, seed: int) -> None:

@@ -34,7 +34,7 @@ _THOUGHTS = re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
 def situation(decision: Decision) -> str:
     """What the agent knew: the market in prose, the prompt of its model, or one fact a line.
 
-    Of a market without what agents said: their posts, the agent's own notes and confidence.
+    Of a market without what agents said: posts, own notes, confidence.
     """
     state = _each(
         decision.state, "social", "feed", lambda post: post if post.get("stance") else None
@@ -145,11 +145,9 @@ class JudgeVerdict:
 
 @value
 class JudgeQuestion:
-    """The question about one group of decisions.
+    """The question about one group of decisions, the same in any order of them.
 
     ids: one per distinct decision, in the order asked. members: id -> positions in the group.
-    messages: the conversation to send. schema: JSON schema of the answer. Equal groups give
-    equal questions, in any order of their decisions.
     """
 
     ids: tuple[str, ...]
@@ -169,8 +167,8 @@ class JudgeQuestion:
 def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
     """The question about ``group``. features: see ``choice``.
 
-    Decisions with equal texts are shown once, and so is the common beginning of all situations. The
-    order is shuffled by ``seed`` and content, and ids say nothing about agents or order.
+    Equal texts are shown once, and so is the common beginning. The order is shuffled by ``seed``
+    and content, and ids say nothing about agents or order.
     """
     beginning, rests = common_beginning([situation(decision) for decision in group])
     limit = config.max_text_chars
@@ -201,8 +199,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
 def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
 
-    The last JSON object that is a whole answer counts: those before it are drafts. Prose and code
-    fences around it are ignored, and so is what stands in ``<think>``.
+    The last JSON object that is a whole answer counts; what is in ``<think>`` is ignored.
     """
     said = _THOUGHTS.sub("", text)
     answers = [found["scores"] for found in json_objects(said) if _is_answer(found)]
@@ -263,10 +260,7 @@ def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
 
 
 def each_in_turn(ids: Sequence[str], letters: int) -> dict[str, Any]:
-    """The JSON schema of an answer that scores ``ids`` once each, in that order.
-
-    letters: most of an explanation. Stricter than endpoints of models take it.
-    """
+    """The JSON schema of an answer that scores ``ids`` in order. letters: of an explanation."""
     score = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01}
     explanation = {"type": "string", "maxLength": letters}
     entries = [_object(id={"const": name}, explanation=explanation, score=score) for name in ids]

@@ -23,8 +23,8 @@ def make_scorer(
 ) -> DecisionScorer:
     """The scorer ``ruler.scoring_method``, with its memory if it has a model path.
 
-    local: the model behind ``ruler.judge.model=engine``. Raises ConfigError for an unknown method
-    and a missing key, CheckpointError for a damaged state file.
+    local: behind ``ruler.judge.model=engine``. Raises ConfigError for an unknown method and a
+    missing key, CheckpointError for a damaged state file.
     """
     scorer: DecisionScorer = SCORERS.find(config.scoring_method)(config, seed, local)
     return scorer

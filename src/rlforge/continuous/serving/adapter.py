@@ -1,7 +1,4 @@
-"""Finds, checks and copies the weights of a deployment.
-
-Checks: complete, made for this base model, finite.
-"""
+"""Finds, checks (complete, made for this base model, finite) and copies weights to deploy."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ from rlforge.types import Checkpoint
 
 
 def find_source(path: Path, name: str = LATEST) -> Path:
-    """The directory with weights: ``path`` itself, or the checkpoint ``name`` of the run there.
-
-    Raises DeploymentError where there are no weights.
-    """
+    """``path``, or the checkpoint ``name`` of the run there; DeploymentError for no weights."""
     if not path.is_dir():
         raise DeploymentError(f"{path}: no such directory; give a run or an adapter")
     if (path / ADAPTER_CONFIG).is_file() or (path / MODEL_CONFIG).is_file():
@@ -43,8 +37,8 @@ def find_source(path: Path, name: str = LATEST) -> Path:
 def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
     """``adapter``, a checkpoint, a directory with weights or a run, as a checkpoint.
 
-    Its path is absolute, because engines may run in another folder. The version of a directory is
-    that of its manifest, 0 without one. Raises DeploymentError where there are no weights.
+    Its path is absolute, its version that of the manifest, 0 without one. Raises DeploymentError
+    where there are no weights.
     """
     if isinstance(adapter, Checkpoint):
         given = adapter.path
@@ -66,8 +60,7 @@ def version_of(adapter: Checkpoint | Path | str) -> int:
 def fingerprint(path: Path) -> dict[str, str]:
     """SHA-256 of every file of the policy, by name, verified where there is a manifest.
 
-    Files that only ``--resume`` needs are left out. Raises DeploymentError naming the file that is
-    missing, truncated or altered.
+    Files that only ``--resume`` needs are left out. Raises DeploymentError naming the wrong file.
     """
     try:
         if (path / MANIFEST).is_file():
@@ -90,7 +83,7 @@ def fingerprint(path: Path) -> dict[str, str]:
 def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]:
     """A function that copies ``files`` (names and digests) of ``source`` into a directory.
 
-    It raises DeploymentError when a file has changed since its digest was computed.
+    It raises DeploymentError when a file has changed.
     """
 
     def fill(directory: Path) -> None:

@@ -66,8 +66,7 @@ class Piece:
 class End:
     """The end of an answer. completion: None where a stop string ended it early.
 
-    text: the whole answer. tokens: number of tokens generated. scored: those up to the stop string,
-    where the request asks for log-probabilities.
+    tokens: number generated. scored: up to the stop string, where log-probabilities are wanted.
     """
 
     text: str
@@ -82,9 +81,8 @@ class End:
 class Answered:
     """An answer that a client got.
 
-    user: 16 digits that stand for the user; equal for answers to one user. tools: that the model
-    might call. arguments: of the chat template. text: without what follows a stop string;
-    completion: None then.
+    user: 16 digits that stand for the user. arguments: of the chat template. text: without what
+    follows a stop string; completion: None then.
     """
 
     id: str
@@ -110,8 +108,7 @@ class AnswerObserver(Protocol):
 class TokenStream:
     """The tokens of one request: ``async for`` gives them as the engine draws them.
 
-    as_drawn: give tokens before the answer is complete. policy: the version that answers, known
-    with the first tokens. count: tokens given so far.
+    as_drawn: before the answer is complete. policy: known with the first tokens.
     """
 
     policy: PolicyRef
@@ -247,9 +244,8 @@ class Answering:
     ) -> AsyncGenerator[Piece | End, None]:
         """The pieces of the answer as they are generated, if ``stream``; then its ``End``.
 
-        Log-probabilities come with the end, for which the whole answer is generated, also behind a
-        stop string. Closing the iterator, or a stop string, cancels the request in the engine.
-        Raises EngineError when there is no answer.
+        With log-probabilities the whole answer is generated, also behind a stop string. Closing the
+        iterator, or a stop string, cancels the request. Raises EngineError when there is no answer.
         """
         text = TextStream(self._tokenizer, asked.stops)
         scored = asked.params.model_logprobs

@@ -42,7 +42,7 @@ def state_folder(given: Path | None, run: Path | None = None) -> Path:
 def running_at(state_dir: Path) -> str | None:
     """The address of the service that runs on ``state_dir``; None where none runs.
 
-    Raises DeploymentError where no service was ever started, or it does not answer yet.
+    Raises DeploymentError where none was ever started, or it does not answer yet.
     """
     if not (state_dir / RunLock.FILE).is_file():
         raise DeploymentError(
@@ -122,8 +122,7 @@ class AdminClient:
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:
     """Record an adapter for the next service that starts on ``folder`` to deploy.
 
-    Raises RunError when one runs there now, DeploymentError when none ever did, or ``source`` has
-    no weights.
+    Raises RunError when one runs there, DeploymentError when none ever did or without weights.
     """
     checkpoint = checkpoint_of(source)
     with RunLock(folder):

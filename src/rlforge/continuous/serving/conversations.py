@@ -31,9 +31,8 @@ def conversation_tokens(
 ) -> tuple[int, ...]:
     """The prompt of a conversation, by the model's chat template.
 
-    tools: in OpenAI's form. arguments: of the template, before ``model.chat_template_args``.
-    Control tokens are those of the template: in messages, calls, tools and arguments they are text.
-    Raises ValueError where the template refuses the messages.
+    tools: in OpenAI's form. arguments: of the template. Control tokens in messages, calls, tools
+    and arguments are text. Raises ValueError where the template refuses the messages.
     """
     with _refusals_explained():
         return encoder_of(tokenizer).chat(messages, tools or (), arguments)
@@ -60,8 +59,7 @@ def calls_grammar(
 ) -> str | None:
     """The grammar of answers that may call ``tools``; None where it would allow any answer.
 
-    Arguments of functions with ``strict`` follow their ``parameters``. required: the answer is a
-    call and nothing else, or several where ``parallel``.
+    required: the answer is a call and nothing else, or several where ``parallel``.
     """
     functions = [tool["function"] for tool in tools]
     if not required and not any(function.get("strict") for function in functions):

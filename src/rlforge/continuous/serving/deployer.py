@@ -1,8 +1,7 @@
 """Carries out one deployment: validate, copy, swap, verify.
 
-Each phase is in the journal before it begins. One assignment (``Router.live``) changes what the
-process serves; one transaction, after the verification, changes what a restart serves. So a process
-that is killed in any phase restarts with the last verified version.
+Each phase is in the journal before it begins. What a restart serves changes only after the
+verification, so that a killed process restarts with the last verified version.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 
 
 class Deployer:
-    """The phases of a deployment; the caller runs one deployment at a time.
-
-    folder: holds the copies of adapters. on_phase: called with the deployment after every change
-    of its phase.
-    """
+    """The phases of a deployment, one deployment at a time. folder: holds copies of adapters."""
 
     def __init__(
         self,

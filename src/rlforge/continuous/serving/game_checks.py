@@ -28,9 +28,8 @@ _SEED_OFFSET = 7919
 class GameHoldout:
     """Plays ``deployment.holdout_games`` games with each of two versions, in alternating seats.
 
-    Both play with the same seeds, opponent and draws. A call returns the rewards of both, game by
-    game, without the games that failed for either. Raises DeploymentError where more than one in
-    ten failed.
+    Seeds, opponent and draws are the same. A call returns the rewards of both, without games that
+    failed for either. Raises DeploymentError where more than one in ten failed.
     """
 
     def __init__(

@@ -55,12 +55,10 @@ BODY_TIMEOUT_S = 10.0
 class Guard:
     """The outermost layer of the service: refuses unauthorised requests, and reads bodies.
 
-    Admin calls always need the administrators' token; all paths but health and readiness need a
-    token where the service listens beyond loopback, or ``serve.require_token`` is set. On loopback
-    the ``Host`` header must name this machine, so that no web page can reach the service through a
-    host name of its own (DNS rebinding). Bodies are limited by ``MAX_BODY_BYTES`` and
-    ``BODY_TIMEOUT_S``. count: called with path, status and seconds of every request,
-    including refused ones.
+    Admin calls need the administrators' token; all paths but health and readiness need a token
+    where the service listens beyond loopback, or ``serve.require_token`` is set. On loopback the
+    ``Host`` header must name this machine, against DNS rebinding. count: called with path, status
+    and seconds of every request.
     """
 
     def __init__(

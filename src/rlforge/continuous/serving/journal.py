@@ -1,10 +1,8 @@
 """The state of a service in SQLite: deployments, which of them are served, outcomes of trials.
 
-Places in the state's folder, and in the run that holds it, are stored relative to them, so that a
-run can be moved and copied with its state. Every change is one transaction, on disk when the call
-returns (write-ahead log, ``synchronous=FULL``). The table ``live`` is a stack: the top is served,
-the others were served before it. Only verified versions are pushed, so the top is always the last
-verified version.
+Places are stored relative to the run, which can be moved. Every change is one transaction, on disk
+when the call returns. The table ``live`` is a stack of verified versions: the top is served, the
+others were served before it.
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ _MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number
 class Journal:
     """The state in ``folder``, which the caller has locked; any thread may call.
 
-    database: the open file; changes to it go through the methods.
     Methods that write raise DeploymentError when the file cannot be written.
     """
 
@@ -89,10 +86,7 @@ class Journal:
         checks: Sequence[Check] | None = None,
         reason: str | None = None,
     ) -> Deployment:
-        """Set the phase of a deployment, and those of the other facts that are given.
-
-        path: of the service's copy, in ``VERSIONS``.
-        """
+        """Set the phase of a deployment, and those of the other facts that are given."""
         path = path and Path(path).name
         found = None
         if checks is not None:
@@ -227,10 +221,7 @@ class Journal:
 
 
 def read_history(folder: Path) -> list[Deployment]:
-    """The deployments of a service, running or not; empty where no service ever ran.
-
-    Raises DeploymentError when the file cannot be read.
-    """
+    """The deployments of a service, running or not, if any; DeploymentError where unreadable."""
     if not (folder / FILE).is_file():
         return []
     try:

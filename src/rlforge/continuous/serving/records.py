@@ -34,11 +34,7 @@ Arm = Literal["current", "new"]
 
 @value
 class TrialOutcome:
-    """The reward of an answer during a trial, of one of its versions.
-
-    cluster: outcomes with the same one may depend on each other. stage: the stretch of time in
-    which it is compared with others. See ``rlforge.continuous.serving.statistics.MixtureSprt``.
-    """
+    """The reward of an answer during a trial; cluster, stage: see ``statistics.MixtureSprt``."""
 
     arm: Arm
     reward: float
@@ -59,11 +55,10 @@ class Check:
 class Deployment:
     """A version of the policy that is served, was served, or may be.
 
-    number: place in the order of deployments; 0 is the base model. updates: learner updates behind
-    the adapter (``Checkpoint.version``), which say nothing about the order. source: where the
-    adapter came from, relative to the run that holds the service's state if it lies there. path:
-    the service's own copy; None for the base model, and before the copy is made. created_at,
-    changed_at: seconds since 1970 UTC. reason: why it is not served.
+    number: place in the order of deployments; 0 is the base model. updates: behind the adapter,
+    which say nothing about the order. source: relative to the run that holds the service's state if
+    it lies there. path: the service's own copy. created_at, changed_at: seconds since 1970 UTC.
+    reason: why it is not served.
 
     Example:
         >>> deployment = Deployment(

@@ -31,10 +31,8 @@ def place(user: str, salt: str) -> float:
 class Trial:
     """A comparison of a new version with the current one on the requests of users.
 
-    Each user has a fixed place in [0, 1); those below ``share`` get the new version, so a growing
-    share moves users from the current version to the new one and never back. A request without a
-    user gets a random place. Share and end follow from the number of outcomes of both versions, so
-    a trial goes on and ends where no user has a place below the first shares.
+    Each user has a fixed place in [0, 1); those below ``share``, which grows with the number of
+    outcomes, get the new version. A request without a user gets a random place.
 
     Example:
         >>> new = Deployment(number=2, phase="trial", strategy="ab_test", source="step-40")
@@ -66,10 +64,7 @@ class Trial:
     def add(
         self, arm: Arm, reward: float, *, cluster: str | None = None, stage: str | None = None
     ) -> None:
-        """Include an outcome; see ``MixtureSprt``.
-
-        stage: None takes stretches of ``MIN_OUTCOMES`` outcomes.
-        """
+        """Include an outcome. stage: None takes stretches of ``MIN_OUTCOMES`` outcomes."""
         if stage is None:
             stage = str(self.test.outcomes // MIN_OUTCOMES)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
@@ -107,10 +102,7 @@ class Live:
 
 
 class Router:
-    """Sends requests to versions on ``engine``; assigning ``live`` changes what is served.
-
-    A request reads ``live`` once, when its version is chosen, and finishes on that version.
-    """
+    """Sends requests to versions on ``engine``; each is on one version from beginning to end."""
 
     live: Live
 

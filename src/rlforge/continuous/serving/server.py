@@ -60,7 +60,7 @@ _SERVICE_GROUPS = ("deployment", "serve", "hardware")
 class ServiceSetup:
     """config: validated. source: a run to deploy at the first start; None: the base model.
 
-    continuous: the source's configuration with the service's changes, where it is a continuous run.
+    continuous: the source's configuration with the service's changes, if a continuous run.
     """
 
     config: ServingConfig
@@ -82,10 +82,7 @@ MakeChecks = Callable[[Engine, Any], Checks]
 
 
 def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
-    """The configuration of ``[RUN] KEY=VALUE …``: that of the run, with single values changed.
-
-    Raises ConfigError for an invalid one.
-    """
+    """The configuration of ``[RUN] KEY=VALUE …``; ConfigError for an invalid one."""
     runs = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if len(runs) > 1:
@@ -153,10 +150,9 @@ def _head(override: str) -> str:
 def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished then.
 
-    say: called with the progress of the start, and the address. checks: of new versions; None: in
-    the games of the configuration. Raises ConfigError before anything
-    is started, DeploymentError when no version can be served, and RunError when an engine died too
-    often.
+    checks: of new versions; None: in the games of the configuration. Raises ConfigError before
+    anything is started, DeploymentError when no version can be served, RunError when an engine died
+    too often.
     """
     from rlforge.models.load import check_source, resolve_model
 
@@ -248,8 +244,7 @@ async def assembled(
 ) -> AsyncIterator[tuple[DeploymentService, App]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
-    checks: of new versions; None: probes and held-out games are those of the environments of
-    evaluation. ready: whether the engine answers. on_phase, errors raised: as for
+    checks: None: in the environments of evaluation. on_phase, errors: as of
     ``DeploymentService.open``.
     """
     from rlforge.continuous.serving.game_checks import GameHoldout, game_probes
@@ -294,11 +289,7 @@ def http_over(
     ready: Callable[[], bool] = lambda: True,
     observer: AnswerObserver | None = None,
 ) -> App:
-    """The HTTP application over an open service, for ``answer_requests``.
-
-    metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
-    answers and outcomes.
-    """
+    """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``."""
     from rlforge.continuous.serving.answering import Answering, Limits
     from rlforge.continuous.serving.app import Api, make_app
     from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
@@ -373,9 +364,9 @@ def url_of(listener: socket.socket) -> str:
 async def answer_requests(
     app: App, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
 ) -> bool:
-    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; finish requests under way.
+    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; returns whether by a signal.
 
-    drain_s: seconds to finish them. Returns whether a signal ended it.
+    Requests under way have ``drain_s`` seconds to finish.
     """
     server = _Server(
         uvicorn.Config(

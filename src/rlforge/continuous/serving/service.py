@@ -39,8 +39,7 @@ T = TypeVar("T")
 class DeploymentService:
     """Routes requests to versions on an engine, and replaces the versions (see the module).
 
-    Made by ``open`` and called from one event loop. All of its files are in one folder, which one
-    process at a time owns.
+    Made by ``open``, called from one event loop. One process at a time owns its folder.
     """
 
     def __init__(
@@ -90,14 +89,12 @@ class DeploymentService:
     ) -> Self:
         """Serve the last version served from ``folder``; in a new folder, the engine's base model.
 
-        Where that version's files are damaged, the newest former one is served (``fell_back``).
-        model: which adapters must fit. probes: at least one. holdout: compares new versions with
-        the current one where ``deploy`` is given none; None: no comparison. on_phase: called with
-        the deployment after every change of a phase. rewards: the least and the largest outcome
-        of a trial; one on record that lies outside is left out.
-        Raises ConfigError for impossible settings, RunError when another process owns the folder,
-        DeploymentError when no version in it can be served, EngineError when the base model does
-        not answer.
+        Where its files are damaged, the newest former one is served (``fell_back``). model: which
+        adapters must fit. probes: at least one. holdout: compares new versions with the current
+        one; None: no comparison. on_phase: called with the deployment after every change. rewards:
+        the least and the largest outcome of a trial. Raises ConfigError for impossible settings,
+        RunError when another process owns the folder, DeploymentError when no version in it can be
+        served, EngineError when the base model does not answer.
         """
         service = cls(folder, engine, config, model, probes, holdout, on_phase, rewards)
         try:
@@ -147,10 +144,10 @@ class DeploymentService:
     ) -> Completion:
         """Continue a prompt with the version of ``user``, or with ``policy``, to the end.
 
-        on_tokens: as in ``Engine.generate``. on_policy: called first, with the version that
-        answers. A version whose files turn out to be damaged is rolled back and the one before it
-        answers, unless the caller names ``policy``. Raises EngineError as the engine does, and
-        PolicyLoadError where no trained version is left (``deployment.fall_back_to_base``).
+        on_policy: called first, with the version that answers. One whose files are damaged is
+        rolled back and the one before it answers, unless the caller names ``policy``. Raises
+        EngineError as the engine does, and PolicyLoadError where no trained version is left
+        (``deployment.fall_back_to_base``).
         """
 
         async def answer(chosen: PolicyRef) -> Completion:
@@ -185,10 +182,9 @@ class DeploymentService:
     ) -> Deployment:
         """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its newest version).
 
-        One deployment at a time; others wait. holdout: replaces the service's own. Failures of
-        adapter, engine and disk are not raised: the returned phase is ``live`` or ``trial``, or
-        ``reason`` says why the previous version is still served. When the caller is cancelled,
-        the deployment goes on.
+        One at a time; others wait. holdout: replaces the service's own. Failures of adapter, engine
+        and disk are not raised: ``reason`` says why the previous version is still served. A
+        cancelled caller does not end it.
         """
         return await self._to_its_end(self._deploy(adapter, holdout))
 
@@ -199,10 +195,9 @@ class DeploymentService:
         return [await self._to_its_end(self._deploy(root / d.source, None, d)) for d in staged]
 
     async def rollback(self, reason: str = "requested") -> Deployment:
-        """End the trial under way, or else serve the version before the current one again.
+        """End the trial, or else serve the version before the current one; returns what is served.
 
-        Returns the version that is served now. Raises DeploymentError when no former version can
-        be served.
+        Raises DeploymentError when no former version can be served.
         """
         if (trial := self.trial) is not None:
             await self._to_its_end(self._conclude(trial, "roll_back", reason))
@@ -218,13 +213,12 @@ class DeploymentService:
         cluster: str | None = None,
         stage: str | None = None,
     ) -> bool:
-        """Count the reward of an answer of version ``uid`` in the trial under way.
+        """Count the reward of an answer of version ``uid`` in the trial under way, if it is of it.
 
         key: names the answer, so that it counts once. cluster: outcomes with the same one may
-        depend on each other, as those of a user do. stage: names the stretch of time, in which
-        versions are compared; None: counted by outcomes. Returns whether it counted: only outcomes
-        of the two versions of a trial do. The outcome that decides a trial also ends it.
-        Raises ValueError for a reward outside of ``rewards`` of ``open``.
+        depend on each other. stage: names the stretch of time; None: counted by outcomes. Returns
+        whether it counted. The outcome that decides a trial also ends it. Raises ValueError for a
+        reward outside of ``rewards``.
         """
         if not self._bounded(reward):
             low, high = self._rewards
@@ -286,7 +280,7 @@ class DeploymentService:
     async def _go_back(
         self, leaving: Deployment, reason: str, *, to_base: bool = True
     ) -> Deployment:
-        """Serve the newest former version that loads; nothing where ``leaving`` is not served.
+        """Serve the newest former version that loads, unless ``leaving`` is not served.
 
         to_base: whether the base model is one.
         """

@@ -80,8 +80,7 @@ class TextStream:
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     """The bytes of each token of an answer; joined, those of its text in UTF-8.
 
-    Special tokens have none, as they are no part of the text, and a token of a part of a character
-    has that part.
+    Special tokens have none, and a token of a part of a character has that part.
 
     Example:
         >>> from rlforge.models.tiny.vocabulary import build_tokenizer

@@ -40,7 +40,7 @@ class Tokens:
 def make_tokens(state_dir: Path) -> Tokens:
     """The service's tokens: of the environment, or of files, which the first start creates.
 
-    Raises ConfigError for a file that other users can read, or that is empty.
+    Raises ConfigError for a file that is empty or that others can read.
     """
     return Tokens(
         client=_made(state_dir / _CLIENT_FILE, CLIENT_VARIABLE),
@@ -84,11 +84,9 @@ def _read(file: Path, variable: str) -> str:
 
 @value
 class AnswerId:
-    """What the id of an answer says.
+    """What the id of an answer says. uid: the deployment. user: 16 digits that stand for the user.
 
-    uid: the deployment that answered. trial: number of the deployment on trial that chose it; None
-    for an answer outside of trials, and for one whose request named its version. user: 16 digits
-    that stand for the user.
+    trial: number of the deployment on trial that chose it, if any.
     """
 
     uid: str
@@ -99,9 +97,7 @@ class AnswerId:
 class AnswerIds:
     """Makes ids of answers, and recognises its own, so that no client can make one up.
 
-    An id names the deployment that answered and the trial that chose it, stands for the user
-    without giving the name away, and holds a signature. Services with the same ``secret`` recognise
-    each other's.
+    An id holds a signature, which services with the same ``secret`` recognise.
 
     Example:
         >>> ids = AnswerIds("secret")
