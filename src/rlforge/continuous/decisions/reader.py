@@ -45,6 +45,8 @@ class StoreReader:
 
     A damaged file is named once in a warning and left out. Threads may share a reader. Raises
     StoreError unless ``root`` is a store of this version.
+
+    Example: see ``rlforge.continuous.decisions.store.TrajectoryStore``, which reads as well.
     """
 
     def __init__(self, root: Path | str) -> None:
