@@ -5,12 +5,15 @@ The package is ``examples/plugins``. Each run uses some extensions by their shor
 """
 
 import csv
+import importlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from tests import factories
 from tests.harness.live_run import RUN, actor_pids, change_config, rows, train_arguments
 from tests.plugins.conftest import PACKAGE
 
@@ -39,10 +42,24 @@ def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
     offered = json.loads(Path("plugins.json").read_text())
     added = [row for row in offered if row["origin"] != "rlforge"]
-    kinds = {*(kind.name for kind in KINDS), "commands"} - {"engines"}
+    kinds = {*(kind.name for kind in KINDS), "commands", "observers"} - {"engines"}
     assert sorted(row["kind"] for row in added) == sorted([*kinds, "sinks", "sinks"])
     assert {row["origin"] for row in added} == {"rlforge-example-plugins 1.0"}
     assert not any(row["problem"] for row in added)
+
+
+def test_an_observer_says_once_that_a_mark_is_passed(monkeypatch):
+    monkeypatch.syspath_prepend(PACKAGE / "src")
+    observers, said = importlib.import_module("example_plugins.observers"), list[str]()
+    context = SimpleNamespace(note=said.append)
+    first = observers.Milestones(context)
+    for step, wins in ((1, 80), (2, 91), (3, 95)):
+        first.evaluated(factories.evaluation(step, wins))
+    assert said == ["step-2 wins 91% against random_legal"]
+    resumed = observers.Milestones(context)
+    resumed.load_state_dict(first.state_dict())
+    resumed.evaluated(factories.evaluation(4, 99))
+    assert len(said) == 1
 
 
 def test_the_package_has_only_short_pieces():
@@ -145,6 +162,7 @@ MINE = """
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import rlforge
 

@@ -209,9 +209,9 @@ def plugins(json_file: JsonFile = None) -> None:
     rlforge plugins
     ```
     """
-    from rlforge.config.plugins import COMMANDS, KINDS
+    from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS
 
-    kinds = (*KINDS, COMMANDS)
+    kinds = (*KINDS, COMMANDS, OBSERVERS)
     rows = [row for kind in kinds for row in kind.rows()]
     write_result(json_file, [dataclasses.asdict(row) for row in rows])
     for kind in kinds:
