@@ -1,4 +1,4 @@
-"""The values that packages and processes exchange.
+"""The values that packages and processes exchange: games, and the policies that play them.
 
 Every class is frozen: a value is made once and only read afterwards. Token ids and
 log-probabilities come from an engine and are never derived again from text.
@@ -20,28 +20,18 @@ Outcome = Literal["win", "draw", "loss"]
 Actions = Literal["words", "numbers"]
 Winners = Literal["one", "team", "all"]
 
-#: Games in which more than one player can win, by source.
-_WINNERS: Mapping[str, Mapping[str, Winners]] = {
-    "textarena": {
-        **dict.fromkeys(("Codenames", "SecretMafia", "Taboo", "TwoRoomsAndABoom"), "team"),
-        "Hanabi": "all",
-    },
-    "openspiel": {
-        **dict.fromkeys(
-            (
-                *("bridge", "dou_dizhu", "euchre", "skat", "social_deduction", "spades"),
-                "tiny_bridge_4p",
-            ),
-            "team",
-        ),
-        **dict.fromkeys(
-            (
-                *("bridge_uncontested_bidding", "coop_box_pushing", "hanabi", "lewis_signaling"),
-                *("matrix_coordination", "tiny_bridge_2p", "tiny_hanabi", "trade_comm"),
-            ),
-            "all",
-        ),
-    },
+#: Games in which more than one player can win, by source and by who wins together.
+_WINNERS: Mapping[tuple[str, Winners], Sequence[str]] = {
+    ("textarena", "team"): ("Codenames", "SecretMafia", "Taboo", "TwoRoomsAndABoom"),
+    ("textarena", "all"): ("Hanabi",),
+    ("openspiel", "team"): (
+        *("bridge", "dou_dizhu", "euchre", "skat", "social_deduction", "spades"),
+        "tiny_bridge_4p",
+    ),
+    ("openspiel", "all"): (
+        *("bridge_uncontested_bidding", "coop_box_pushing", "hanabi", "lewis_signaling"),
+        *("matrix_coordination", "tiny_bridge_2p", "tiny_hanabi", "trade_comm"),
+    ),
 }
 
 OTHER_RUN = -1
@@ -189,7 +179,10 @@ class EnvSpec:
             'team'
         """
         name = re.split(r"-v\d|\(", self.id, maxsplit=1)[0]
-        return self.winners or _WINNERS.get(self.source, {}).get(name, "one")
+        if self.winners is not None:
+            return self.winners
+        own = ((who, games) for (source, who), games in _WINNERS.items() if source == self.source)
+        return next((who for who, games in own if name in games), "one")
 
     def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
         """The result of ``player_id``: the one rule of rewards, metrics and evaluations.

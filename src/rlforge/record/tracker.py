@@ -196,7 +196,6 @@ class Tracker:
         Its step in the sinks is that of the version that played, which may be below the newest.
         ``recent_…`` are over the last ``cfg.window`` games, of earlier versions too.
         """
-        prefix = f"evaluation-{result.env_id}/{result.opponent}"
         scalars = {
             "win_rate": result.win_rate,
             "draw_rate": result.draw_rate,
@@ -208,9 +207,7 @@ class Tracker:
         self._eval_file.append({**EVALS.encode(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
-        self._sinks.write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
-        self._publish()
-        self.tick()
+        self._enter(result.step, scalars, f"evaluation-{result.env_id}/{result.opponent}/")
 
     def add_exact(self, result: ExactResult) -> None:
         """One exact measure: a line of exact.jsonl and ``exact-ENV/…``, at the version's step."""
@@ -221,22 +218,16 @@ class Tracker:
         }
         self._exact_file.append({**EXACT.encode(result), "time_s": self._elapsed()})
         self._remember_exact(result)
-        prefix = f"exact-{result.env_id}"
-        self._sinks.write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
-        self._publish()
-        self.tick()
+        self._enter(result.step, scalars, f"exact-{result.env_id}/")
 
     def add_alarm(self, alarm: Alarm) -> None:
         """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
         self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
-        self._sinks.write(self._update, {f"sentinel/{alarm.signal}": 1.0})
-        self._publish()
-        self.tick()
+        self._enter(self._update, {alarm.signal: 1.0}, "sentinel/")
 
     def _remember_exact(self, result: ExactResult) -> None:
-        before = self._exact.get(result.env_id)
-        self._exact[result.env_id] = ExactRow.after(result, before)
+        self._exact[result.env_id] = ExactRow.after(result, self._exact.get(result.env_id))
 
     def _remember_eval(self, result: EvalResult) -> None:
         key = (result.env_id, result.opponent)
@@ -315,23 +306,10 @@ class Tracker:
             "generated_tokens_per_s": growth["tokens"],
         }
         measured = {**self._metrics.means(), **self._since_update.drain()}
-        self._update_file.append(
-            {
-                "step": result.version,
-                "time_s": now,
-                **row,
-                **others,
-                **self._counts(),
-                "failed_games": self._failed,
-                **measured,
-            }
-        )
+        line = {"step": result.version, "time_s": now, **row, **others, **self._counts()}
+        self._update_file.append({**line, "failed_games": self._failed, **measured})
         learner = {f"learner/{name}": number for name, number in row.items()}
-        self._sinks.write(
-            result.version, {**self._metrics.drain(), **learner, **others, **measured}
-        )
-        self._publish()
-        self.tick()
+        self._enter(result.version, {**self._metrics.drain(), **learner, **others, **measured})
 
     def log_pool(self, snapshot: PoolSnapshot) -> None:
         """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
@@ -360,7 +338,11 @@ class Tracker:
                 name = "current" if one.uid == snapshot.current else one.uid
                 scalars |= {f"pool/{name}/mu": one.mu, f"pool/{name}/sigma": one.sigma}
                 scalars |= {f"pool/{name}/games": one.games}
-        self._sinks.write(self._update, scalars)
+        self._enter(self._update, scalars)
+
+    def _enter(self, step: int, scalars: Mapping[str, float], prefix: str = "") -> None:
+        """Give the sinks metrics at their step, and show what is new at once."""
+        self._sinks.write(step, {f"{prefix}{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
 
