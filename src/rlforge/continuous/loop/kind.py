@@ -53,40 +53,24 @@ class Continuous(RunKind[ContinuousConfig]):
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
             return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
-        store = part(
-            "store",
-            ("store", "window", "decision_reward"),
-            ("scorer", "TrainingWindow"),
-            ("learner", "TrainBatch"),
-        )
+        read = ("store", "window", "decision_reward")
+        store = part("store", read, ("scorer", "TrainingWindow"), ("learner", "TrainBatch"))
+        asked = ("engine", "prompt ids, sampling parameters, policy")
         deployment = part(
-            "deployment",
-            ("deployment", "serve"),
-            ("engine", "prompt ids, sampling parameters, policy"),
-            ("engine", "adapter version"),
+            "deployment", ("deployment", "serve"), asked, ("engine", "adapter version")
         )
-        asked, decided = "deployment", ("store", "Decision, Outcome")
+        of_agent, of_user = (("deployment", f"prompt ids, {who}") for who in ("agent", "user"))
+        made, decided = ("store", "Decision"), ("store", "Decision, Outcome")
         asking = {
-            "market": (
-                part("market", ("market", "continuous"), (asked, "prompt ids, agent"), decided),
-            ),
-            "episodes": (
-                part(
-                    "episodes",
-                    ("episodes", "continuous"),
-                    (asked, "prompt ids, agent"),
-                    ("store", "Decision"),
-                ),
-            ),
-            "requests": (
-                part("clients", ("requests", "serve"), (asked, "prompt ids, user"), decided),
-            ),
+            "market": (part("market", ("market", "continuous"), of_agent, decided),),
+            "episodes": (part("episodes", ("episodes", "continuous"), of_agent, made),),
+            "requests": (part("clients", ("requests", "serve"), of_user, decided),),
             "store": (),
         }[config.continuous.source]
         return (
             tracker_node("rlforge.continuous.tracker:WindowTrackerActor"),
             learner_node(
-                config, hardware, (asked, "Checkpoint"), ("tracker", "metrics of the window")
+                config, hardware, ("deployment", "Checkpoint"), ("tracker", "metrics of the window")
             ),
             engine_node(
                 config, hardware, *((node.name, "Completion") for node in asking or (deployment,))

@@ -220,7 +220,7 @@ class Population:
             confidence=confidence_of(answer) if sure is None else float(sure),
         )
         if not receipt.accepted:
-            action = {**action, PROBLEM: reading.problem or receipt.problem}
+            action = {**action, PROBLEM: reading.feedback or receipt.problem}
         return self._decision(receipt, question.state, action, now, meta, question.text, answer)
 
     def _decision(

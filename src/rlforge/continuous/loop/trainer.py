@@ -200,20 +200,10 @@ class ContinuousTrainer:
         deployed: Deployed,
     ) -> None:
         """Record the window's metrics, and let the scorer learn from its outcomes."""
-        learning, source, facts = self._parts.learning, self._parts.source, work.facts["trained"]
+        learning, source = self._parts.learning, self._parts.source
         learned = learning.scorer.learn([window]) if window.ready else {}
-        worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
-        row = _window_row(
-            work,
-            window,
-            facts["gathered"],
-            trained,
-            deployed.success,
-            reason=facts["reason"] or deployed.reason,
-            rewards=_reward_figures(learning.reward, window.decisions),
-            scorer={**(scores.metrics if scores else {}), **learned},
-            minutes=(worked + self._lap()) / 60,
-        )
+        scorer = {**(scores.metrics if scores else {}), **learned}
+        row = self._row(work, window, scorer, trained, deployed)
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
         line = await asyncio.to_thread(_digests, window, scores, trained)
@@ -227,6 +217,52 @@ class ContinuousTrainer:
         await asyncio.to_thread(self._delete_old, window.id)
         if source.push is not None:
             await source.push.after_window(*source.windows.grid.span(window.id))
+
+    def _row(
+        self,
+        work: Entry,
+        window: TrainingWindow,
+        scorer: Mapping[str, float],
+        trained: Trained | None,
+        deployed: Deployed,
+    ) -> dict[str, Any]:
+        """One line of ``windows.jsonl`` (docs/run_directory.md). scorer: its metrics."""
+        facts, metrics = work.facts["trained"], trained.metrics if trained else {}
+        gathered: Mapping[str, int] = facts["gathered"]
+        worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
+        rewards = _reward_figures(self._parts.learning.reward, window.decisions)
+        players = by_player(window.decisions)
+        policy = players.get(POLICY)
+        gain = difference_to_control(window.decisions)
+        row: dict[str, Any] = json_ready(
+            {
+                "window_id": window.id,
+                "agents": len(window.agents),
+                "trajectories": len(window.decisions),
+                "avg_reward": window.avg_reward,
+                "high_score_count": gathered["selected"],
+                "training_loss": metrics.get("loss"),
+                "kl_divergence": metrics.get("kl"),
+                "deployment_success": deployed.success,
+                "duration_minutes": (worked + self._lap()) / 60,
+                "window": work.number,
+                "reason": facts["reason"] or deployed.reason,
+                "version": trained.checkpoint.uid if trained else None,
+                "win_rate": policy.win_rate if policy else None,
+                "policy_reward": policy.avg_reward if policy else None,
+                "avg_pnl": policy.avg_pnl if policy else None,
+                "control_reward": players[CONTROL].avg_reward if CONTROL in players else None,
+                "reward_difference": gain and gain.mean,
+                "reward_difference_low": gain and gain.low,
+                "reward_difference_high": gain and gain.high,
+                "players": {name: asdict(one) for name, one in players.items()},
+                **behaviour(window.decisions),
+                **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
+                **{f"reward/{name}": number for name, number in rewards.items()},
+                **{f"scorer/{name}": number for name, number in scorer.items()},
+            }
+        )
+        return row
 
     def _delete_old(self, window_id: str) -> None:
         """Delete the windows and scores beyond ``store.keep_windows`` up to this one."""
@@ -252,54 +288,6 @@ class ContinuousTrainer:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
-
-
-def _window_row(
-    work: Entry,
-    window: TrainingWindow,
-    gathered: Mapping[str, int],
-    trained: Trained | None,
-    deployed: bool | None,
-    *,
-    reason: str,
-    rewards: Mapping[str, float],
-    scorer: Mapping[str, float],
-    minutes: float,
-) -> dict[str, Any]:
-    """One line of ``windows.jsonl`` (docs/run_directory.md). gathered: of its ``WindowBatch``."""
-    metrics = trained.metrics if trained else {}
-    players = by_player(window.decisions)
-    policy = players.get(POLICY)
-    gain = difference_to_control(window.decisions)
-    row: dict[str, Any] = json_ready(
-        {
-            "window_id": window.id,
-            "agents": len(window.agents),
-            "trajectories": len(window.decisions),
-            "avg_reward": window.avg_reward,
-            "high_score_count": gathered["selected"],
-            "training_loss": metrics.get("loss"),
-            "kl_divergence": metrics.get("kl"),
-            "deployment_success": deployed,
-            "duration_minutes": minutes,
-            "window": work.number,
-            "reason": reason,
-            "version": trained.checkpoint.uid if trained else None,
-            "win_rate": policy.win_rate if policy else None,
-            "policy_reward": policy.avg_reward if policy else None,
-            "avg_pnl": policy.avg_pnl if policy else None,
-            "control_reward": players[CONTROL].avg_reward if CONTROL in players else None,
-            "reward_difference": gain and gain.mean,
-            "reward_difference_low": gain and gain.low,
-            "reward_difference_high": gain and gain.high,
-            "players": {name: asdict(one) for name, one in players.items()},
-            **behaviour(window.decisions),
-            **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
-            **{f"reward/{name}": number for name, number in rewards.items()},
-            **{f"scorer/{name}": number for name, number in scorer.items()},
-        }
-    )
-    return row
 
 
 def _digests(

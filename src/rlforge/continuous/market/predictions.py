@@ -44,11 +44,6 @@ def lmsr_shares(liquidity: float, own: float, other: float, amount: float) -> fl
     return liquidity * (most + math.log1p(math.exp(min(first, second) - most)))
 
 
-def lmsr_subsidy(liquidity: float) -> float:
-    """C(0) = b ln 2, with which the market maker can pay either answer."""
-    return liquidity * math.log(2)
-
-
 _WHO = ("Orla Venn", "Team Basalt", "the Quill party", "Mayor Idris", "Lumen Labs", "Cape Harrow")
 _WHAT = (
     "win the vote on the harbour",
@@ -93,7 +88,7 @@ class PredictionMarket:
         self.unreported = dict(views)
         self.closes = closes
         self.sold: dict[str, int] = {"YES": 0, "NO": 0}
-        self.pool = charged(lmsr_subsidy(liquidity))
+        self.pool = charged(liquidity * math.log(2))  # C(0)
         self.volume = 0
         self._liquidity = liquidity
         self._prices: deque[float] = deque([0.5], maxlen=CHANGE_TICKS + 1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from typing import Protocol
 
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.market.actions import NO_OP, Json, buy, leave, open_position
@@ -30,13 +29,6 @@ _KELLY, _MOST = 0.3, 0.15
 #: The smallest amount worth a trade, in dollars.
 _LEAST = 5.0
 _TIP_TRUST = 0.98
-
-
-class Trader(Protocol):
-    """A policy over ``GameState``."""
-
-    def decide(self, state: Json) -> Json:
-        """The action in ``state``."""
 
 
 class NoiseTrader:
@@ -210,7 +202,10 @@ class InsiderTrader(ValueTrader):
         return beliefs
 
 
-_TRADERS: dict[str, type[NoiseTrader | MomentumTrader | ValueTrader]] = {
+Trader = NoiseTrader | MomentumTrader | ValueTrader
+"""Its ``decide`` gives the action in a ``GameState``."""
+
+_TRADERS: dict[str, type[Trader]] = {
     "noise": NoiseTrader,
     "momentum": MomentumTrader,
     "value": ValueTrader,

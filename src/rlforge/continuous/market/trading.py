@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from rlforge.config.model import ModelConfig
 from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.market.actions import ActionError, Json, action_schema
 from rlforge.continuous.market.compact import Compact, is_compact
-from rlforge.continuous.market.text import describe, prompt, read
+from rlforge.continuous.market.text import ParsedAction, describe, prompt, read
 from rlforge.continuous.market.world import World
 from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
@@ -51,14 +50,6 @@ class Question:
     text: str
     token_ids: tuple[int, ...]
     schema: Json | None = None
-
-
-@value
-class Reading:
-    """action: the one that an answer names; None, with a ``problem``, where it names none."""
-
-    action: Json | None
-    problem: str = ""
 
 
 class AgentPrompter:
@@ -129,21 +120,21 @@ class AgentPrompter:
             schema=action_schema(state) if self._constrained else None,
         )
 
-    def read(self, question: Question, answer: str) -> Reading:
+    def read(self, question: Question, answer: str) -> ParsedAction:
         """The action that ``answer`` names; the market may still refuse it."""
         given = read(answer)
         if given.action is not None or self._prose is not None:
-            return Reading(action=given.action, problem=given.feedback)
+            return given
         found = extract(self.extraction, answer, question.legal)
         if not found.well_formed:
-            return Reading(action=None, problem=found.feedback)
+            return ParsedAction(action=None, feedback=found.feedback)
         if not is_compact(found.action):
-            return Reading(action=None, problem=given.feedback)
+            return given
         try:
-            action: Any = self._compact.action(found.action, question.state, question.focus)
+            action = self._compact.action(found.action, question.state, question.focus)
         except ActionError as error:
-            return Reading(action=None, problem=str(error))
-        return Reading(action=action)
+            return ParsedAction(action=None, feedback=str(error))
+        return ParsedAction(action=action)
 
     def _too_long(self, tokens: int) -> ConfigError:
         engine, key = self._config.engine, "engine.max_model_len"

@@ -166,14 +166,13 @@ class Journal:
 
     def add_outcome(self, trial: int, outcome: TrialOutcome, key: str | None) -> bool:
         """Add an outcome; False where one with this ``key`` exists."""
+        one = outcome
+        values = (trial, one.arm, one.reward, key, time.time(), one.cluster, one.stage)
         with self._transaction() as database:
             added = database.execute(
                 "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                (
-                    *(trial, outcome.arm, outcome.reward, key, time.time()),
-                    *(outcome.cluster, outcome.stage),
-                ),
+                values,
             )
             return added.rowcount == 1
 

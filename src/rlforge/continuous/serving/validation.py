@@ -76,7 +76,13 @@ class Validator:
             return "the engine loaded it"
 
         async def read_answers() -> str:
-            return self._check_format(answers)
+            read = [p.well_formed(a.text) for p, a in zip(self._probes, answers, strict=True)]
+            wanted = self._config.min_format
+            detail = f"{sum(read)} of {len(read)} answers can be read; {wanted:.0%} must be"
+            if sum(read) / len(read) < wanted:
+                unread = answers[read.index(False)].text[:80]
+                raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
+            return detail
 
         steps: dict[str, Callable[[], Awaitable[str]]] = {
             "files": read_files,
@@ -107,15 +113,6 @@ class Validator:
                 checks.append(Check(name=name, passed=False, detail=str(error)))
                 break
         return Report(checks=tuple(checks), files=files)
-
-    def _check_format(self, answers: Sequence[Completion]) -> str:
-        read = [p.well_formed(a.text) for p, a in zip(self._probes, answers, strict=True)]
-        wanted = self._config.min_format
-        detail = f"{sum(read)} of {len(read)} answers can be read; {wanted:.0%} must be"
-        if sum(read) / len(read) < wanted:
-            unread = answers[read.index(False)].text[:80]
-            raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
-        return detail
 
     def _compare(self, outcomes: PairedOutcomes) -> str:
         config = self._config

@@ -21,7 +21,7 @@ from rlforge.lab.ladder.view import (
 from rlforge.show.formatting import NOTHING, elo, percent
 from rlforge.show.report.charts import plot_of_strengths
 from rlforge.show.report.curves import section
-from rlforge.show.report.html import Html, el, fold, join, table, write_page
+from rlforge.show.report.html import Html, el, fold, heat, join, table, write_page
 
 
 def write_ladder_page(target: Path, card: LadderCard) -> Path:
@@ -31,6 +31,8 @@ def write_ladder_page(target: Path, card: LadderCard) -> Path:
         (f"{letter(place)} {one.uid}", one.elo, one.low, one.high)
         for place, one in enumerate(card.ratings)
     ]
+    heads, about = ["stronger", "weaker", "score", "games"], "Games that separate neighbours"
+    separate = table(heads, neighbour_texts(card), about, names=2)
     body = el(
         "body",
         el("header", el("h1", title), el("p", f"{head(card)}.", cls="soft")),
@@ -38,16 +40,7 @@ def write_ladder_page(target: Path, card: LadderCard) -> Path:
         section("Scores", ABOUT_SCORES, _scores(card), _pairings(card)),
         section("Cycles", _ABOUT_CYCLES, *_sentences(cycle_text(card))),
         section("First move", _ABOUT_FIRST_MOVE, *_sentences(first_move_text(card))),
-        section(
-            "Neighbours",
-            _ABOUT_NEIGHBOURS,
-            table(
-                ["stronger", "weaker", "score", "games"],
-                neighbour_texts(card),
-                "Games that separate neighbours",
-                names=2,
-            ),
-        ),
+        section("Neighbours", _ABOUT_NEIGHBOURS, separate),
         section("How to check it", _ABOUT_CHECKS, _members(card), _rules(card)),
     )
     return write_page(target, title, body)
@@ -110,16 +103,8 @@ def _scores(card: LadderCard) -> Html:
                 el("div", f"{one.pairs} pairs", cls="soft"),
             ]
             cells.append(el("td", *shown, style=f"--heat:{one.score:.2f}"))
-        body.append(el("tr", el("th", f"{letter(place)} {uid}", scope="row"), *cells))
-    names = [el("th", letter(place), scope="col") for place in range(len(uids))]
-    matrix = el(
-        "table",
-        el("caption", "Score of each member against each other"),
-        el("thead", el("tr", el("td", ""), *names)),
-        el("tbody", *body),
-        cls="heat",
-    )
-    return el("div", matrix, cls="scroll")
+        body.append((f"{letter(place)} {uid}", cells))
+    return heat("Score of each member against each other", map(letter, range(len(uids))), body)
 
 
 def _pairings(card: LadderCard) -> Html:

@@ -148,13 +148,8 @@ def exact(run: RunData) -> Html | None:
 def learner(run: RunData) -> Html | None:
     """Learner metrics with a label; the others collapsed."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
-    rest = changing(
-        [
-            metric(run, name, name)
-            for name in names
-            if name not in _LEARNING and name not in _NOT_LEARNER
-        ]
-    )
+    others = [name for name in names if name not in _LEARNING and name not in _NOT_LEARNER]
+    rest = changing([metric(run, name, name) for name in others])
     return section(
         "Learning",
         "One value per update. From 30 measured values on, the strong line is the mean over the "
@@ -216,22 +211,13 @@ def ratings(run: RunData) -> Html | None:
         for index, (uid, seen) in enumerate(present.most_common(MOST_RATED))
         if seen > 1 and seen >= len(run.ratings) / 3
     ]
+    title = f"rating of {followed[0].name}" if len(followed) == 1 else "ratings of single policies"
     return section(
         "Ratings",
         f"TrueSkill mean with a band of one sigma: the newest policy, and up to {MOST_RATED} "
         "that were in the pool for at least a third of the run. A version without a game against "
         "another policy has the rating of its parent, with a wider band.",
-        charts(
-            [
-                line_chart("rating of the newest policy", [newest]),
-                line_chart(
-                    f"rating of {followed[0].name}"
-                    if len(followed) == 1
-                    else "ratings of single policies",
-                    followed,
-                ),
-            ]
-        ),
+        charts([line_chart("rating of the newest policy", [newest]), line_chart(title, followed)]),
     )
 
 

@@ -62,6 +62,14 @@ def table(
     )
 
 
+def heat(caption: str, columns: Iterable[str], rows: Iterable[tuple[str, Sequence[Html]]]) -> Html:
+    """A square of cells that are coloured by their ``--heat``; rows: name and cells."""
+    heads = el("tr", el("td", ""), *(el("th", name, scope="col") for name in columns))
+    body = (el("tr", el("th", name, scope="row"), *cells) for name, cells in rows)
+    parts = el("caption", caption), el("thead", heads), el("tbody", *body)
+    return el("div", el("table", *parts, cls="heat"), cls="scroll")
+
+
 def fold(summary: str, *content: str | None) -> Html:
     """A part that is collapsed until the reader opens it."""
     return el("details", el("summary", summary), *content)

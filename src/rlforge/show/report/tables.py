@@ -19,7 +19,7 @@ from rlforge.show.formatting import (
 from rlforge.show.report.charts import plot_of_strengths
 from rlforge.show.report.curves import section, subject
 from rlforge.show.report.data import RunData
-from rlforge.show.report.html import Html, changed, el, fold, join, table
+from rlforge.show.report.html import Html, changed, el, fold, heat, join, table
 from rlforge.statistics import significant, wilson_interval
 from rlforge.system.values import Codec
 from rlforge.types import EvalResult
@@ -86,17 +86,13 @@ def reached(run: RunData) -> Html | None:
         text = f"{points(change)} pts"
         shift = number(None) if first is last else changed(change, text, sure)
         rows.append([env, opponent, _result(first), _result(last), shift])
+    heads = ["environment", "opponent", "start", "end", "change"]
     return section(
         "Results",
         f"Win, draw and loss rates of {subject(run)} at its first and at its last evaluation, with "
         "95 % intervals; change of the win rate in percentage points, coloured where the intervals "
         "of start and end do not overlap.",
-        table(
-            ["environment", "opponent", "start", "end", "change"],
-            rows,
-            "First and last evaluation per environment and opponent",
-            names=4,
-        )
+        table(heads, rows, "First and last evaluation per environment and opponent", names=4)
         if rows
         else el("p", "No evaluation has finished yet."),
     )
@@ -227,18 +223,11 @@ def _matches(pool: PoolSnapshot) -> Html | None:
             else el("td", "·", cls="soft")
             for other in shown
         ]
-        body.append(el("tr", el("th", uid, scope="row"), *cells))
-    heads = el("tr", el("td", ""), *(el("th", uid, scope="col") for uid in shown))
+        body.append((uid, cells))
     rest = len(met) - len(shown)
     note = f"Games between two policies{f', of the {len(shown)} with most games' if rest else ''}."
-    heat = el(
-        "table",
-        el("caption", "Number of games between policies"),
-        el("thead", heads),
-        el("tbody", *body),
-        cls="heat",
-    )
-    return join([el("p", note, cls="note"), el("div", heat, cls="scroll")])
+    counts = heat("Number of games between policies", shown, body)
+    return join([el("p", note, cls="note"), counts])
 
 
 def api_players(run: RunData) -> Html | None:
