@@ -225,8 +225,10 @@ def test_actors_import_a_module_of_the_current_directory_and_record_its_numbers(
     own += ["model.action_extraction=mine:BRACKETS", "tracker.sinks=[{name: 'mine:Silent'}]"]
     environment.run(*train_arguments(small_model, *own, "buffer=step", "learner.total_updates=1"))
     imported = set(map(int, Path("imported").read_text().split()))
-    for actor in ("pool", "buffer", "collector-0", "learner", "tracker"):
-        assert actor_pids(actor)[0] in imported
+    shared = (RUN / "logs" / "state.log").exists()  # by cores of the machine
+    for process in (*(("state",) if shared else ("pool", "buffer", "tracker")), "collector-0"):
+        assert actor_pids(process)[0] in imported
+    assert actor_pids("learner")[0] in imported
     assert yaml.safe_load((RUN / "config.yaml").read_text())["pool"]["mode"] == "mine:anyone"
     (row,) = rows("metrics.jsonl")
     assert row["custom/learner"] == row["samples"] == 32
