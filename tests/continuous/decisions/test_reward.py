@@ -125,8 +125,8 @@ def test_returns_are_by_agent_and_in_order_of_time(make):
 def test_parts_are_averaged_for_the_log():
     reward = DecisionReward(DecisionRewardConfig())
     means = mean_parts([reward(result()), reward(result(pnl=100))])
-    assert means["reward_pnl"] == pytest.approx((0.2 + 10) / 2)
-    assert means["reward_clipped"] == 0.5
+    assert means["pnl"] == pytest.approx((0.2 + 10) / 2)
+    assert means["clipped"] == 0.5
     assert means["reward"] == pytest.approx((documented(result()) + 1) / 2)
-    assert {"reward_speed", "reward_consistency", "reward_total"} <= means.keys()
+    assert {"speed", "consistency", "total"} <= means.keys()
     assert mean_parts([]) == {}

@@ -100,16 +100,13 @@ class DecisionReward:
 
     def returns(self, decisions: Sequence[Decision]) -> dict[str, float]:
         """Each agent's discounted return over its rewarded decisions, in order of time."""
-        known = [
-            (decision.agent_id, decision.reward)
-            for decision in sorted(decisions, key=lambda one: (one.timestamp, one.id))
-            if decision.reward is not None
-        ]
-        agents = [agent for agent, _ in known]
-        found = returns_to_go(agents, [reward for _, reward in known], self._config.gamma)
+        known = sorted(decisions, key=lambda one: (one.timestamp, one.id))
+        agents = [one.agent_id for one in known if one.reward is not None]
+        rewards = [one.reward for one in known if one.reward is not None]
+        found = returns_to_go(agents, rewards, self._config.gamma)
         # The first decision of an agent, the last one assigned, has its whole return.
         whole = dict(zip(reversed(agents), reversed(found), strict=True))
-        return {agent: whole[agent] for agent in sorted(whole)}
+        return dict(sorted(whole.items()))
 
 
 def result_of(settled: Settled) -> Result:
@@ -138,17 +135,12 @@ def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float)
 
 
 def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
-    """Means for the log: ``reward``, ``reward_pnl``, ``reward_speed``, …, ``reward_clipped``."""
+    """The mean of each part, and the share that is ``clipped``; empty without parts."""
     if not parts:
         return {}
-    count = len(parts)
-    means = {
-        f"reward_{name}": math.fsum(getattr(part, name) for part in parts) / count
-        for name in ("pnl", "speed", "consistency", "total")
-    }
-    clipped = sum(part.reward != part.total for part in parts) / count
-    reward = math.fsum(part.reward for part in parts) / count
-    return {"reward": reward, **means, "reward_clipped": clipped}
+    count, names = len(parts), ("reward", "pnl", "speed", "consistency", "total")
+    means = {name: math.fsum(getattr(part, name) for part in parts) / count for name in names}
+    return {**means, "clipped": sum(part.reward != part.total for part in parts) / count}
 
 
 def _check_result(result: Result) -> None:

@@ -119,7 +119,8 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
     )
     metrics = Metrics()
     tests = _tests(config, context.run_dir, engine, tokenizer, params)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
         service = await DeploymentService.open(
             context.run_dir / DEPLOYMENTS,
             engine,
@@ -130,21 +131,17 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
             on_phase=metrics.on_phase,
             rewards=reward_bounds(config),
         )
-        try:
-            yield PolicySide(
-                engine=engine,
-                service=service,
-                deployments=DeploymentsByStep(service),
-                metrics=metrics,
-                trials=tests.trials,
-                prompter=tests.prompter,
-                params=params,
-                tokenizer=tokenizer,
-            )
-        finally:
-            await service.close()
-    finally:
-        await engine.close()
+        stack.push_async_callback(service.close)
+        yield PolicySide(
+            engine=engine,
+            service=service,
+            deployments=DeploymentsByStep(service),
+            metrics=metrics,
+            trials=tests.trials,
+            prompter=tests.prompter,
+            params=params,
+            tokenizer=tokenizer,
+        )
 
 
 def follow_engine(context: RunContext[ContinuousConfig], name: str, state: EngineState) -> None:

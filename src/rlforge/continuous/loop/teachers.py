@@ -105,67 +105,57 @@ def trader_samples(
 ) -> Iterator[Sample]:
     """Decisions of ``data.players`` that ``data.imitate`` names, by their outcomes."""
     prompter = AgentPrompter(config, market, encoder.tokenizer)
-    for number in range(config.data.games):
-        yield from _episode(config, market, encoder, prompter, number, left_out)
-
-
-def _episode(
-    config: SftConfig,
-    market: MarketConfig,
-    encoder: AnswerEncoder,
-    prompter: AgentPrompter,
-    number: int,
-    left_out: Counter[str],
-) -> Iterator[Sample]:
-    data, seed = config.data, derive_seed(config.seed, "data-game", number)
-    world = World(market, seed)
-    names = list(itertools.islice(itertools.cycle(data.players), AGENTS))
-    for place in range(AGENTS):
-        world.join(f"agent-{place}")
-    crowd = Crowd(world, seed)
-    traders = [
-        make_trader(KINDS[name], market, random.Random(f"{seed}/{place}"))
-        for place, name in enumerate(names)
-    ]
-    open_samples: dict[int, Sample] = {}
-    for turn in range(market.episode_ticks):
-        # As in a continuous run, all of them see the market as it was before the tick.
-        states = [world.state(f"agent-{place}") for place in range(AGENTS)]
-        for place, (state, name, trader) in enumerate(zip(states, names, traders, strict=True)):
-            action = trader.decide(state)
-            receipt = world.decide(f"agent-{place}", action)
-            if not receipt.accepted:
-                left_out["refused by the market"] += 1
-            elif name in (data.imitate or data.players):
-                answer = written(data.answer, prompter.extraction, json.dumps(action))
-                question = prompter.ask(state)
-                tokens = encoder.answer(answer, after=question.text)
-                if prompter.read(question, encoder.text(tokens)).action != action:
-                    left_out["not read as their action"] += 1
+    data = config.data
+    for number in range(data.games):
+        seed = derive_seed(config.seed, "data-game", number)
+        world = World(market, seed)
+        names = list(itertools.islice(itertools.cycle(data.players), AGENTS))
+        for place in range(AGENTS):
+            world.join(f"agent-{place}")
+        crowd = Crowd(world, seed)
+        traders = [
+            make_trader(KINDS[name], market, random.Random(f"{seed}/{place}"))
+            for place, name in enumerate(names)
+        ]
+        open_samples: dict[int, Sample] = {}
+        for turn in range(market.episode_ticks):
+            # As in a continuous run, all of them see the market as it was before the tick.
+            states = [world.state(f"agent-{place}") for place in range(AGENTS)]
+            for place, (state, name, trader) in enumerate(zip(states, names, traders, strict=True)):
+                action = trader.decide(state)
+                receipt = world.decide(f"agent-{place}", action)
+                if not receipt.accepted:
+                    left_out["refused by the market"] += 1
+                elif name in (data.imitate or data.players):
+                    answer = written(data.answer, prompter.extraction, json.dumps(action))
+                    question = prompter.ask(state)
+                    tokens = encoder.answer(answer, after=question.text)
+                    if prompter.read(question, encoder.text(tokens)).action != action:
+                        left_out["not read as their action"] += 1
+                        continue
+                    open_samples[receipt.ticket] = given_sample(
+                        question.token_ids,
+                        tokens,
+                        origin=f"data-{number:07d}",
+                        env_id="market",
+                        player_id=place,
+                        turn_index=turn,
+                        last_turn=False,
+                        observation=question.text,
+                        action=json.dumps(action),
+                        policy_uid=name,
+                    )
+            crowd.act()
+            for settled in world.tick():
+                sample = open_samples.pop(settled.ticket, None)
+                if sample is None:
                     continue
-                open_samples[receipt.ticket] = given_sample(
-                    question.token_ids,
-                    tokens,
-                    origin=f"data-{number:07d}",
-                    env_id="market",
-                    player_id=place,
-                    turn_index=turn,
-                    last_turn=False,
-                    observation=question.text,
-                    action=json.dumps(action),
-                    policy_uid=name,
-                )
-        crowd.act()
-        for settled in world.tick():
-            sample = open_samples.pop(settled.ticket, None)
-            if sample is None:
-                continue
-            reward = _REWARD(result_of(settled)).reward
-            pnl = settled.pnl
-            if data.counts("draw" if pnl == 0 else "win" if pnl > 0 else "loss", reward):
-                yield replace(sample, raw_reward=reward, reward=reward)
-            else:
-                left_out["by outcome"] += 1
+                reward = _REWARD(result_of(settled)).reward
+                pnl = settled.pnl
+                if data.counts("draw" if pnl == 0 else "win" if pnl > 0 else "loss", reward):
+                    yield replace(sample, raw_reward=reward, reward=reward)
+                else:
+                    left_out["by outcome"] += 1
 
 
 _REWARD = DecisionReward(DecisionRewardConfig())

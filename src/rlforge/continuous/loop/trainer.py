@@ -309,4 +309,4 @@ def _reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Ma
     returns = reward.returns(decisions)
     if returns:
         parts["return"] = math.fsum(returns.values()) / len(returns)
-    return {name.removeprefix("reward_"): number for name, number in parts.items()}
+    return parts

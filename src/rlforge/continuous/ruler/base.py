@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -130,11 +131,7 @@ def finished(
     known = [value for value in values if value is not None]
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
         alike = undecided(decisions, "all scores are equal")
-        return DecisionScores(
-            values=alike.values,
-            explanations=alike.explanations,
-            metrics={**metrics, **alike.metrics},
-        )
+        return dataclasses.replace(alike, metrics={**metrics, **alike.metrics})
     counts = {
         "nothing_to_compare": 0.0,
         "scored": float(len(known)),

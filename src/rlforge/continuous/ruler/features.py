@@ -6,6 +6,7 @@ outcome, luck included, to judge the skill of agents rather than single decision
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -76,9 +77,7 @@ def find_target(action: Json, state: Json) -> Target | None:
                 held = _target(position, state)
                 if held is None:
                     return None
-                return Target(
-                    about=held.about, offer=held.offer, sign=-held.sign, position=position
-                )
+                return dataclasses.replace(held, sign=-held.sign, position=position)
     return None
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -205,9 +206,7 @@ class JudgeScorer:
         explanations = [NOT_JUDGED] * len(decisions)
         for place, score, why in zip(places, found.values, found.explanations, strict=True):
             values[place], explanations[place] = score, why
-        return DecisionScores(
-            values=tuple(values), explanations=tuple(explanations), metrics=found.metrics
-        )
+        return replace(found, values=tuple(values), explanations=tuple(explanations))
 
     async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
         if reason := nothing_to_compare(decisions, self._config.min_agents):

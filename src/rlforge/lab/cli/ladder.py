@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -101,7 +100,12 @@ def ladder(
     if verify is not None:
         if runs:
             raise ConfigError("--verify checks a page; name no runs with it")
-        _verify(verify)
+        from rlforge.lab.ladder.play import verify_ladder
+
+        card, unknown = verify_ladder(verify)
+        for line in unknown:
+            typer.echo(f"not checked: {line}", err=True)
+        typer.echo(f"{verify} is what its {card.games} games say")
         return
     if not runs:
         raise ConfigError("name a run, or a page with --verify FILE")
@@ -110,18 +114,6 @@ def ladder(
         output = Path("ladders") / time.strftime("%Y-%m-%d_%H-%M-%S")
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output}: it is there already; name a new or empty folder")
-    _play(named, _words(against), _words(checkpoints), env, games, precision, output)
-
-
-def _play(
-    runs: Sequence[tuple[Path, str | None]],
-    against: Sequence[str],
-    checkpoints: Sequence[str],
-    env: str | None,
-    games: int,
-    precision: float,
-    folder: Path,
-) -> None:
     import asyncio
 
     from rlforge.lab.ladder.entrants import Ranked, plan_ladder
@@ -130,27 +122,18 @@ def _play(
     from rlforge.lab.ladder.view import show_ladder
 
     plan = plan_ladder(
-        [Ranked(path=path, version=version) for path, version in runs],
-        against=against,
-        checkpoints=checkpoints,
+        [Ranked(path=path, version=version) for path, version in named],
+        against=_words(against),
+        checkpoints=_words(checkpoints),
         env_id=env,
         games=games,
         precision=precision,
     )
     try:
-        card = asyncio.run(play_ladder(plan, folder, say))
+        card = asyncio.run(play_ladder(plan, output, say))
     except KeyboardInterrupt:
-        if (folder / PAGE).is_file():
-            raise KeyboardInterrupt(f"the ladder; its page so far: {folder / PAGE}") from None
+        if (output / PAGE).is_file():
+            raise KeyboardInterrupt(f"the ladder; its page so far: {output / PAGE}") from None
         raise
     show_ladder(card, Console())
-    typer.echo(str(folder / PAGE))
-
-
-def _verify(file: Path) -> None:
-    from rlforge.lab.ladder.play import verify_ladder
-
-    card, unknown = verify_ladder(file)
-    for line in unknown:
-        typer.echo(f"not checked: {line}", err=True)
-    typer.echo(f"{file} is what its {card.games} games say")
+    typer.echo(str(output / PAGE))
