@@ -169,10 +169,7 @@ def saved_versions(run_dir: Path) -> list[str]:
 
 
 def best_version(run: RunPaths) -> str:
-    """The saved version with the highest mean win rate, the newest of equal ones.
-
-    Raises CheckpointError where no saved version was evaluated.
-    """
+    """The newest saved version with the highest mean win rate; CheckpointError for none."""
     rates: dict[str, dict[tuple[str, str], float]] = {}
     for one in read_evals(run):
         rates.setdefault(one.policy_uid, {})[one.env_id, one.opponent] = one.win_rate
@@ -185,10 +182,7 @@ def best_version(run: RunPaths) -> str:
 
 
 def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
-    """An opponent by its name in the config, or by its uid in the run.
-
-    Raises ConfigError for an unknown name, or a player that knows none of the games.
-    """
+    """An opponent by its name in the config or uid in the run; ConfigError for no player here."""
     check_type(name, str, what="an opponent is named, as 'random_legal' or 'step-40'")
     if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name in ("latest", BEST, AVERAGE):
         return find_policy(run_dir, name)[0]

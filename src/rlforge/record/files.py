@@ -114,10 +114,7 @@ def create_run(run_dir: Path | str) -> RunPaths:
 
 
 def open_run(run_dir: Path | str) -> RunPaths:
-    """The paths of an existing run, for readers.
-
-    Raises RlforgeError, with the nearest runs, for no directory or one that is no run.
-    """
+    """The paths of an existing run; RlforgeError, with the nearest runs, where there is none."""
     check_type(run_dir, str, os.PathLike, what="a run is named by its directory")
     paths = RunPaths(root=Path(run_dir))
     if paths.is_run():
@@ -167,10 +164,7 @@ def _suggest_runs(wanted: Path) -> str:
 
 
 def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
-    """Log this process to ``logs/NAME.log`` and tracebacks of hard crashes to its ``.crash.log``.
-
-    Closing the result ends it: a process may hold one run after the other.
-    """
+    """Log this process to ``logs/NAME.log`` and hard crashes to ``.crash.log``, until closed."""
     stack = contextlib.ExitStack()
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""Finished games on disk: ``games/NAME-NUMBER.parquet``, a row with the whole record per game.
-
-They are written in small chunks: a crash loses at most the games of the current one.
-"""
+"""Finished games on disk, in small chunks: ``games/NAME-NUMBER.parquet``, a row per game."""
 
 from __future__ import annotations
 
@@ -142,10 +139,7 @@ def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> lis
 def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
-    """The finished games on disk, oldest first, of these ids and this purpose.
-
-    Raises RlforgeError for a damaged file.
-    """
+    """The finished games of these ids and this purpose, oldest first; RlforgeError if damaged."""
     filters: list[tuple[str, str, Any]] = []
     if game_ids is not None:
         if not game_ids:
@@ -172,10 +166,7 @@ class GameIndex:
 
 
 def index_games(run_dir: Path | str) -> list[GameIndex]:
-    """All finished games of a run without their turns, oldest first: cheap for a whole run.
-
-    Raises RlforgeError for a damaged file.
-    """
+    """All finished games without turns, oldest first, cheap for a run; RlforgeError if damaged."""
     columns = [field.name for field in dataclasses.fields(GameIndex)]
     games = Codec(GameIndex)
     index = [games.decode(row) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)]

@@ -100,10 +100,7 @@ Role = Literal["learner", "fixed", "guest"]
 
 @value
 class PoolEntry(PolicyRef):
-    """A policy of the pool: TrueSkill mean and deviation, games, whether it is sampled.
-
-    rated_games: those against other policies, which change a rating; at 0 it is only inherited.
-    """
+    """A policy of the pool. rated_games: against other policies; at 0 a rating is inherited."""
 
     kind: PolicyKind = "checkpoint"
     role: Role = "learner"

@@ -349,10 +349,7 @@ def further_sinks(config: TrackerConfig) -> list[Sink]:
 
 
 def check_sinks(config: TrackerConfig) -> list[Sink]:
-    """The sinks of a run, not opened, after a check that they can work.
-
-    Raises ConfigError where a package or W&B's key is missing.
-    """
+    """The sinks of a run, not opened; ConfigError where a package or W&B's key is missing."""
     sinks: list[Sink] = [JsonlSink()]
     if config.tensorboard:
         sinks.append(TensorBoardSink())

@@ -16,10 +16,7 @@ from rlforge.system.locks import RunLock
 
 
 def read_summary(run: RunPaths) -> dict[str, Any]:
-    """``summary.json``, with ``status`` as it stands; empty when it is not there yet.
-
-    Raises RlforgeError when the file is damaged.
-    """
+    """``summary.json`` with ``status`` as it stands, or empty; RlforgeError for a damaged file."""
     return _as_it_stands(run, run.summary)
 
 

@@ -97,10 +97,7 @@ def model_card(exported: Exported) -> str:
 def example_prompt(
     run: RunData, config: PolicyConfig, tokenizer: Any, policy: str = ""
 ) -> str | list[dict[str, str]] | None:
-    """A prompt that the engine was asked, as messages where these give it; None: there is none.
-
-    policy: the one that was asked, by name, of several policies.
-    """
+    """A prompt that ``policy`` was asked, as messages where these give it; None: there is none."""
     prompter = Prompter(tokenizer, config.prompts)
     asked = kind_of(config).asked(config, run.paths.root, policy)
     for ids, form, observation in asked:

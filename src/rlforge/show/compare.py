@@ -1,7 +1,4 @@
-"""Runs side by side: the settings in which they differ, their results, and the best of them.
-
-Runs that differ only in their seed are one configuration, with mean and range.
-"""
+"""Runs side by side, those that differ only in their seed together: settings, results, the best."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ class ComparedRun:
 
 @value
 class Configuration:
-    """Runs that differ at most in their seed.
-
-    Figures are over the ``counted`` runs: those that are done, else all with results.
-    """
+    """Runs that differ at most in their seed; figures are of those that are done, else of all."""
 
     settings: Mapping[str, str]
     runs: tuple[ComparedRun, ...]

@@ -59,10 +59,7 @@ class Display:
         plain_every_s: float = 2.0,
         job: str = "",
     ) -> None:
-        """console: None writes to standard error, since standard output is the command's result.
-
-        job: which job of a sweep the run is, in front of every line.
-        """
+        """console: None is standard error. job: of a sweep, in front of every line."""
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
         self._console = console or Console(stderr=True)

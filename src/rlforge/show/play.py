@@ -52,10 +52,7 @@ class Person:
         self._read = ""
 
     def act(self, view: View) -> str:
-        """The person's action; brackets may be left out, and markets accept JSON.
-
-        Raises Leave on ``quit`` and at the end of input.
-        """
+        """The person's action, in brackets or not; Leave on ``quit`` and at the end of input."""
         new = new_part(view.observation, self._read) if view.news is None else view.news
         self._read = view.observation
         self._say(readable(new))

@@ -85,10 +85,7 @@ def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIn
 
 
 def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = None) -> GameRecord:
-    """The game ``game_id``, or with ``latest`` the newest that has all ``wanted``.
-
-    Raises ConfigError, with the nearest ids, where there is none.
-    """
+    """The game ``game_id``, or the ``latest`` that has all ``wanted``; ConfigError for none."""
     check_type(game_id, str, what="a game is named by its id, or 'latest'")
     if game_id == "latest":
         games = select(index_games(run_dir), wanted or {})

@@ -1,7 +1,4 @@
-"""Episodes of a user's function, which each agent calls a few times in each window.
-
-What the model answered becomes decisions, with the rewards that the function gives.
-"""
+"""Episodes of a user's function, whose answers become decisions with the rewards that it gives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The journal: which window is being worked on, and the phase of that work.
-
-A phase is entered once its result is on disk, so that resumed work is not done twice.
-"""
+"""The journal: the phase of the work on each window, entered once its result is on disk."""
 
 from __future__ import annotations
 

@@ -76,10 +76,7 @@ class WindowLearner:
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
-        """Go on from version ``uid``; the next version has a number that was never used.
-
-        Raises CheckpointError when the checkpoint is missing or damaged.
-        """
+        """Go on from version ``uid``, under a number that is new; CheckpointError if damaged."""
         # The randomness and learning rate of an update follow from its number.
         newest = list_checkpoints(self._root)[-1]
         await self._group.load_state(uid, version=checkpoint_version(newest))

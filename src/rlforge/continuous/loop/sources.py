@@ -171,10 +171,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
 
 
 def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
-    """The window of ``now`` first, then the one after ``done``.
-
-    Of windows that passed while no process ran, those without decisions are skipped.
-    """
+    """The window of ``now``, then what follows ``done``; empty ones that passed are skipped."""
     if done is None:
         return windows.grid.id_of(now)
     following = windows.grid.after(done)

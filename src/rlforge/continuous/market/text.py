@@ -63,10 +63,7 @@ _TITLES = {
 
 @value
 class ParsedAction:
-    """The action in an answer; None if it holds none of the right form.
-
-    feedback: what was wrong, for the next try; empty if nothing was wrong.
-    """
+    """The action in an answer, None if it has none; feedback: what was wrong, for the next try."""
 
     action: Json | None
     feedback: str = ""
@@ -131,9 +128,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
 
 
 def read(text: str) -> ParsedAction:
-    """The last JSON object in an answer that has a ``type``, checked for form.
-
-    Prose and code fences around it are ignored.
+    """The last JSON object in an answer that has a ``type``, checked for form; prose is ignored.
 
     Example:
         >>> read('I would rather wait. {"type": "NO_OP"}').action

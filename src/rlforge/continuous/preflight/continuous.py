@@ -131,10 +131,7 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
 
 
 def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
-    """Raise ConfigError where agents in a market have no room for its prompts, or for an action.
-
-    Both are written and read with the model's tokenizer, which is loaded.
-    """
+    """Raise ConfigError where agents have no room for a prompt or action; loads the tokenizer."""
     tokenizer = load_tokenizer(config.model)
     prompter = AgentPrompter(config, market, tokenizer)
     question = prompter.ask(_fullest_state(market))

@@ -138,10 +138,7 @@ class GroupVerdict:
 
 
 class JudgeBudget:
-    """Calls and tokens of judging one window, their limits, and whether the judge answers.
-
-    The greatest possible cost of a call is reserved before it.
-    """
+    """Calls and tokens of judging one window; the greatest cost of a call is reserved before it."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config

@@ -81,10 +81,7 @@ def fingerprint(path: Path) -> dict[str, str]:
 
 
 def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]:
-    """A function that copies ``files`` (names and digests) of ``source`` into a directory.
-
-    It raises DeploymentError when a file has changed.
-    """
+    """A function that copies ``files`` by name and digest; DeploymentError for one that changed."""
 
     def fill(directory: Path) -> None:
         for name, digest in files.items():

@@ -1,7 +1,4 @@
-"""Finds a running service and makes its admin calls, from other processes.
-
-Where no service runs, ``stage`` records a deployment for the next one.
-"""
+"""Finds a running service and makes its admin calls; without one, records a deployment."""
 
 from __future__ import annotations
 

@@ -96,10 +96,7 @@ class Deployer:
         return new
 
     async def verify(self) -> None:
-        """Check that the live route answers, with the versions that are served now.
-
-        Raises DeploymentError where it does not, EngineError as the engine does.
-        """
+        """Check that the live route answers; DeploymentError for other versions, or EngineError."""
         live = self._router.live
         for served in live.served():
             # In a trial the live route sends a probe to either version; both must answer.

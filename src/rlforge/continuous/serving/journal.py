@@ -48,10 +48,7 @@ _MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number
 
 
 class Journal:
-    """The state in ``folder``, which the caller has locked; any thread may call.
-
-    Methods that write raise DeploymentError when the file cannot be written.
-    """
+    """The state in ``folder``, which the caller has locked; DeploymentError if not writable."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / FILE

@@ -195,10 +195,7 @@ class DeploymentService:
         return [await self._to_its_end(self._deploy(root / d.source, None, d)) for d in staged]
 
     async def rollback(self, reason: str = "requested") -> Deployment:
-        """End the trial, or else serve the version before the current one; returns what is served.
-
-        Raises DeploymentError when no former version can be served.
-        """
+        """End the trial, or serve the version before; DeploymentError where none can be."""
         if (trial := self.trial) is not None:
             await self._to_its_end(self._conclude(trial, "roll_back", reason))
             return self.current

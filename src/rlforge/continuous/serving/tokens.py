@@ -38,10 +38,7 @@ class Tokens:
 
 
 def make_tokens(state_dir: Path) -> Tokens:
-    """The service's tokens: of the environment, or of files, which the first start creates.
-
-    Raises ConfigError for a file that is empty or that others can read.
-    """
+    """The tokens, of the environment or files; ConfigError for one empty or open to others."""
     return Tokens(
         client=_made(state_dir / _CLIENT_FILE, CLIENT_VARIABLE),
         admin=_made(state_dir / _ADMIN_FILE, ADMIN_VARIABLE),

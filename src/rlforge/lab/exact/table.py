@@ -25,10 +25,7 @@ class Answer:
 
 @value
 class Played:
-    """A policy in a game: what it does, and what it answers besides legal actions.
-
-    illegal, illegal_most: as in ``ExactResult``.
-    """
+    """A policy in a game. illegal, illegal_most: as in ``ExactResult``."""
 
     table: Table
     illegal: float

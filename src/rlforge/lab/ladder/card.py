@@ -268,10 +268,7 @@ def _counts(met: Sequence[_Met]) -> Counter[tuple[str, ...]]:
 def cycles(
     scores: NDArray[np.float64], draws: NDArray[np.float64]
 ) -> tuple[Estimate | None, float]:
-    """The cyclic share of the log-odds of ``scores`` (n, n), and the p-value of ``rating_test``.
-
-    The share is None where nothing but noise was measured.
-    """
+    """The cyclic share of the log-odds of ``scores`` (n, n), None for noise, and its p-value."""
     odds = np.log(scores / scores.T)
     sampled = np.log(draws / draws.transpose(0, 2, 1))
     noise = sampled.var(axis=0)

@@ -71,10 +71,7 @@ async def play_ladder(
 
 
 def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
-    """Compute the card in ``file`` again; returns it, and what cannot be checked here.
-
-    Raises RlforgeError with the first difference, of the card or of a member's files.
-    """
+    """The card of ``file`` computed again, and what is not here; RlforgeError where it differs."""
     card = read_card(file)
     games = index_games(file.parent)
     if not games:

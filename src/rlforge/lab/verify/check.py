@@ -62,10 +62,7 @@ class Verification:
 def verify(
     run_dir: Path, *, whole: bool = False, seed: int = 0, say: Say = lambda text: None
 ) -> Verification:
-    """Check the run in ``run_dir``. whole: everything, not a part drawn by ``seed``.
-
-    Raises ConfigError where it has no configuration, or nothing of its kind is made again.
-    """
+    """Check a run, or a part drawn by ``seed``; ConfigError where nothing is made again."""
     config = read_any(run_dir)
     kind = kind_of(config)
     if not kind.recorded:

@@ -67,10 +67,7 @@ class RunData:
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Read a run; of files that grow, the intact lines.
-
-    Raises RlforgeError: it is no run, or one of its other JSON files is damaged.
-    """
+    """Read a run, of growing files the intact lines; RlforgeError for no run or damaged JSON."""
     paths = open_run(run_dir)
     games: list[GameIndex] = []
     games_error = None

@@ -68,10 +68,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_curves(run: RunData) -> str | None:
-    """Results, reward and entropy as an SVG document; None without any of them.
-
-    Raises ConfigError where matplotlib is not installed.
-    """
+    """Results, reward and entropy as SVG, or None; ConfigError where matplotlib is missing."""
     charts = resolve_name(RUN_KINDS.find(run.kind).results)(run)
     charts += [curves.metric(run, key, LEARNER_LABELS[key]) for key in _LEARNING]
     drawn = [(chart, shown) for chart in charts if (shown := chart.shown)]
