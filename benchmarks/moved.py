@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,27 @@ def lines(both: list[Side]) -> Iterator[str]:
 def graphs(both: list[Side]) -> Iterator[str]:
     names = sorted(path.stem for path in (both[0].tree / "conf/experiment").glob("*.yaml"))
     wanted = [["graph", f"+experiment={name}", "--format", "json"] for name in names]
-    yield from _same_answers(both, wanted)
+    differ: Counter[str] = Counter()
+    for before, after in zip(*(side.answers(wanted) for side in both), strict=True):
+        one, other = (dict(_leaves(json.loads(answer[1]))) for answer in (before, after))
+        for key in dict.fromkeys([*one, *other]):
+            if one.get(key) != other.get(key):
+                differ[f"{key}: {one.get(key)!r} is now {other.get(key)!r}"] += 1
+    print(f"{len(wanted)} graphs", flush=True)
+    yield from (f"{text} ({number} experiments)" for text, number in differ.most_common())
+
+
+def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Values with their dotted keys; parts of a list go by their names or numbers."""
+    if isinstance(tree, dict):
+        for key, inside in tree.items():
+            yield from _leaves(inside, f"{at}.{key}".lstrip("."))
+    elif isinstance(tree, list):
+        for number, inside in enumerate(tree):
+            name = inside.get("name") if isinstance(inside, dict) else None
+            yield from _leaves(inside, f"{at}.{name or number}")
+    else:
+        yield at, tree
 
 
 def _same_answers(both: list[Side], asked: list[list[str]]) -> Iterator[str]:

@@ -70,6 +70,13 @@ def test_the_kinds_that_can_be_verified_say_what_reads_their_records() -> None:
     assert all(issubclass(resolve_name(each), Recorded) for each in filter(None, readers.values()))
 
 
+@pytest.mark.parametrize("name", RUN_KINDS.names())
+def test_what_shows_a_kind_of_run_can_be_imported(name: str) -> None:
+    kind = RUN_KINDS.find(name)
+    shown = [kind.report, kind.results, *filter(None, [kind.progress])]
+    assert all(callable(resolve_name(each)) for each in shown)
+
+
 def test_another_package_can_add_a_kind() -> None:
     found = kind_of(NapConfig())
     assert found is NAP

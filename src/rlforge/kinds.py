@@ -79,13 +79,14 @@ class RunKind(ABC, Generic[C]):
     generates = True
     #: What its progress counts.
     unit = "update"
-    #: ``module:Thing``, a ``tracking.recorded.Recorded``; empty: nothing can be verified.
+    #: ``module:Thing``, a ``rlforge.record.recorded.Recorded``; empty: nothing can be verified.
     recorded = ""
-    #: ``module:function`` of a ``RunData``: the sections of its report, the head first; its results
-    #: as charts. Of a ``Progress`` and a width: the sections of its display, where its ``unit`` is
-    #: not an update.
+    #: ``module:function`` that makes the sections of its report from a ``RunData``, the head first.
     report = "rlforge.show.report:of_games"
+    #: ``module:function`` that makes charts of its results from a ``RunData``.
     results = "rlforge.show.report.curves:outcomes"
+    #: ``module:function`` that makes the sections of its display from a ``Progress`` and a width;
+    #: empty: those of updates.
     progress = ""
 
     @abstractmethod
