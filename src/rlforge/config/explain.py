@@ -83,12 +83,13 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
     elif parent and full:  # entries of lists are in brackets there
         key = re.sub(r"\[(\d+)\]", r".\1", key)
         key = key if key.startswith(parent) else f"{parent}[].{key}"
-    known = all_keys(root)
-    kind = ""
+    known, kind = all_keys(root), ""
     if owner and (cls := _class_called(owner.group(1))):
         head = key.rpartition(".")[0]
-        known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
+        own = [f"{head}.{name}" if head else name for name in all_keys(cls)]
+        known += own  # entries of lists have keys that are in none of the root's
         if issubclass(cls, AlgorithmConfig):
+            known = own
             kind = f" in {cls.__name__}"
             others = [
                 name
