@@ -62,6 +62,9 @@ StoreOrRun = Annotated[
         autocompletion=offered_runs,
     ),
 ]
+WindowId = Annotated[
+    str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
+]
 
 
 def continuous(
@@ -122,12 +125,7 @@ def list_windows(
 
 
 @app.command()
-def show(
-    where: StoreOrRun,
-    window_id: Annotated[
-        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
-    ],
-) -> None:
+def show(where: StoreOrRun, window_id: WindowId) -> None:
     """Show one window: its agents, and why it is not ready to be trained on.
 
     **Example**
@@ -159,9 +157,7 @@ def show(
 @app.command()
 def decisions(
     where: StoreOrRun,
-    window_id: Annotated[
-        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
-    ],
+    window_id: WindowId,
     agent: Annotated[
         str | None, typer.Option(metavar="AGENT", help="Only this agent's, such as agent-1.")
     ] = None,

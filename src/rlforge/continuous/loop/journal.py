@@ -57,7 +57,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """All windows, in order."""
-        return self._read("SELECT * FROM windows ORDER BY number")
+        return self._run("SELECT * FROM windows ORDER BY number")
 
     def current(self) -> Entry | None:
         """The window that is not done yet, if there is one."""
@@ -66,7 +66,7 @@ class Journal:
 
     def last(self) -> Entry | None:
         """The newest window, done or not."""
-        found = self._read("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
+        found = self._run("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
     def done(self) -> int:
@@ -80,7 +80,7 @@ class Journal:
         assert last is None or last.phase == "done", "one window after the other"
         number = last.number + 1 if last else 1
         entry = Entry(number=number, window_id=window_id, phase="begun", facts={"begun": {}})
-        self._write(
+        self._run(
             "INSERT INTO windows VALUES (?, ?, ?, ?)",
             (entry.number, window_id, entry.phase, json.dumps(entry.facts)),
         )
@@ -90,7 +90,7 @@ class Journal:
         """Enter the next phase; facts: its results. Returns the entry as it is now."""
         assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
         further = dataclasses.replace(entry, phase=phase, facts={**entry.facts, phase: facts})
-        self._write(
+        self._run(
             "UPDATE windows SET phase = ?, facts = ? WHERE number = ?",
             (phase, json.dumps(further.facts), entry.number),
         )
@@ -100,21 +100,15 @@ class Journal:
         """Close the file; closing twice is fine."""
         self._database.close()
 
-    def _read(self, query: str) -> list[Entry]:
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Entry]:
         try:
-            rows = self._database.execute(query).fetchall()
+            rows = self._database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from error
         return [
             Entry(number=number, window_id=window_id, phase=phase, facts=json.loads(facts))
             for number, window_id, phase, facts in rows
         ]
-
-    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
-        try:
-            self._database.execute(statement, values)
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
 
     def _failed(self, error: sqlite3.Error) -> RunError:
         return RunError(

@@ -114,8 +114,10 @@ class Session:
         opponents the model has all seats. Raises ConfigError for a game or player that cannot be,
         GameError for a game that fails.
         """
-        env, own = self._asked_as_trained(env), self.number if opponents else 0
-        own %= env.num_players
+        env = env_named(env) if isinstance(env, str) else env
+        # It is asked as it is trained: with its own template and extraction.
+        env = dataclasses.replace(env, form=form_of(self._model.model))
+        own = self.number % env.num_players if opponents else 0
         seats = self._line_up(env, opponents, own)
         name = f"episode {self.number}"
         spec = GameSpec(game_id=name, env=env, seed=self.seed, purpose="train", seats=seats)
@@ -127,11 +129,6 @@ class Session:
                 self._answers.append((turn.observation, turn.completion.text, turn.completion))
                 self.reward(record.rewards[turn.player_id])
         return record.rewards[own]
-
-    def _asked_as_trained(self, env: str | EnvSpec) -> EnvSpec:
-        """The environment, with the model's own template and extraction."""
-        env = env_named(env) if isinstance(env, str) else env
-        return dataclasses.replace(env, form=form_of(self._model.model))
 
     def _line_up(self, env: EnvSpec, opponents: Sequence[str], own: int) -> tuple[Seat, ...]:
         """Seats of a game: the model's are trained."""
