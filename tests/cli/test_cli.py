@@ -18,7 +18,7 @@ from rlforge.cli import app
 from rlforge.config.catalog import catalog, subjects
 from rlforge.config.keys import conf_dir
 from rlforge.config.model import LoraConfig, ModelConfig
-from rlforge.config.plugins import COMMANDS, KINDS, PLAYERS
+from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS, PLAYERS
 from rlforge.models.made import made_model
 from rlforge.record.files import read_jsonl
 from rlforge.types import EvalResult
@@ -457,7 +457,7 @@ def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge, tmp_path):
     out = rlforge("plugins", "--json", str(file)).out
     assert "pool.mode" in out
     rows = json.loads(file.read_text())
-    kinds = (*KINDS, COMMANDS)
+    kinds = (*KINDS, COMMANDS, OBSERVERS)
     assert {row["kind"] for row in rows} == {kind.name for kind in kinds if kind.names()}
     assert all(kind.key.split(", ")[0] in out for kind in KINDS)
     (mirror,) = (row for row in rows if row["name"] == "mirror")
