@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,10 +115,6 @@ def _composed(
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _say_of(name: str, text: str) -> None:
-    _say(f"{name}: {text}")
 
 
 def _checked_here(config: PolicyConfig, run_dir: Path | None = None) -> list[str]:
@@ -337,7 +332,9 @@ def _run(
     prepare_ray(plan.hardware)  # before Ray is imported
     from rlforge.run.lifecycle import execute, prepared
 
-    say = partial(_say_of, config.name)
+    def say(text: str) -> None:
+        _say(f"{config.name}: {text}")
+
     with (
         claim_gpus(plan.hardware, plan.cards) as claimed,
         prepared(config, plan, run_dir, command, resume=resume),

@@ -96,11 +96,6 @@ class RunPlan(Generic[C]):
         return sum(node.num_cpus * node.replicas for node in self.nodes)
 
     @property
-    def num_gpus(self) -> float:
-        """GPUs that all replicas ask for."""
-        return sum(node.num_gpus * node.replicas for node in self.nodes)
-
-    @property
     def cards(self) -> int:
         """GPUs on which something computes."""
         engines, learners = self.config.engine.num_engines, self.config.learner.num_learners

@@ -41,8 +41,8 @@ from rlforge.run.actors.calls import ActorCalls
 from rlforge.run.actors.colocation import update_in_turn
 from rlforge.run.actors.process import held_at
 from rlforge.run.collection import Collection, Flow, Rounds
+from rlforge.run.evaluations import Measuring
 from rlforge.run.lifecycle import RunContext
-from rlforge.run.measuring import Measuring
 from rlforge.run.observers import Updated, observers_of
 from rlforge.run.policies import Policies, Trained
 from rlforge.run.resume import BEFORE_ALL, Retention, rewind

@@ -142,7 +142,7 @@ def test_a_run_knows_what_it_is_of(tmp_path):
 def test_the_graph_puts_engine_and_learner_on_the_cards_there_are():
     config = composed().config
     graph = make_plan(config, Machine(cpus=4, gpus=2))
-    assert graph.num_gpus == 2.0
+    assert sum(node.num_gpus * node.replicas for node in graph.nodes) == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
     assert make_plan(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
 
