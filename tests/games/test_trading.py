@@ -88,7 +88,7 @@ def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(make, state, 
         f'<think>{{"type": "NO_OP"}}</think>{text}',
     ):
         assert prompter.read(question, answer).action == action, answer
-    assert "no JSON action" in prompter.read(question, "let me think about that").problem
+    assert "no JSON action" in prompter.read(question, "let me think about that").feedback
 
 
 @pytest.mark.parametrize("model", ["qwen2p5_0p5b", "smollm2_135m", "hf"])
@@ -112,7 +112,7 @@ def test_compact_words_are_asked_for_and_read_by_the_models_extraction(make, sta
     question = prompter.ask(state)
     assert prompter.extraction == "bracket"
     assert prompter.read(question, "[hold]").action == {"type": "NO_OP"}
-    assert "square brackets" in prompter.read(question, "hold").problem
+    assert "square brackets" in prompter.read(question, "hold").feedback
     follow = {"type": "FOLLOW_USER", "userId": "wire"}
     assert prompter.read(question, json.dumps(follow)).action == follow
 

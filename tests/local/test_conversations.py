@@ -121,5 +121,5 @@ def test_a_history_that_is_written_anew_is_counted(records):
                 return dataclasses.replace(answer, prompt_token_ids=marked)
 
             put_game(metrics, asyncio.run(play_game(record.spec, again)))
-        shares.append(metrics.mean("collection-TicTacToe-v0-train/history_cut_rate"))
+        shares.append(metrics.means()["collection-TicTacToe-v0-train/history_cut_rate"])
     assert shares == [0.0, 1.0]

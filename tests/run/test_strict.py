@@ -38,13 +38,16 @@ def undisturbed(golden_run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("cores", [4, 8])
 def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
-    small_model: Path, undisturbed: list[dict[str, Any]]
+    small_model: Path, undisturbed: list[dict[str, Any]], cores: int
 ) -> None:
-    more = ("collector.num_collectors=2", "engine.num_engines=2")
+    more = ("collector.num_collectors=2", "engine.num_engines=2", f"hardware.num_cpus={cores}")
     done = run(*strict_arguments(small_model, *more))
     assert done.returncode == 0, done.stderr
     assert digests() == undisturbed
+    logs = {path.stem for path in Path("run/logs").glob("*.log")}
+    assert ("state" in logs, "buffer" in logs) == (cores == 4, cores == 8)
 
 
 @pytest.mark.ray
