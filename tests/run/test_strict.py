@@ -37,8 +37,9 @@ def undisturbed(golden_run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("cores", [4, 8])
+@pytest.mark.parametrize(
+    "cores", [pytest.param(4, marks=pytest.mark.ray), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
     small_model: Path, undisturbed: list[dict[str, Any]], cores: int
 ) -> None:

@@ -19,8 +19,9 @@ from rlforge.system.hardware import Machine
 from rlforge.system.network import ProxyError
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("cpus", [2, 8])
+@pytest.mark.parametrize(
+    "cpus", [pytest.param(2, marks=pytest.mark.ray), pytest.param(8, marks=pytest.mark.slow)]
+)
 async def test_ray_runs_exactly_the_actors_of_the_graph(
     own_home: None, small_model: Path, tmp_path: Path, cpus: int
 ) -> None:
