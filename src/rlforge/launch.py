@@ -101,24 +101,26 @@ def composed(
 
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
-) -> tuple[C, list[str]]:
+) -> tuple[C, RunPlan[C], list[str]]:
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     check_start(result)
-    more = _checked_here(result.config)
+    plan, more = _checked_here(result.config)
     notes += [f"note: {note}" for note in limit_notes(result)]
     for note in notes:
         _say(note)
-    return result.config, [*notes, *more]
+    return result.config, plan, [*notes, *more]
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _checked_here(config: PolicyConfig, run_dir: Path | None = None) -> list[str]:
-    """Notes on a run on this machine, which are also printed; run_dir: of one that has begun.
+def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], list[str]]:
+    """The plan of a run on this machine, and notes, which are also printed.
+
+    run_dir: of a run that has begun.
 
     Raises ConfigError where the actors, or their model, are not for this machine.
     """
@@ -134,7 +136,7 @@ def _checked_here(config: PolicyConfig, run_dir: Path | None = None) -> list[str
     notes = [f"note: {note}" for note in found]
     for note in notes:
         _say(note)
-    return notes
+    return plan, notes
 
 
 def check(result: Composed[Any], *, keys: bool = True) -> None:
@@ -157,15 +159,15 @@ def train(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Any:
     """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
-    config, notes = _composed(overrides, config_dir, root)
+    config, plan, notes = _composed(overrides, config_dir, root)
     command = _command(root, overrides, config_dir)
-    return _run(config, notes, new_run_dir(config), command)
+    return _run(config, plan, notes, new_run_dir(config), command)
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """As ``train``, of a configuration; command: the arguments of ``rlforge`` that start it."""
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
-    return _run(config, _checked_here(config), new_run_dir(config), tuple(command))
+    return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
@@ -180,13 +182,13 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     if more:
         config = kind.longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    notes = _checked_here(config, run_dir)
+    plan, notes = _checked_here(config, run_dir)
     kind.check_resumable(config, run_dir)
     if more:
         with RunLock(run_dir):
             atomic_write(run_dir / "config.yaml", to_yaml(config))
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
-    return _run(config, notes, run_dir, command, resume=True)
+    return _run(config, plan, notes, run_dir, command, resume=True)
 
 
 def sweep(
@@ -246,7 +248,7 @@ def sweep_job(job: DictConfig) -> float:
         result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
         check_start(result)
         command = _command(root, result.overrides, Path(folder) if folder else None)
-        outcome = _run(result.config, _checked_here(result.config), run_dir, command)
+        outcome = _run(result.config, *_checked_here(result.config), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")
@@ -320,15 +322,18 @@ def _command(
 
 def _run(
     config: PolicyConfig,
+    plan: RunPlan[Any],
     notes: Sequence[str],
     run_dir: Path,
     command: Sequence[str],
     *,
     resume: bool = False,
 ) -> Any:
-    """Start or continue the run in ``run_dir``; returns its ``Outcome``. notes: for its log."""
+    """Start or continue the run in ``run_dir``; returns its ``Outcome``.
+
+    plan: that was checked. notes: for its log.
+    """
     run_dir = run_dir.absolute()
-    plan = make_plan(config, detect(), run_dir)
     prepare_ray(plan.hardware)  # before Ray is imported
     from rlforge.run.lifecycle import execute, prepared
 

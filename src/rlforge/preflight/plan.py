@@ -98,8 +98,7 @@ class RunPlan(Generic[C]):
     @property
     def cards(self) -> int:
         """GPUs on which something computes."""
-        engines, learners = self.config.engine.num_engines, self.config.learner.num_learners
-        return sum(card.count for card in place(self.hardware, learners, engines, capacity=0))
+        return _cards(self.config, self.hardware)
 
 
 def make_plan(
@@ -186,6 +185,11 @@ def with_engines_that_start(config: C, machine: Machine) -> C:
     return dataclasses.replace(config, engine=dataclasses.replace(engine, num_engines=number))
 
 
+def _cards(config: PolicyConfig, hardware: HardwareConfig) -> int:
+    engines, learners = config.engine.num_engines, config.learner.num_learners
+    return sum(card.count for card in place(hardware, learners, engines, capacity=0))
+
+
 def _gpus_of(config: PolicyConfig, machine: Machine) -> int:
     hardware = config.hardware
     if hardware.device == "cpu":
@@ -210,7 +214,7 @@ def gpu_notes(
         )
     if hardware.device != "cuda" or hardware.num_gpus is None:  # of a cluster, where none is idle
         return
-    used = sum(card.count for card in place(hardware, learners, engines, capacity=0))
+    used = _cards(live, hardware)
     if used < there:
         keys = f"engine.num_engines={engines}, " if engines else ""
         turns = ", hardware.alternate=true" if hardware.alternate else ""

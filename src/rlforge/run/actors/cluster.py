@@ -6,13 +6,13 @@ The classes of the neighbouring modules are plain Python and become actors here.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import re
 import shlex
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import ray
@@ -211,20 +211,14 @@ async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
         ) from None
 
 
-def _class(spec: ActorSpec) -> Any:
-    assert spec.actor is not None
-    module, _, class_name = spec.actor.partition(":")
-    return getattr(importlib.import_module(module), class_name)
-
-
 def _arguments(spec: ActorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``given`` that the constructor has parameters for."""
-    parameters = inspect.signature(_class(spec)).parameters
+    parameters = inspect.signature(resolve_name(spec.actor or "")).parameters
     return {key: argument for key, argument in given.items() if key in parameters}
 
 
 def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
-    made: Any = ray.remote(_class(spec))
+    made: Any = ray.remote(resolve_name(spec.actor or ""))
     return made.options(
         name=given["name"],
         num_cpus=spec.num_cpus,

@@ -8,11 +8,11 @@ coroutines follow each other in a thread of its own, as in an actor of its own.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import ray
@@ -33,8 +33,7 @@ class Host:
 
     async def make(self, name: str, path: str, given: Mapping[str, Any]) -> None:
         """Make the actor ``name`` of the class at ``path``; its constructor gets ``given``."""
-        module, _, class_name = path.partition(":")
-        cls = getattr(importlib.import_module(module), class_name)
+        cls = resolve_name(path)
         with hosting():
             self._made[name] = cls(**given)
         if not any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(cls)):
