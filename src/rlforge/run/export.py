@@ -25,7 +25,7 @@ from rlforge.local.policies import find_policy
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import kind_of_weights, read_adapter
 from rlforge.models.made import made_model
-from rlforge.show.card import Exported, Form, example_prompt, model_card
+from rlforge.show.card import Form, example_prompt, model_card
 from rlforge.show.report.data import load_run
 from rlforge.show.report.plots import draw_curves
 from rlforge.system.checkpoint import LATEST
@@ -109,21 +109,21 @@ def export_run(
         if converter is not None:
             say(f"converting to GGUF with {converter}")
             _convert(converter, work, folder.absolute().name, dtype_name)
-        exported = Exported(
-            place=push or folder.name,
-            policy=policy,
+        card = model_card(
+            config,
+            run,
+            policy,
             step=step,
             form=form,
             base=_base(config.model),
             on_hub=_on_hub(config.model),
+            place=push or folder.name,
             dtype=dtype_name,
-            config=config,
-            run=run,
             prompt=prompt,
             gap=gap,
             curves=CURVES if (work / CURVES).is_file() else None,
         )
-        atomic_write(work / CARD, model_card(exported))
+        atomic_write(work / CARD, card)
     say(f"{policy.uid} is in {folder}")
     if push is not None:
         push_folder(folder, push, f"{policy.uid} of {run.name}", public=public, say=say)
