@@ -113,11 +113,15 @@ def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir):
     answer = rlforge("runs", "--json", "runs.json")
     assert answer.code == 0
     paths = [str(run_dir), str(older)]
-    assert [row["path"] for row in json.loads(Path("runs.json").read_text())] == paths
+    rows = json.loads(Path("runs.json").read_text())
+    assert [row["path"] for row in rows] == paths
     last = read_jsonl(run_dir / "evals.jsonl")[-2:]
-    won = ", ".join(f"{100 * row['win_rate']:.0f}% vs {row['opponent']}" for row in last)
-    how = f"    done, 5/5 updates  step-5: {won}"
-    assert answer.out.splitlines() == [paths[0], how, paths[1], how]
+    figures = [(f"vs {row['opponent']}", row["win_rate"], *row["ci95"]) for row in last]
+    assert [(*each.values(),)[:4] for each in rows[0]["results"]] == figures
+    headings = [line for line in answer.out.splitlines() if line.startswith("runs/")]
+    assert headings == [f"{Path(path).parent}  1 run: 1 done" for path in paths]
+    for path in paths:
+        assert re.search(rf"^{Path(path).name} .*\bdone 5/5", answer.out, re.MULTILINE | re.DOTALL)
     assert rlforge("monitor", "latest", "--once") == rlforge("monitor", run_dir, "--once")
 
 

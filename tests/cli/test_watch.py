@@ -53,14 +53,14 @@ def test_monitor_shows_the_jobs_of_a_sweep(rlforge):
     code, out, _ = rlforge("monitor", SWEEP, "--once")
     assert code == 0
     assert "4 jobs: 4 done" in out
-    assert "runs  4 runs: 4 done" in rlforge("monitor", "runs", "--once")[1]
+    assert "runs/demo/sweep_1  4 jobs: 4 done" in rlforge("monitor", "runs", "--once")[1]
 
 
 def test_runs_of_a_sweep_are_listed_together(rlforge):
-    code, out, _ = rlforge("runs")
+    code, out, _ = rlforge("runs", "--json", "runs.json")
     assert code == 0
-    assert out.splitlines()[:3] == [
-        str(SWEEP),
-        "    sweep, jobs: 4 done",
-        "    0  done, 2/2 updates  step-2: 40% vs random_legal",
-    ]
+    assert out.splitlines()[0] == f"{SWEEP}  4 jobs: 4 done"
+    rows = [line.split() for line in out.splitlines()[2:6]]
+    assert rows[0] == ["0", "done", "2/2", "0", "0.001", "40%", "(31", "to", "50)", "0:00"]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3"]
+    assert json.loads(Path("runs.json").read_text())[0]["settings"]["seed"] == "0"

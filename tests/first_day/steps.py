@@ -81,7 +81,7 @@ STEPS = (
         "rlforge train --resume latest",
         ("resumed at update", "done at update 24/24"),
     ),
-    Step("The runs of this folder", "rlforge runs", ("(?s)(done, 24/24.*){2}",)),
+    Step("The runs of this folder", "rlforge runs", ("(?s)(done 24/24.*){2}",)),
     Step("Compare them", "rlforge compare runs/first_day", ("seed",), picture="compare"),
     Step(
         "Evaluate a version",

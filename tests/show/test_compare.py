@@ -138,7 +138,7 @@ def test_markdown_has_a_table_of_seeds_and_one_of_runs(found):
     lines = to_markdown(found).splitlines()
     tables = [line for line in lines if line.startswith("| ")]
     assert {line.count("|") for line in tables[:4]} == {6}
-    assert sum(line.startswith("| 3 | done, best |") for line in lines) == 1
+    assert sum(line.startswith("| 3 | done 2/2, best |") for line in lines) == 1
     assert "| n=2 | best | 0.01 | 75% (60 to 90) |" in "\n".join(lines)
 
 

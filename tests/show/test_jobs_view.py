@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.record.sweeps import write_sweep
-from rlforge.show.jobs_view import monitor_jobs
+from rlforge.show.display import monitor_jobs
 from rlforge.system.locks import RunLock
 
 
@@ -23,9 +23,14 @@ def test_jobs_that_wait_are_shown_beside_those_that_are_done(tmp_path):
     write_job(sweep, 2, done=False)
     text = once(sweep)
     assert "sweep_1  4 jobs: 2 done, 1 running, 1 not started" in text
-    assert "learning_rate=0.001" in text
-    assert "step-2: 60%" in text
-    assert "2/2" in text
+    rows = [line.strip("│ ").split() for line in text.splitlines()[2:6]]
+    assert [" ".join(row).split(" ", 1)[1].partition("%")[0] for row in rows] == [
+        "done 2/2 0 0.001 40",
+        "done 2/2, best 0 0.01 60",
+        "running 2/2, ETA 0:00 1 0.001 30",
+        "not started 1 0.01 – –",
+    ]
+    assert "seed=1" in once(sweep, 60)
 
 
 @pytest.mark.parametrize("width", [40, 120])
@@ -59,6 +64,6 @@ def test_watching_ends_with_the_sweep_and_tells_each_change_once(tmp_path):
     assert not show.is_alive()
     lines = console.export_text().splitlines()
     assert lines[-1] == "4 jobs: 4 done"
-    done = [line for line in lines if ": done, 2/2 updates, step-2" in line]
+    done = [line for line in lines if ": done 2/2, vs random_legal" in line]
     assert [line[0] for line in done] == ["0", "1", "2", "3"]
     assert len(lines) == len(set(lines))

@@ -14,6 +14,8 @@ from rlforge.errors import ConfigError, RlforgeError
 RUNS = Path("runs")
 """Where runs are, below the current directory."""
 
+FIRST_RUN = "start one: rlforge train simpletak_mirror"
+
 
 def offered_runs(incomplete: str) -> list[str]:
     """The runs that a shell offers: those below ``runs/``, and ``latest``."""
@@ -60,10 +62,12 @@ def must_be_run(path: Path | None) -> Path | None:
     ``latest`` is the newest run below ``runs/``.
     """
     from rlforge.record.files import open_run, runs_below
-    from rlforge.show.overview import FIRST_RUN, newest_run
 
     if path == Path("latest") and not path.exists():
-        path = newest_run(RUNS)
+        found = runs_below(RUNS)
+        if not found:
+            raise ConfigError(f"latest: there is no run below {RUNS}/ yet; {FIRST_RUN}")
+        path = found[0]
     if path is not None:
         try:
             open_run(path)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from rlforge.cli.arguments import RUNS, JsonFile, must_be_run, offered_runs, write_result
+from rlforge.cli.arguments import FIRST_RUN, RUNS, JsonFile, must_be_run, offered_runs, write_result
 from rlforge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlforge.show.overview import RunRow
 
 
 def _run_or_folder(path: Path) -> Path:
@@ -53,7 +48,8 @@ def runs(
 ) -> None:
     """List runs, the newest first: how each ended, how far it came, and its last results.
 
-    The jobs of a sweep stand together.
+    The runs of a folder, and the jobs of a sweep, are one table, with the settings in which they
+    differ.
 
     **Examples**
 
@@ -63,40 +59,22 @@ def runs(
     ```
     """
     from rlforge.record.files import runs_below
-    from rlforge.show.overview import FIRST_RUN, run_row
+    from rlforge.record.sweeps import all_jobs, is_sweep
+    from rlforge.show.compare import compare as compared
+    from rlforge.show.compare_view import show_list
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
-    found = [run_row(path) for path in runs_below(folder)]
-    write_result(json_file, [dataclasses.asdict(row) for row in found])
+    found, listed = runs_below(folder), []
+    for parent in dict.fromkeys(path.parent for path in found):
+        inside = [path for path in found if path.parent == parent]
+        listed.append(compared(all_jobs(parent) if is_sweep(parent) else inside))
+    rows = [run for comparison in listed for run in comparison.runs]
+    write_result(json_file, [dataclasses.asdict(row) for row in rows])
     if not found:
         typer.echo(f"{folder}/ holds no runs yet; {FIRST_RUN}")
-    for line in _listed(found):  # not as a table, whose narrow columns would break paths
-        typer.echo(line)
-
-
-def _listed(rows: Sequence[RunRow]) -> list[str]:
-    from rlforge.record.sweeps import is_sweep
-
-    together: dict[Path, list[RunRow]] = {}
-    for row in rows:
-        path = Path(row.path)
-        together.setdefault(path.parent if is_sweep(path.parent) else path, []).append(row)
-    lines = []
-    for path, members in together.items():
-        lines.append(str(path))
-        if not is_sweep(path):
-            lines.append(f"    {_state(members[0])}")
-            continue
-        counts = Counter(row.status for row in members)
-        jobs = ", ".join(f"{count} {status}" for status, count in counts.items())
-        lines.append(f"    sweep, jobs: {jobs}")
-        lines += [f"    {Path(row.path).name}  {_state(row)}" for row in reversed(members)]
-    return lines
-
-
-def _state(row: RunRow) -> str:
-    return f"{row.status}, {row.done}" + (f"  {row.result}" if row.result else "")
+    for comparison in listed:
+        show_list(comparison, Console())
 
 
 def compare(
@@ -152,7 +130,7 @@ def monitor(
     """
     from rlforge.record.files import RunPaths
     from rlforge.show.display import monitor as monitor_run
-    from rlforge.show.jobs_view import monitor_jobs
+    from rlforge.show.display import monitor_jobs
 
     show = monitor_run if RunPaths(root=run).is_run() else monitor_jobs
     show(run, once=once, refresh_s=refresh)

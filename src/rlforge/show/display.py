@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +19,11 @@ from rich.live import Live
 from rlforge.record.files import open_run
 from rlforge.record.progress import ExactRow, Progress, WinRateRow
 from rlforge.record.status import read_progress, read_summary, why_it_ended
+from rlforge.record.sweeps import all_jobs, under_way
+from rlforge.show.compare import compare
+from rlforge.show.compare_view import MOST_LISTED, OF_RUNS, headline, of_runs, table_of
 from rlforge.show.formatting import duration, number, percent
+from rlforge.show.panels import section
 from rlforge.show.view import ProgressView
 
 log = logging.getLogger(__name__)
@@ -103,7 +109,7 @@ class Display:
             self._live.update(ProgressView(progress, time.time()), refresh=True)
         elif self.mode == "plain":
             for line in self._new_lines(progress):
-                self._print(f"{self._job}{line}")
+                _print(self._console, f"{self._job}{line}")
 
     def note(self, text: str) -> None:
         """Print a message, above the frame or as a line, and log it."""
@@ -112,11 +118,7 @@ class Display:
         if isinstance(self._live, NotebookFrame):
             self._live.note(line)
         elif self.mode != "off":
-            self._print(line)
-
-    def _print(self, line: str) -> None:
-        # Lines are for logs: no markup, no wrapping.
-        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            _print(self._console, line)
 
     def _new_lines(self, progress: Progress) -> list[str]:
         """Lines for what has changed since the last call."""
@@ -164,6 +166,11 @@ class Display:
                 f"{progress.update}/{progress.total_updates}{games}"
             )
         return lines
+
+
+def _print(console: Console, line: str) -> None:
+    # Lines are for logs: no markup, no wrapping.
+    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class NotebookFrame:
@@ -300,11 +307,9 @@ def monitor(
         if data:
             console.print(ProgressView(Progress.from_json(data), time.time()))
             if reason := why_it_ended(read_summary(paths)):
-                console.print(
-                    f"{paths.root} {reason}", markup=False, highlight=False, soft_wrap=True
-                )
+                _print(console, f"{paths.root} {reason}")
         else:
-            console.print(f"{paths.root} has not reported anything yet", soft_wrap=True)
+            _print(console, f"{paths.root} has not reported anything yet")
         return
     try:
         with Display(paths.root.name, mode, console) as display:
@@ -320,3 +325,41 @@ def monitor(
                 data = read_progress(paths)
     except KeyboardInterrupt:
         return
+
+
+def monitor_jobs(
+    folder: Path, once: bool = False, refresh_s: float = 1.0, console: Console | None = None
+) -> None:
+    """Show the jobs of a sweep, or the runs of a folder, until none runs any more.
+
+    Ctrl-C ends the display, not the jobs. Where nothing can be redrawn: a line for each change.
+    Raises RlforgeError for damaged JSON.
+    """
+    console = console or Console()
+    drawable = console.is_terminal and not console.is_dumb_terminal and not once
+    told: dict[str, object] = {}
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False) if drawable else contextlib.nullcontext() as live,
+    ):
+        while True:
+            ended = once or not under_way(folder)  # asked first: the last rows are of the end
+            found = compare(all_jobs(folder))
+            rows = of_runs(found, as_given=True)
+            title = os.path.relpath(found.folder, folder.parent)
+            table = table_of(rows, "run", OF_RUNS, most=MOST_LISTED)
+            frame = section(f"{title}  {headline(found)}", table)
+            if live is not None:
+                live.update(frame, refresh=True)
+            elif once:
+                console.print(frame)
+            else:
+                for row in rows:
+                    if told.get(row.name) != (row.status, row.results):
+                        told[row.name] = row.status, row.results
+                        _print(console, row.as_text())
+            if ended:
+                break
+            time.sleep(refresh_s)
+        if live is None and not once:
+            _print(console, headline(found))

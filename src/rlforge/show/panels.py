@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,33 @@ from rich.text import Text
 WIDE, MIDDLE = 110, 76
 #: Width below which tables have only a name and two figures.
 NARROW = 44
+
+#: Colours of how runs stand.
+STATUS_STYLE = {
+    "running": "cyan",
+    "done": "green",
+    "interrupted": "yellow",
+    "failed": "red",
+    "killed": "red",
+    "not started": "dim",
+}
+
+
+class Fitting:
+    """The first of several forms that is not too wide, else the last."""
+
+    def __init__(self, *forms: RenderableType) -> None:
+        self._forms = forms
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        free = options.update(width=10_000)
+        widths = (Measurement.get(console, free, form).maximum for form in self._forms)
+        fitting = (
+            form
+            for form, width in zip(self._forms, widths, strict=True)
+            if width <= options.max_width
+        )
+        yield next(fitting, self._forms[-1])
 
 
 def section(title: str, body: RenderableType) -> Panel:

@@ -29,6 +29,7 @@ from rlforge.show.formatting import (
 from rlforge.show.panels import (
     MIDDLE,
     NARROW,
+    STATUS_STYLE,
     WIDE,
     flow,
     pair,
@@ -44,15 +45,6 @@ from rlforge.system.hardware import GpuLoad
 MOST_ROWS, LEAST_ROWS = 12, 3
 #: Age of the last report, in seconds, after which a running run is shown as silent.
 SILENT_AFTER_S = 60.0
-
-#: Colours of how runs stand.
-STATUS_STYLE = {
-    "running": "cyan",
-    "done": "green",
-    "interrupted": "yellow",
-    "failed": "red",
-    "killed": "red",
-}
 
 
 class ProgressView:
