@@ -32,14 +32,8 @@ from rlforge.engines.transformers import TransformersEngine
 from rlforge.learner import Learner, PolicySpec
 from rlforge.models.devices import resolve_device
 from rlforge.models.shape import KNOWN, ModelShape
-from rlforge.preflight.memory.plan import (
-    GIB,
-    Part,
-    engine_job,
-    engine_need,
-    learner_job,
-    learner_need,
-)
+from rlforge.preflight.memory.needs import GIB, engine_need, learner_need
+from rlforge.preflight.memory.plan import engine_job, learner_job
 from rlforge.samples import Sample, TrainBatch
 from rlforge.types import PolicyRef, SamplingParams
 
@@ -60,7 +54,6 @@ SMALL = ModelShape(
     tied=True,
     head_norms=True,
 )
-NOTHING = Part(name="process", bytes=0)
 
 
 class WordCount:
@@ -179,7 +172,7 @@ def learner_points(
     for tokens in lengths:
         for name, checkpoints in CHECKPOINTS.items():
             config = settings(tokens, **checkpoints)
-            need = learner_need(learner_job(config, shape, bf16=True), NOTHING)
+            need = learner_need(learner_job(config, shape, bf16=True), process=0)
             about = {"part": "learner", "model": shape.name, "tokens": tokens}
             points.append((about | {"checkpointing": name}, config, need.total))
     return points
@@ -193,7 +186,7 @@ def engine_point(shape: ModelShape, tokens: int) -> tuple[dict[str, Any], RunCon
     )
     job = dataclasses.replace(engine_job(config, shape, "cuda", bf16=True), versions=0)
     about = {"part": "engine", "model": shape.name, "tokens": tokens, "checkpointing": "–"}
-    return about, config, engine_need(job, NOTHING).total
+    return about, config, engine_need(job, process=0).total
 
 
 def run(shape: ModelShape, about: dict[str, Any], config: RunConfig, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from rlforge.preflight import doctor as examined
 from rlforge.preflight import plan as examined_plan
 from rlforge.preflight.doctor import examine
 from rlforge.preflight.doctor_view import render, to_values
-from rlforge.preflight.memory.plan import GIB
+from rlforge.preflight.memory.needs import GIB
 from rlforge.preflight.model import shape_problems
 from rlforge.system.hardware import Gpu
 
@@ -113,7 +113,7 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
     machine(ADA, dataclasses.replace(ADA, memory=24 * GIB, capability=7.5))
     report = examine(composed(QUICK_START))
     assert report.memory.plan.cards[0].capacity == 24 * GIB
-    weights = report.memory.plan.learner.parts[0].bytes
+    weights = report.memory.plan.learner["weights"]
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
 
 
@@ -334,7 +334,7 @@ def test_an_engine_divides_its_model_among_several_cards(machine):
 
     def engine(*overrides):
         plan = examine(composed(*wanted, *overrides)).memory.plan
-        return plan.cards[1].count, plan.least.parts[0].bytes, plan.sequence_bytes
+        return plan.cards[1].count, plan.least["weights"], plan.sequence_bytes
 
     (one, weights, sequence), (four, part, piece) = engine(), engine("hardware.engine_gpus=4")
     assert (one, four) == (1, 4)

@@ -8,7 +8,7 @@ from tests.harness.composed import composed
 from rlforge.engines import vllm_settings
 from rlforge.preflight import plan
 from rlforge.preflight.doctor import examine
-from rlforge.preflight.memory.plan import GIB
+from rlforge.preflight.memory.needs import GIB
 from rlforge.system.hardware import Gpu
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak"

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from rlforge.preflight.doctor import Finding, Report
 from rlforge.preflight.fit import Memory
-from rlforge.preflight.memory.cards import Card
-from rlforge.preflight.memory.plan import GIB, Need, Plan
+from rlforge.preflight.memory.needs import GIB, Need
+from rlforge.preflight.memory.plan import Card, Plan
 
 _STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
@@ -48,13 +48,13 @@ def to_values(report: Report) -> dict[str, Any]:
             "verdict": plan.verdict,
             "excess": plan.excess,
             "parameters": plan.shape.parameters,
-            "learner": {part.name: part.bytes for part in plan.learner.parts},
-            "engine": {part.name: part.bytes for part in plan.engine.parts},
+            "learner": dict(plan.learner),
+            "engine": dict(plan.engine),
             "alternate": plan.alternate,
-            "learner_idle": {part.name: part.bytes for part in plan.learner_idle.parts},
-            "engine_idle": {part.name: part.bytes for part in plan.engine_idle.parts},
+            "learner_idle": dict(plan.learner_idle),
+            "engine_idle": dict(plan.engine_idle),
             "on_host": plan.on_host,
-            "engine_with_one_sequence": {part.name: part.bytes for part in plan.least.parts},
+            "engine_with_one_sequence": dict(plan.least),
             "cards": [
                 dataclasses.asdict(card) | {"usable": card.usable, "least": plan.need(card)}
                 for card in plan.cards
@@ -102,14 +102,14 @@ def _needs(memory: Memory) -> Table:
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
     if plan.least == plan.engine:  # it reserves its memory at the start
         needs, titles = needs[:2], ("learner", "engine")
-    if not plan.engine.parts:
+    if not plan.engine:
         needs, titles = needs[:1], titles[:1]
     for title in titles:
         table.add_column(title, justify="right")
-    names = dict.fromkeys(part.name for need in needs for part in need.parts)
-    for name in names:
-        cells = [[part.bytes for part in need.parts if part.name == name] for need in needs]
-        table.add_row(name, *(f"{sum(cell) / size:.1f}" if cell else "–" for cell in cells))
+    for name in dict.fromkeys(part for need in needs for part in need):
+        table.add_row(
+            name, *(f"{need[name] / size:.1f}" if name in need else "–" for need in needs)
+        )
     table.add_row("together", *(f"{need.total / size:.1f}" for need in needs), style="bold")
     if plan.alternate:
         idle = (plan.learner_idle, plan.engine_idle, plan.engine_idle)[: len(needs)]
@@ -136,7 +136,7 @@ def _cards(memory: Memory) -> list[RenderableType]:
     lines.append(f"[bold {color}]{plan.verdict}[/]{more}")
     if plan.excess and memory.mend:
         lines.append(f"fits with: {escape(' '.join(memory.mend))}")
-    elif not plan.excess and plan.engine.parts:
+    elif not plan.excess and plan.engine:
         lines.append(
             f"each engine has room for {plan.sequences} sequences of full length "
             f"({plan.sequence_bytes / 2**20:.1f} MiB each)"

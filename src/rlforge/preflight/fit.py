@@ -8,7 +8,8 @@ from rlforge.config.model import ModelConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
-from rlforge.preflight.memory.plan import GIB, Plan, engine_job, make_plan
+from rlforge.preflight.memory.needs import GIB
+from rlforge.preflight.memory.plan import Plan, engine_job, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Gpu, ram

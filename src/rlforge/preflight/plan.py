@@ -23,7 +23,7 @@ from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import start_of
 from rlforge.preflight.fit import in_gib, memory_on
-from rlforge.preflight.memory.cards import place
+from rlforge.preflight.memory.plan import place
 from rlforge.preflight.model import saved_policies
 from rlforge.record.files import RunPaths
 from rlforge.specs import ActorSpec

@@ -1,6 +1,7 @@
 """Plans of runs on cards: placement, verdict and the changes that make a run fit."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given
@@ -9,17 +10,9 @@ from tests.harness.composed import composed
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.models.shape import KNOWN, known_shape
-from rlforge.preflight.memory.cards import Card
-from rlforge.preflight.memory.engine import EngineJob
-from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Plan, make_plan
-from rlforge.preflight.memory.remedies import (
-    largest_pass,
-    mend,
-    options,
-    with_engine,
-    with_learner,
-    with_turns,
-)
+from rlforge.preflight.memory.needs import GIB, EngineJob
+from rlforge.preflight.memory.plan import PROCESS_BYTES, Card, Plan, make_plan, place
+from rlforge.preflight.memory.remedies import TURNS, changed, largest_pass, mend, options, pass_of
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.system.limits import VLLM_SHARE
 
@@ -42,6 +35,25 @@ def quick_start(*overrides: str):
 
 def plan(*overrides: str, gb: float = 24, shape=KNOWN[0], hardware=None) -> Plan:
     return replanner(hardware or cuda(0.5, 0.5), gb, shape)(quick_start(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "learners", "engines", "cards"),
+    [
+        (HardwareConfig(device="cpu"), 1, 3, [(1, 3, 1)]),
+        (HardwareConfig(device="cpu"), 3, 2, [(3, 2, 1)]),
+        (cuda(0.5, 0.5), 1, 1, [(1, 1, 1)]),
+        (cuda(0.4, 0.3), 1, 2, [(1, 2, 1)]),
+        (cuda(0.5, 0.5), 1, 4, [(1, 1, 1), (0, 2, 2)]),
+        (cuda(1, 1), 1, 2, [(1, 0, 1), (0, 1, 2)]),
+        (cuda(1, 0.5), 1, 3, [(1, 0, 1), (0, 2, 2)]),
+        (cuda(1, 0.5), 3, 2, [(1, 0, 3), (0, 2, 1)]),
+        (cuda(1 / 3, 1 / 3), 1, 2, [(1, 2, 1)]),
+    ],
+)
+def test_cards_are_filled_as_ray_packs_them(hardware, learners, engines, cards):
+    made = place(hardware, learners, engines, GIB)
+    assert [(card.learners, card.engines, card.count) for card in made] == cards
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -81,7 +93,7 @@ def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
     assert needs[0] > needs[1] > needs[2]
     assert needs[3] > needs[4] > needs[5]
     adapter, full = plan().learner, plan("learner.train=full").learner
-    assert part(full, "AdamW states") == 8 * KNOWN[0].parameters
+    assert full["AdamW states"] == 8 * KNOWN[0].parameters
     assert full.total > adapter.total
 
 
@@ -102,7 +114,7 @@ def test_sequences_are_those_for_which_there_is_room():
     card = made.cards[0]
 
     def together(sequences: int) -> int:
-        whole = replanner(cuda(0.5, 0.5))(with_engine(config, max_parallel_seq=sequences))
+        whole = replanner(cuda(0.5, 0.5))(changed(config, {"engine.max_parallel_seq": sequences}))
         return whole.learner.total + whole.engine.total
 
     assert together(made.sequences) <= card.usable < together(made.sequences + 1)
@@ -120,11 +132,11 @@ def test_earlier_adapters_that_the_learner_keeps_take_memory_of_the_host():
     lagged, on_policy = (
         plan(f"buffer.max_staleness={versions}", hardware=cpu).learner for versions in (2, 0)
     )
-    assert part(lagged, "versions") == 2 * part(lagged, "adapter")
-    assert lagged.total - on_policy.total == part(lagged, "versions")
+    assert lagged["versions"] == 2 * lagged["adapter"]
+    assert lagged.total - on_policy.total == lagged["versions"]
     whole = ("buffer.max_staleness=2", "learner.train=full")
     for made in (plan("buffer.max_staleness=2"), plan(*whole, hardware=cpu)):
-        assert "versions" not in {part.name for part in made.learner.parts}
+        assert "versions" not in made.learner
 
 
 def test_options_save_the_bytes_they_report():
@@ -132,7 +144,7 @@ def test_options_save_the_bytes_they_report():
 
     replan = replanner(cuda(1, 1))
     found = {option.key: option for option in options(config, replan)}
-    checkpointed = replan(with_learner(config, gradient_checkpointing=True))
+    checkpointed = replan(changed(config, {"learner.gradient_checkpointing": True}))
 
     assert found["learner.gradient_checkpointing"].saves == (
         replan(config).learner.total - checkpointed.learner.total
@@ -148,37 +160,23 @@ def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
     longest = largest_pass(config, lambda changed: replan(changed).excess == 0)
     for tokens, fits in ((longest, True), (longest + 1, False)):
         if 0 < tokens <= config.engine.max_model_len:
-            cut = with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens)
+            cut = changed(config, pass_of(tokens))
             assert (replan(cut).excess == 0) == fits
-    changed = config
-    for override in mend(config, replan):
-        group, key = override.split("=")[0].split(".")
-        value = override.split("=")[1]
-        if group == "hardware":
-            assert override == "hardware.alternate=true"
-            changed = with_turns(changed)
-            continue
-        number = True if value == "true" else int(value)
-        change = with_learner if group == "learner" else with_engine
-        changed = change(changed, **{key: number})
-    if changed is not config:
-        assert replan(changed).excess == 0
+    mended = {key: json.loads(new) for key, new in (one.split("=") for one in mend(config, replan))}
+    if mended:
+        assert replan(changed(config, mended)).excess == 0
 
 
 VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
 BESIDE = ("other models", "their caches")
 
 
-def part(need, name: str) -> int:
-    return next(part.bytes for part in need.parts if part.name == name)
-
-
 def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
     made = plan(*VLLM, hardware=cuda(1, 1), gb=48)
     assert made.engine.total == pytest.approx(VLLM_SHARE * 48 * GIB, rel=1e-6)
-    assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
+    assert made.sequences == made.engine["KV cache"] // made.sequence_bytes
     assert made.verdict == "fits"
-    in_turns = plan(*VLLM, TURNS, gb=24)  # the whole card
+    in_turns = plan(*VLLM, IN_TURNS, gb=24)  # the whole card
     assert in_turns.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
     assert in_turns.verdict == "fits"
     assert in_turns.sequences > plan(*VLLM, gb=24).sequences
@@ -187,7 +185,7 @@ def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
 def test_a_cache_of_given_size_limits_the_sequences():
     made = plan(*VLLM, "engine.vllm.kv_cache_gb=2", hardware=cuda(1, 1))
     small = plan(*VLLM, "engine.vllm.kv_cache_gb=0.5", hardware=cuda(1, 1))
-    assert part(made.engine, "KV cache") == 2 * GIB
+    assert made.engine["KV cache"] == 2 * GIB
     assert (made.excess, small.verdict) == (0, "does not fit")
     assert small.excess == small.sequence_bytes - GIB // 2
 
@@ -196,9 +194,7 @@ def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
     config = quick_start(*VLLM, "engine.max_model_len=4096")
 
     replan = replanner(cuda(0.5, 0.5), 16)
-    too_much = with_engine(
-        config, vllm=dataclasses.replace(config.engine.vllm, gpu_memory_utilization=0.8)
-    )
+    too_much = changed(config, {"engine.vllm.gpu_memory_utilization": 0.8})
     (override,) = mend(too_much, replan)
     divided = replan(config)
     assert override == f"engine.vllm.gpu_memory_utilization={divided.share:g}"
@@ -221,9 +217,9 @@ def beside(*overrides: str, gb: float = 24, gpus=(1, 1), **other: int) -> Plan:
 
 def test_an_engine_holds_other_models_by_the_side_of_its_own():
     alone, both = plan(hardware=cuda(1, 1)), beside()
-    weights = part(both.least, "other models")
+    weights = both.least["other models"]
     assert weights == 2 * known_shape("Llama-3.2-1B").parameters
-    one, four = (part(need, "their caches") for need in (both.least, both.engine))
+    one, four = (need["their caches"] for need in (both.least, both.engine))
     assert both.least.total == alone.least.total + weights + one
     assert both.engine.total == alone.engine.total + weights + four
     assert four > one + 3 * 128 * 2**20  # of 32 KiB a token; the workspace is of the prompts
@@ -237,7 +233,7 @@ def test_vllm_leaves_room_for_all_sequences_of_other_models(gpus, turns):
     made = beside(*VLLM, *turns, gb=48, gpus=gpus)
     assert made.excess == 0
     assert made.least == made.engine
-    own = sum(one.bytes for one in made.engine.parts if one.name not in BESIDE)
+    own = sum(size for name, size in made.engine.items() if name not in BESIDE)
     assert own == pytest.approx(made.share * 48 * GIB, rel=1e-6)
     assert made.share < plan(*VLLM, *turns, gb=48, hardware=cuda(*gpus)).share + 1e-9
     given = "engine.vllm.gpu_memory_utilization=0.9"
@@ -245,20 +241,20 @@ def test_vllm_leaves_room_for_all_sequences_of_other_models(gpus, turns):
 
 
 def test_the_weights_of_other_models_wait_on_the_host_in_the_learners_turn():
-    alone, both = plan(TURNS), beside(TURNS, gpus=(0.5, 0.5))
+    alone, both = plan(IN_TURNS), beside(IN_TURNS, gpus=(0.5, 0.5))
     assert both.engine_idle == alone.engine_idle
-    waiting = sum(part(both.engine, name) for name in ("weights", "versions", "other models"))
+    waiting = sum(both.engine[name] for name in ("weights", "versions", "other models"))
     assert both.on_host >= waiting
 
 
 # ---------------------------------------------------------------- in turns
 
-TURNS = "hardware.alternate=true"
+IN_TURNS = "hardware.alternate=true"
 CHECKPOINTS = "learner.gradient_checkpointing=true"
 
 
 def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
-    made = plan(TURNS, CHECKPOINTS)
+    made = plan(IN_TURNS, CHECKPOINTS)
     (card,) = made.cards
     process = PROCESS_BYTES["cuda"]
     assert made.learner_idle.total == made.engine_idle.total == process
@@ -269,12 +265,13 @@ def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
 
 
 def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fit():
-    made = plan(TURNS, CHECKPOINTS, gb=16)
-    config = quick_start(TURNS, CHECKPOINTS)
+    made = plan(IN_TURNS, CHECKPOINTS, gb=16)
+    config = quick_start(IN_TURNS, CHECKPOINTS)
     (card,) = made.cards
 
     def playing(sequences: int) -> int:
-        whole = replanner(cuda(0.5, 0.5), 16)(with_engine(config, max_parallel_seq=sequences))
+        more = changed(config, {"engine.max_parallel_seq": sequences})
+        whole = replanner(cuda(0.5, 0.5), 16)(more)
         return whole.engine.total + whole.learner_idle.total
 
     assert playing(made.sequences) <= card.usable < playing(made.sequences + 1)
@@ -282,29 +279,29 @@ def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fi
 
 
 def test_a_learner_that_stays_on_the_card_keeps_weights_and_states_but_no_activations():
-    made = plan(TURNS, "hardware.offload_learner=false")
+    made = plan(IN_TURNS, "hardware.offload_learner=false")
     states = {"weights", "adapter", "AdamW states", "process"}
-    assert {part.name for part in made.learner_idle.parts} == states
-    assert made.learner_idle.total == sum(part(made.learner, name) for name in states)
-    assert made.learner_idle.total > plan(TURNS).learner_idle.total
+    assert made.learner_idle.keys() == states
+    assert made.learner_idle.total == sum(made.learner[name] for name in states)
+    assert made.learner_idle.total > plan(IN_TURNS).learner_idle.total
 
 
 def test_turns_on_a_cpu_free_only_activations_and_gradients():
     cpu = HardwareConfig(device="cpu")
-    made = plan(TURNS, hardware=cpu)
-    vllm = plan(TURNS, *VLLM, hardware=cpu)
-    assert {"weights", "AdamW states"} <= {p.name for p in made.learner_idle.parts}
-    assert {p.name for p in made.engine_idle.parts} == {"weights", "versions", "process"}
-    assert "KV cache" in {p.name for p in vllm.engine_idle.parts}
+    made = plan(IN_TURNS, hardware=cpu)
+    vllm = plan(IN_TURNS, *VLLM, hardware=cpu)
+    assert {"weights", "AdamW states"} <= made.learner_idle.keys()
+    assert made.engine_idle.keys() == {"weights", "versions", "process"}
+    assert "KV cache" in vllm.engine_idle
     assert made.on_host == vllm.on_host == 0
 
 
 def test_host_memory_is_that_of_the_larger_waiting_side():
-    made = plan(TURNS)
-    engine = part(made.engine, "weights") + part(made.engine, "versions")
-    learner = sum(part(made.learner, name) for name in ("weights", "adapter", "AdamW states"))
+    made = plan(IN_TURNS)
+    engine = made.engine["weights"] + made.engine["versions"]
+    learner = sum(made.learner[name] for name in ("weights", "adapter", "AdamW states"))
     assert made.on_host == max(engine, learner)
-    assert plan(TURNS, "hardware.offload_learner=false").on_host == engine
+    assert plan(IN_TURNS, "hardware.offload_learner=false").on_host == engine
     assert plan().on_host == 0
 
 
@@ -316,10 +313,10 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
 
     shared = plan(CHECKPOINTS)
     (card,) = shared.cards
-    saves = shared.need(card) - plan(CHECKPOINTS, TURNS).need(card)
+    saves = shared.need(card) - plan(CHECKPOINTS, IN_TURNS).need(card)
     assert found(cuda(0.5, 0.5))["hardware.alternate"] == saves > 0
     assert "hardware.alternate" not in found(cuda(1, 1))
-    turns = with_turns(config)
+    turns = changed(config, TURNS)
     assert "hardware.alternate" not in found(cuda(0.5, 0.5), turns)
     cluster = dataclasses.replace(config.hardware, ray_address="auto")
     assert "hardware.alternate" not in found(
@@ -328,9 +325,7 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
     kept = dataclasses.replace(turns.hardware, offload_learner=False)
     offload = found(cuda(0.5, 0.5), dataclasses.replace(turns, hardware=kept))
     assert offload["hardware.offload_learner"] == (
-        part(shared.learner, "weights")
-        + part(shared.learner, "adapter")
-        + part(shared.learner, "AdamW states")
+        shared.learner["weights"] + shared.learner["adapter"] + shared.learner["AdamW states"]
     )
 
 
@@ -338,14 +333,14 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
 def test_a_model_that_fits_a_card_only_in_turns_is_mended_by_turns(engine):
     """Two copies of 8 GiB of weights are more than a card of 16 GB holds, one is not."""
     config = quick_start(CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048")
-    config = with_learner(config, micro_batch_tokens=2048)
+    config = changed(config, {"learner.micro_batch_tokens": 2048})
     shape = known_shape("Qwen/Qwen3-4B")
 
     replan = replanner(cuda(0.5, 0.5), 16, shape)
     assert replan(config).excess > 0
     assert mend(config, replan) == ("hardware.alternate=true",)
-    assert replan(with_turns(config)).excess == 0
-    kept = dataclasses.replace(with_turns(config).hardware, offload_learner=False)
+    assert replan(changed(config, TURNS)).excess == 0
+    kept = dataclasses.replace(changed(config, TURNS).hardware, offload_learner=False)
     kept_config = dataclasses.replace(config, hardware=kept)
     assert replan(kept_config).excess > 0
     assert mend(kept_config, replan) == ("hardware.offload_learner=true",)

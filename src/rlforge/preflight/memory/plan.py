@@ -1,4 +1,4 @@
-"""The memory plan of a run: bytes per process and card, and whether they fit."""
+"""The memory plan of a run: which processes share a card, their bytes, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Literal
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.models.shape import ModelShape
-from rlforge.preflight.memory import engine as engine_memory
-from rlforge.preflight.memory import learner as learner_memory
-from rlforge.preflight.memory.cards import Card, place
-from rlforge.preflight.memory.engine import EngineJob
-from rlforge.preflight.memory.learner import LearnerJob
+from rlforge.preflight.memory.needs import (
+    GIB,
+    LASTING,
+    EngineJob,
+    LearnerJob,
+    Need,
+    engine_need,
+    learner_need,
+    reading_bytes,
+    sequence_bytes,
+)
 from rlforge.system.limits import (
     PROMPT_TOKENS,
     VLLM_CPU_CACHE_GB,
@@ -24,7 +30,8 @@ from rlforge.system.limits import (
 )
 from rlforge.types import value
 
-GIB = 2**30
+#: Share of a card that a plan may use: allocators lose some to fragments, drivers keep some.
+USABLE = 0.95
 
 #: Bytes of a process without its tensors. cuda: context, libraries and their workspace, a usual
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
@@ -37,38 +44,47 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 
 @value
-class Part:
-    """A named part of a process's memory."""
+class Card:
+    """A kind of card, and how many learner ranks and engines share one.
 
-    name: str
-    bytes: int
+    count: cards of this kind. capacity: bytes of one, usable or not.
+    """
 
-
-@value
-class Need:
-    """Memory of one process at its peak, part by part."""
-
-    parts: tuple[Part, ...]
+    learners: int
+    engines: int
+    count: int
+    capacity: int
 
     @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.bytes for part in self.parts)
+    def usable(self) -> int:
+        """Bytes that a plan may use."""
+        return int(self.capacity * USABLE)
 
 
-#: Parts that outlast the turn of an engine or learner, and can wait on the host for the next one.
-LASTING = frozenset({"weights", "versions", "other models", "adapter", "AdamW states"})
+def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
+    """Which processes share a card: first the cards of the learner's ranks, then all others.
 
-
-def _stored(need: Need, idle: Need) -> int:
-    """Bytes that wait on the host: lasting parts that are not kept on the card."""
-    kept = {part.name for part in idle.parts}
-    return sum(part.bytes for part in need.parts if part.name in LASTING - kept)
+    On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
+    Ray packs them; an engine or learner that asks for one card or more has cards of its own.
+    """
+    if hardware.device != "cuda":
+        return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
+    share = hardware.engine_gpus
+    sharing = 0
+    if hardware.learner_gpus < 1 and 0 < share < 1:
+        sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
+    cards = [Card(learners=1, engines=sharing, count=learners, capacity=capacity)]
+    left = engines - sharing
+    if left:
+        together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
+        count = -(-left // together) * max(1, int(share))
+        cards.append(Card(learners=0, engines=together, count=count, capacity=capacity))
+    return tuple(cards)
 
 
 @value
 class Plan:
-    """A run's memory. least: an engine with one running sequence of full length; no parts without
+    """A run's memory. least: an engine with one running sequence of full length; empty without
     engines.
 
     learner_idle, engine_idle: held by the one while the other works, where they take turns
@@ -121,9 +137,11 @@ class Plan:
     @property
     def on_host(self) -> int:
         """Bytes of host memory for the parts that leave the card in turns, at the peak."""
-        card = self.cards[0]
-        engines = _stored(self.engine, self.engine_idle) * card.engines
-        return max(engines, _stored(self.learner, self.learner_idle)) if self.alternate else 0
+        engine, learner = (
+            need.only(*LASTING - idle.keys()).total
+            for need, idle in ((self.engine, self.engine_idle), (self.learner, self.learner_idle))
+        )
+        return max(engine * self.cards[0].engines, learner) if self.alternate else 0
 
     @property
     def excess(self) -> int:
@@ -147,25 +165,31 @@ def make_plan(
     bf16: bool,
     others: Sequence[EngineJob] = (),
 ) -> Plan:
-    """The plan of ``config`` on cards (or a machine) of ``capacity`` bytes.
+    """The plan of ``config``.
 
-    hardware: resolved, without ``auto`` or null. bf16: the model is loaded in bfloat16. others:
-    those of the other models that every engine holds. A vLLM engine, which takes all that is left,
-    leaves room for all their sequences.
+    Args:
+        config: what is trained and played.
+        shape: sizes of the model.
+        hardware: resolved, without ``auto`` or null.
+        capacity: bytes of each card, or of the machine.
+        bf16: the model is loaded in bfloat16.
+        others: other models that every engine holds. A vLLM engine, which takes all that is left,
+            leaves room for all their sequences.
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
-    process = Part(name="process", bytes=PROCESS_BYTES[device])
+    process, alternate = PROCESS_BYTES[device], config.hardware.alternate
     # Earlier versions are kept on the host.
     versions = kept_versions(config) if device == "cpu" else 0
-    policies = len(policy_names(config))
-    learner = learner_need(learner_job(config, shape, bf16=bf16), process, versions, policies)
+    trained = learner_job(config, shape, bf16=bf16)
+    learner = learner_need(trained, process, versions, len(policy_names(config)))
+    offloads = device == "cuda" and config.hardware.offload_learner
+    idle = learner.only("process", *(() if offloads else LASTING))
+    resting = idle if alternate else learner
     job = engine_job(config, shape, device, bf16=bf16, gpus=hardware.engine_gpus)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
-    alternate = config.hardware.alternate
-    idle = learner_idle(learner, device, offload=config.hardware.offload_learner)
-    resting = idle if alternate else learner
-    per_sequence = engine_memory.sequence_bytes(job)
-    beside, whole = (_beside(others, every=every) for every in (job.paged, True))
+    per_sequence = sequence_bytes(job)
+    one_each = [dataclasses.replace(other, sequences=1) for other in others]
+    beside, whole = _beside(others if job.paged else one_each), _beside(others)
     room = min(
         (
             (card.usable - resting.total * card.learners) // card.engines - beside.total
@@ -175,35 +199,35 @@ def make_plan(
         default=0,  # supervised fine-tuning has no engine
     )
     left = max(0.0, room / capacity)
-    share = None
+    share, shortage = None, 0
     if job.paged:
         if device == "cuda":
-            share = engine_share(config, hardware, cards, left, alone=not others)
+            share = _engine_share(config, hardware, cards, left, alone=not others)
         reserved = None if share is None else int(share * capacity)
-        engine = least = reserved_need(config, job, process, reserved)
-        cache = next(part.bytes for part in least.parts if part.name == "KV cache")
+        engine = least = _reserved(config, job, process, reserved)
+        cache = least["KV cache"]
         sequences, shortage = cache // per_sequence, max(0, per_sequence - cache)
     else:
-        one = dataclasses.replace(job, sequences=1)
-        least, engine, shortage = engine_need(one, process), engine_need(job, process), 0
+        least = engine_need(dataclasses.replace(job, sequences=1), process)
+        engine = engine_need(job, process)
         rows = 12 * shape.vocab  # of logits, one more with each sequence
         sequences = max(0, 1 + (room - least.total) // (per_sequence + rows))
-    least = Need(parts=(*least.parts, *beside.parts))
-    engine = Need(parts=(*engine.parts, *whole.parts))
+    least, engine = Need(least | beside), Need(engine | whole)
     if not config.engine.num_engines:
-        least = engine = Need(parts=())
-        sequences = 0
+        least, engine, sequences = Need(), Need(), 0
+    # On a GPU a waiting engine is only its process; on a CPU its weights and vLLM's cache stay.
+    stays = () if device == "cuda" else (*LASTING, *(("KV cache",) if job.paged else ()))
     return Plan(
         shape=shape,
         learner=learner,
         least=least,
         engine=engine,
         learner_idle=idle,
-        engine_idle=engine_idle(least, device, paged=job.paged),
+        engine_idle=least.only("process", *stays),
         alternate=alternate,
         cards=cards,
         sequences=sequences,
-        wanted=0 if not engine.parts else 1 if job.paged else job.sequences,
+        wanted=0 if not engine else 1 if job.paged else job.sequences,
         sequence_bytes=per_sequence,
         shortage=shortage,
         left=left,
@@ -226,7 +250,6 @@ def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> Learn
         shape=shape,
         lora=None if whole else config.model.lora,
         tokens=tokens,
-        length=length,
         answers=min(tokens, -(-tokens // length) * min(length, config.engine.max_tokens)),
         bf16=bf16,
         layer_checkpoints=learner.gradient_checkpointing,
@@ -265,79 +288,15 @@ def engine_job(
     )
 
 
-def learner_need(job: LearnerJob, process: Part, versions: int = 0, policies: int = 1) -> Need:
-    """The learner at the peak of its longest pass, with ``versions`` earlier adapters.
-
-    policies: each has an adapter and optimizer states of its own, which stay.
-
-    The peak may come when no logits exist; then the workspace is what exceeds their room.
-    """
-    kept, workspace = learner_memory.pass_bytes(job)
-    logits, adapter = learner_memory.logits_bytes(job), learner_memory.adapter_bytes(job)
-    earlier = versions * policies
-    kept_adapters = (Part(name="versions", bytes=earlier * adapter),) if earlier else ()
-    return Need(
-        parts=(
-            Part(name="weights", bytes=learner_memory.weight_bytes(job)),
-            Part(name="adapter", bytes=policies * adapter),
-            *kept_adapters,
-            Part(name="gradients", bytes=learner_memory.gradient_bytes(job)),
-            Part(name="AdamW states", bytes=policies * learner_memory.optimizer_bytes(job)),
-            Part(name="activations", bytes=kept),
-            Part(name="logits", bytes=logits),
-            Part(name="workspace", bytes=workspace - logits),
-            process,
-        )
-    )
+def _beside(jobs: Sequence[EngineJob]) -> Need:
+    """The other models of an engine."""
+    if not jobs:
+        return Need()
+    caches = sum(sequence_bytes(job) * job.sequences + reading_bytes(job) for job in jobs)
+    return Need({"other models": sum(job.weights for job in jobs), "their caches": caches})
 
 
-def engine_need(job: EngineJob, process: Part) -> Need:
-    """One engine with all its sequences at full length."""
-    return Need(
-        parts=(
-            Part(name="weights", bytes=engine_memory.weight_bytes(job)),
-            Part(name="versions", bytes=engine_memory.version_bytes(job)),
-            Part(name="KV cache", bytes=engine_memory.sequence_bytes(job) * job.sequences),
-            Part(name="workspace", bytes=engine_memory.workspace_bytes(job)),
-            process,
-        )
-    )
-
-
-def _beside(jobs: Sequence[EngineJob], *, every: bool) -> Need:
-    """The other models of an engine with one sequence of full length each, or with ``every``."""
-    running = [job if every else dataclasses.replace(job, sequences=1) for job in jobs]
-    caches = (
-        engine_memory.sequence_bytes(job) * job.sequences + engine_memory.workspace_bytes(job)
-        for job in running
-    )
-    weights = Part(name="other models", bytes=sum(map(engine_memory.weight_bytes, jobs)))
-    return Need(parts=(weights, Part(name="their caches", bytes=sum(caches))) if jobs else ())
-
-
-def learner_idle(need: Need, device: str, *, offload: bool) -> Need:
-    """What the learner keeps in the engines' turn: weights and states, unless a GPU offloads them.
-
-    Gradients and activations are freed by then.
-    """
-    kept = {"process"}
-    if device != "cuda" or not offload:
-        kept |= LASTING
-    return Need(parts=tuple(part for part in need.parts if part.name in kept))
-
-
-def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
-    """What an engine keeps while the learner works: on a GPU only its process.
-
-    On a CPU weights and adapters stay too, and the cache that vLLM divides among sequences.
-    """
-    kept = {"process"}
-    if device != "cuda":
-        kept |= LASTING | ({"KV cache"} if paged else set())
-    return Need(parts=tuple(part for part in need.parts if part.name in kept))
-
-
-def engine_share(
+def _engine_share(
     config: PolicyConfig,
     hardware: HardwareConfig,
     cards: tuple[Card, ...],
@@ -360,19 +319,14 @@ def engine_share(
     return min(most, math.floor(left * 100) / 100)
 
 
-def reserved_need(
-    config: PolicyConfig, job: EngineJob, process: Part, reserved: int | None
-) -> Need:
+def _reserved(config: PolicyConfig, job: EngineJob, process: int, reserved: int | None) -> Need:
     """A vLLM engine, which takes its memory at the start and divides it among sequences.
 
     reserved: bytes of a GPU for everything together, of which the cache takes the rest unless its
     size is given; None on a CPU (``rlforge.engines.vllm_settings``).
     """
-    none = dataclasses.replace(job, sequences=0)
-    parts = [part for part in engine_need(none, process).parts if part.name != "KV cache"]
+    need = engine_need(dataclasses.replace(job, sequences=0), process)
     given = config.engine.vllm.kv_cache_gb
     if given is None and reserved is not None:
-        cache = max(0, reserved - sum(part.bytes for part in parts))
-    else:
-        cache = int((VLLM_CPU_CACHE_GB if given is None else given) * GIB)
-    return Need(parts=(*parts, Part(name="KV cache", bytes=cache)))
+        return Need(need | {"KV cache": max(0, reserved - need.total)})
+    return Need(need | {"KV cache": int((VLLM_CPU_CACHE_GB if given is None else given) * GIB)})

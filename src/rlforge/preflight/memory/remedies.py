@@ -5,15 +5,28 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, cast
 
 from rlforge.config.schema import PolicyConfig
-from rlforge.config.training import LearnerConfig
 from rlforge.preflight.memory.plan import Plan, train_length
 from rlforge.types import value
 
 #: The plan of a changed configuration on the same hardware.
 Replan = Callable[[PolicyConfig], Plan]
+
+#: New values of keys.
+Changes = Mapping[str, bool | int | float]
+
+TURNS: Changes = {"hardware.alternate": True, "hardware.offload_learner": True}
+
+CHECKPOINTS = ("learner.gradient_checkpointing", "learner.activation_checkpointing")
+SIZES = (
+    *("learner.micro_batch_tokens", "model.lora.rank"),
+    *("engine.max_parallel_seq", "engine.max_model_len", "engine.max_loras"),
+    *("pool.hf.max_parallel_seq", "pool.hf.max_model_len"),
+)
 
 
 @value
@@ -28,22 +41,16 @@ class Option:
     saves: int
 
 
-def with_learner(config: PolicyConfig, **changes: object) -> PolicyConfig:
-    """``config`` with other ``learner`` values."""
-    learner: LearnerConfig = dataclasses.replace(config.learner, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(config, learner=learner)
-
-
-def with_engine(config: PolicyConfig, **changes: object) -> PolicyConfig:
-    """``config`` with other ``engine`` values."""
-    engine = dataclasses.replace(config.engine, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(config, engine=engine)
-
-
-def with_turns(config: PolicyConfig) -> PolicyConfig:
-    """``config`` with engines and learner taking turns, the learner offloaded in between."""
-    hardware = dataclasses.replace(config.hardware, alternate=True, offload_learner=True)
-    return dataclasses.replace(config, hardware=hardware)
+def changed(config: PolicyConfig, changes: Changes) -> PolicyConfig:
+    """``config`` with other values at the keys of ``changes``."""
+    for key, new in changes.items():
+        groups, inside = key.split("."), cast("Any", new)
+        while groups:
+            name = groups.pop()
+            group = attrgetter(".".join(groups))(config) if groups else config
+            inside = dataclasses.replace(group, **{name: inside})
+        config = inside
+    return config
 
 
 def can_take_turns(config: PolicyConfig, plan: Plan) -> bool:
@@ -60,44 +67,27 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
     if can_take_turns(config, now):
         found.append(Option(key="hardware.alternate", value="true", saves=now.gained_by_turns))
     if now.alternate:
-        saved = now.learner_idle.total - replan(with_turns(config)).learner_idle.total
+        saved = now.learner_idle.total - replan(changed(config, TURNS)).learner_idle.total
         found.append(Option(key="hardware.offload_learner", value="true", saves=saved))
-    for key, text, changed in _changes(config):
-        then = replan(changed)
+    for key, new in _single(config).items():
+        then = replan(changed(config, {key: new}))
         saved = now.learner.total - then.learner.total
         if key.startswith(("engine.", "model.", "pool.")):
             saved += now.engine.total - then.engine.total
-        found.append(Option(key=key, value=text, saves=saved))
+        found.append(Option(key=key, value=_text(new), saves=saved))
     return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
 
 
-def _changes(config: PolicyConfig) -> list[tuple[str, str, PolicyConfig]]:
-    learner, engine, length = config.learner, config.engine, train_length(config)
-    changes = []
-    for name in ("gradient_checkpointing", "activation_checkpointing"):
-        if not getattr(learner, name):
-            changes.append((f"learner.{name}", "true", with_learner(config, **{name: True})))
-    for name, whole in (("max_train_len", length), ("micro_batch_tokens", 0)):
-        half = (whole or learner.micro_batch_tokens) // 2
-        if half:
-            changes.append((f"learner.{name}", str(half), with_learner(config, **{name: half})))
-    if learner.train == "lora" and config.model.lora.rank > 1:
-        rank = config.model.lora.rank // 2
-        lora = dataclasses.replace(config.model.lora, rank=rank)
-        model = dataclasses.replace(config.model, lora=lora)
-        changes.append(("model.lora.rank", str(rank), dataclasses.replace(config, model=model)))
-    for name in ("max_parallel_seq", "max_model_len", "max_loras"):
-        half = getattr(engine, name) // 2
-        if half:
-            changes.append((f"engine.{name}", str(half), with_engine(config, **{name: half})))
-    if (games := config.games) is None:
-        return changes
-    for name in ("max_parallel_seq", "max_model_len"):
-        if half := getattr(games.pool.hf, name) // 2:
-            hf = dataclasses.replace(games.pool.hf, **{name: half})
-            pool = dataclasses.replace(games.pool, hf=hf)
-            changes.append((f"pool.hf.{name}", str(half), dataclasses.replace(games, pool=pool)))
-    return changes
+def _single(config: PolicyConfig) -> Changes:
+    """Checkpoints, and half of each size."""
+    whole = {"learner.max_train_len": train_length(config)}
+    for key in SIZES:
+        if config.games is not None or not key.startswith("pool."):
+            whole[key] = attrgetter(key)(config)
+    if config.learner.train == "full":
+        del whole["model.lora.rank"]
+    checkpoints = {key: True for key in CHECKPOINTS if not attrgetter(key)(config)}
+    return checkpoints | {key: size // 2 for key, size in whole.items() if size > 1}
 
 
 def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> int:
@@ -105,11 +95,16 @@ def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> 
 
     0 when it never does, ``engine.max_model_len`` at most.
     """
+    return bisect.bisect_left(
+        range(1, config.engine.max_model_len + 1),
+        True,
+        key=lambda tokens: not fits(changed(config, pass_of(tokens))),
+    )
 
-    def too_long(tokens: int) -> bool:
-        return not fits(with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens))
 
-    return bisect.bisect_left(range(1, config.engine.max_model_len + 1), True, key=too_long)
+def pass_of(tokens: int) -> Changes:
+    """The keys for passes of this length."""
+    return {"learner.max_train_len": tokens, "learner.micro_batch_tokens": tokens}
 
 
 def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
@@ -118,59 +113,59 @@ def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
     First the division of a card between learner and vLLM, then offloading, checkpoints and turns,
     which change no result; last the length of steps.
     """
-    overrides: tuple[str, ...] = ()
-    for override, changed in _same_results(config, replan):
-        overrides += override
-        if (share := share_that_fits(changed, replan)) is not None:
-            return (*overrides, *share)
-    shorter = _shorter_steps(changed, replan)
-    return (*overrides, *shorter) if shorter else ()
+    said: Changes = {}
+    for said in _same_results(config, replan):
+        if (share := _share_that_fits(changed(config, said), replan)) is not None:
+            return _overrides({**said, **share})
+    shorter = _shorter_steps(changed(config, said), replan)
+    return _overrides({**said, **shorter}) if shorter else ()
 
 
-def _same_results(
-    config: PolicyConfig, replan: Replan
-) -> Iterator[tuple[tuple[str, ...], PolicyConfig]]:
-    """Overrides that change no result, none first, each with the configuration up to it."""
-    yield (), config
+def _same_results(config: PolicyConfig, replan: Replan) -> Iterator[Changes]:
+    """Growing sets of changes that change no result; the first is empty."""
+    said: Changes = {}
+    yield said
     if config.hardware.alternate and not config.hardware.offload_learner:
-        config = with_turns(config)
-        yield ("hardware.offload_learner=true",), config
+        yield (said := {"hardware.offload_learner": True})
     if not config.learner.gradient_checkpointing:
-        config = with_learner(config, gradient_checkpointing=True)
-        yield ("learner.gradient_checkpointing=true",), config
-    if can_take_turns(config, replan(config)):
-        config = with_turns(config)
-        yield ("hardware.alternate=true",), config
+        yield (said := {**said, "learner.gradient_checkpointing": True})
+    if can_take_turns(config, replan(changed(config, said))):
+        offload = {} if config.hardware.offload_learner else {"hardware.offload_learner": True}
+        yield {**said, "hardware.alternate": True, **offload}
 
 
-def _shorter_steps(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
-    """Overrides for the longest steps of at least 512 trained tokens that fit; () if none do."""
+def _shorter_steps(config: PolicyConfig, replan: Replan) -> Changes:
+    """Changes for the longest steps of at least 512 trained tokens that fit; none if none do."""
     now = config.engine.max_model_len
     for longest in (now, *(length for length in (4096, 2048, 1024) if length <= now)):
-        shorter = with_engine(config, max_model_len=longest)
-        tokens = largest_pass(shorter, lambda c: share_that_fits(c, replan) is not None) // 64 * 64
+        shorter = changed(config, {"engine.max_model_len": longest})
+        tokens = largest_pass(shorter, lambda c: _share_that_fits(c, replan) is not None) // 64 * 64
         if tokens < 512:
             continue
-        texts = [f"engine.max_model_len={longest}"] if longest < now else []
-        if tokens < train_length(shorter):
-            texts.append(f"learner.max_train_len={tokens}")
-        if tokens < config.learner.micro_batch_tokens:
-            texts.append(f"learner.micro_batch_tokens={tokens}")
-        cut = with_learner(shorter, max_train_len=tokens, micro_batch_tokens=tokens)
-        return (*texts, *(share_that_fits(cut, replan) or ()))
-    return ()
+        sizes = {
+            "engine.max_model_len": (longest, now),
+            "learner.max_train_len": (tokens, train_length(shorter)),
+            "learner.micro_batch_tokens": (tokens, config.learner.micro_batch_tokens),
+        }
+        cut = {key: new for key, (new, old) in sizes.items() if new < old}
+        return {**cut, **(_share_that_fits(changed(shorter, pass_of(tokens)), replan) or {})}
+    return {}
 
 
-def share_that_fits(config: PolicyConfig, replan: Replan) -> tuple[str, ...] | None:
-    """() when the plan fits; for vLLM, the share of its card that makes it fit; None if neither."""
-    plan = replan(config)
+def _share_that_fits(config: PolicyConfig, replan: Replan) -> Changes | None:
+    """Nothing when the plan fits; for vLLM its share of the card that does; None if neither."""
+    plan, engine = replan(config), config.engine
     if not plan.excess:
-        return ()
-    engine = config.engine
+        return {}
     if engine.name != "vllm" or engine.vllm.kv_cache_gb is not None:
         return None
-    share = math.floor(plan.left * 100) / 100
-    vllm = dataclasses.replace(engine.vllm, gpu_memory_utilization=share)
-    if replan(with_engine(config, vllm=vllm)).excess:
-        return None
-    return (f"engine.vllm.gpu_memory_utilization={share:g}",)
+    share = {"engine.vllm.gpu_memory_utilization": math.floor(plan.left * 100) / 100}
+    return None if replan(changed(config, share)).excess else share
+
+
+def _overrides(changes: Changes) -> tuple[str, ...]:
+    return tuple(f"{key}={_text(new)}" for key, new in changes.items())
+
+
+def _text(new: bool | int | float) -> str:
+    return "true" if new is True else f"{new:g}" if isinstance(new, float) else str(new)
