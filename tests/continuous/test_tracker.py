@@ -1,6 +1,5 @@
 """The tracker of continuous training: files, resuming, and the line of a window."""
 
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -14,7 +13,6 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.tracker import WindowTracker, window_line
 from rlforge.record.progress import Progress
 from rlforge.show.display import Display
-from rlforge.show.panels import NARROW
 
 UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
 
@@ -69,7 +67,7 @@ def test_windows_and_updates_are_lines_of_their_files():
     assert [summary[key] for key in wanted] == ["done", 2, 3, 1, 40, "step-1"]
 
 
-@pytest.mark.parametrize("width", [30, NARROW, 56, 76, 80, 110])
+@pytest.mark.parametrize("width", [80, 120])
 def test_the_frame_of_a_continuous_run_fits_and_shows_windows_traders_and_scores(width):
     tracker = make_tracker(total=8)
     assert "no window is done yet" in one_line(draw(tracker.progress(), width))
@@ -81,28 +79,18 @@ def test_the_frame_of_a_continuous_run_fits_and_shows_windows_traders_and_scores
     tracker.log_decisions("2024-11-13-15:00", 37)
     progress = tracker.progress()
     assert Progress.from_json(progress.to_json()) == progress
-    if width < NARROW:  # no room for the time left beside the bar
-        progress = dataclasses.replace(progress, eta_s=None)
     lines = draw(progress, width)
     assert {cell_len(line) for line in lines} == {width}
     text = one_line(lines)
     now = "collecting 2024-11-13-15:00, 37 decisions"
     for part in ("windows", "4/8 50%", now, "serving step-3"):
         assert part in text, part
-    for part in ("+0.200", "kendall tau 0.519", "policy – 0.5" if width < NARROW else "policy"):
+    for part in ("2024-11-13-13:00", "0.5 +0.200 -0.100 +0.500 75% 20/66 step-3 live"):
+        assert part in text, part
+    for part in ("it is not ready", "policy 9 1 7 – 0.5 -3.25", "kendall tau 0.519"):
         assert part in text, part
     for part in ("…", "not measured", "no evaluation yet"):
         assert part not in text, part
-    if width >= 56:
-        for part in ("2024-11-13-13:00", "0.5 +0.200", "step-3 live", "it is not ready"):
-            assert part in text, part
-    if width >= 80:
-        assert "0.5 +0.200 -0.100 +0.500 20 step-3 live" in text
-        assert "policy 9 1 7 – 0.5 -3.25" in text
-    short = draw(progress, width, height=len(lines), force_terminal=True)
-    assert len(short) < len(lines)
-    assert any("+0.200" in line for line in short)
-    assert not any("kendall" in line for line in short)
 
 
 def test_without_an_end_windows_are_counted():

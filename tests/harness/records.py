@@ -18,7 +18,7 @@ from rlforge.record.files import read_json
 from rlforge.record.game_files import GameWriter
 from rlforge.record.progress import Progress
 from rlforge.record.tracker import Tracker
-from rlforge.show.view import ProgressView
+from rlforge.show.view import progress_view
 from rlforge.types import GameRecord
 
 NewTracker = Callable[..., Tracker]
@@ -49,7 +49,7 @@ def progress_of(run: Path, **changes: Any) -> Progress:
 def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:
     """The lines of a frame."""
     console = Console(record=True, width=width, file=io.StringIO(), **options)
-    console.print(ProgressView(progress, now))
+    console.print(progress_view(progress, now))
     return console.export_text().rstrip("\n").split("\n")
 
 

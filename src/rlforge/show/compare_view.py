@@ -179,8 +179,6 @@ def table_of(
             figures,
             style=style,
         )
-    for column in tall.columns[1:-1]:
-        column.min_width = 7
     return Fitting(wide, tall)
 
 

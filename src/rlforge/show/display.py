@@ -24,7 +24,7 @@ from rlforge.show.compare import compare
 from rlforge.show.compare_view import MOST_LISTED, OF_RUNS, headline, of_runs, table_of
 from rlforge.show.formatting import duration, number, percent
 from rlforge.show.panels import section
-from rlforge.show.view import ProgressView
+from rlforge.show.view import progress_view
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,9 @@ class Display:
         self._live: Live | NotebookFrame | None = None
         self._next_line = 0.0
         self._last_line, self._last_report = time.monotonic(), 0.0
-        self._printed_update = -1
-        self._printed_evals: dict[tuple[str, str], int] = {}
-        self._printed_end = False
-        self._printed_window = ""
+        # What lines have said: of the newest update, of evaluations by what they measure, the end.
+        self._update, self._evals, self._ended = 0, dict[tuple[str, str], int](), False
+        self._window = ""
 
     def __enter__(self) -> Self:
         if self.mode == "rich":
@@ -102,11 +101,11 @@ class Display:
         """Show ``progress``; of continuous training also each window, in a line."""
         if self._job:
             progress = dataclasses.replace(progress, run_name=f"{self._job}{progress.run_name}")
-        if progress.window and progress.window != self._printed_window:
-            self._printed_window = progress.window
+        if progress.window not in ("", self._window):
+            self._window = progress.window
             self.note(progress.window)
         if self._live is not None:
-            self._live.update(ProgressView(progress, time.time()), refresh=True)
+            self._live.update(progress_view(progress, time.time()), refresh=True)
         elif self.mode == "plain":
             for line in self._new_lines(progress):
                 _print(self._console, f"{self._job}{line}")
@@ -120,52 +119,39 @@ class Display:
         elif self.mode != "off":
             _print(self._console, line)
 
-    def _new_lines(self, progress: Progress) -> list[str]:
+    def _new_lines(self, p: Progress) -> list[str]:
         """Lines for what has changed since the last call."""
+        now, ended = time.monotonic(), p.status != "running"
+        evals = {(row.env_id, row.opponent): (row.step, eval_line(row)) for row in p.win_rates}
+        evals |= {(row.env_id, ""): (row.step, exact_line(row)) for row in p.exact}
         lines = []
-        ended = progress.status != "running"
-        now = time.monotonic()
-        due = now >= self._next_line or ended
-        is_new = progress.update > 0 and progress.update != self._printed_update
-        resumed = is_new and self._printed_update < 0 and not progress.learner and not ended
-        if progress.unit == "update" and resumed:
-            at = f"{progress.update}/{progress.total_updates}"
-            lines.append(f"[{duration(progress.elapsed_s)}] resumed at update {at}")
-            # These were printed before it was stopped.
-            self._printed_update = progress.update
-            evals = {(row.env_id, row.opponent): row.step for row in progress.win_rates}
-            exact = {(row.env_id, ""): row.step for row in progress.exact}
-            self._printed_evals = {**evals, **exact}
-        elif progress.unit == "update" and due and is_new:
-            lines.append(update_line(progress))
-            self._printed_update = progress.update
-            self._last_line, self._next_line = now, now + self._plain_every_s
-        elif progress.unit == "update" and not ended and now - self._last_line >= ALIVE_S:
-            if progress.updated_at > self._last_report:  # the run that is watched may be dead
-                lines.append(collection_line(progress))
-            self._last_line, self._last_report = now, progress.updated_at
-        elif progress.activity and not ended and now - self._last_line >= ALIVE_S:
-            lines.append(f"[{duration(progress.elapsed_s)}] {progress.activity}")
-            self._last_line = now
-        for row in progress.win_rates:
-            key = (row.env_id, row.opponent)
-            if self._printed_evals.get(key) != row.step:
-                self._printed_evals[key] = row.step
-                lines.append(eval_line(progress, row))
-        for measure in progress.exact:
-            key = (measure.env_id, "")
-            if self._printed_evals.get(key) != measure.step:
-                self._printed_evals[key] = measure.step
-                lines.append(exact_line(progress, measure))
-        if ended and not self._printed_end:
-            self._printed_end = True
-            plays = progress.unit == "update" and _plays(progress)
-            games = f", {progress.games} games" if plays else ""
-            lines.append(
-                f"[{duration(progress.elapsed_s)}] {progress.status} at {progress.unit} "
-                f"{progress.update}/{progress.total_updates}{games}"
-            )
-        return lines
+        if p.unit == "update" and p.update > self._update:
+            if not (self._update or p.learner or ended):
+                lines.append(f"resumed at update {p.update}/{p.total_updates}")
+                # These were printed before it was stopped.
+                self._update, self._evals = (
+                    p.update,
+                    {key: step for key, (step, _) in evals.items()},
+                )
+            elif ended or now >= self._next_line:
+                lines.append(update_line(p))
+                self._update = p.update
+                self._last_line, self._next_line = now, now + self._plain_every_s
+        if not (lines or ended) and now - self._last_line >= ALIVE_S:
+            if p.unit != "update":
+                lines += [p.activity] if p.activity else []
+            elif p.updated_at > self._last_report:  # the run that is watched may be dead
+                lines.append(collection_line(p))
+            self._last_line, self._last_report = now, p.updated_at
+        for key, (step, line) in evals.items():
+            if self._evals.get(key) != step:
+                self._evals[key] = step
+                lines.append(line)
+        if ended and not self._ended:
+            self._ended = True
+            games = f", {p.games} games" if p.unit == "update" and _plays(p) else ""
+            lines.append(f"{p.status} at {p.unit} {p.update}/{p.total_updates}{games}")
+        return [f"[{duration(p.elapsed_s)}] {line}" for line in lines]
 
 
 def _print(console: Console, line: str) -> None:
@@ -218,75 +204,67 @@ class NotebookFrame:
 _HTML = '<pre style="line-height: 1.2; font-family: monospace; white-space: pre">{code}</pre>'
 
 
-def update_line(progress: Progress) -> str:
-    """One update as a line of plain ASCII."""
-    parts = [f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}"]
-    for key, name in (
-        *(("loss", "loss"), ("validation_loss", "held-out")),
-        *(("reward_mean", "reward"), ("grad_norm", "grad")),
-    ):
-        if progress.learner.get(key) is not None:
-            parts.append(f"{name} {number(progress.learner[key])}")
-    if _plays(progress):
-        parts.append(f"games {progress.games} ({progress.games_per_s:.1f}/s)")
-        parts.append(f"{progress.tokens_per_s:.0f} tok/s")
+# Lines are plain ASCII, for logs.
+
+
+def update_line(p: Progress) -> str:
+    """One update as a line."""
+    names = {"loss": "loss", "validation_loss": "held-out", "reward_mean": "reward"}
+    figures = [(name, p.learner.get(key)) for key, name in (names | {"grad_norm": "grad"}).items()]
+    parts = [f"{name} {number(figure)}" for name, figure in figures if figure is not None]
+    if _plays(p):
+        parts += [f"games {p.games} ({p.games_per_s:.1f}/s)", f"{p.tokens_per_s:.0f} tok/s"]
     else:
-        parts.append(f"samples {progress.samples}")
-        parts.append(f"{progress.learner.get('tokens_per_s') or 0.0:.0f} tok/s")
-    if progress.failed_games:
-        parts.append(f"failed {progress.failed_games}")
-    if progress.eta_s is not None and progress.status == "running":
-        parts.append(f"ETA {duration(progress.eta_s)}")
-    return "  ".join(parts)
+        speed = p.learner.get("tokens_per_s") or 0.0
+        parts += [f"samples {p.samples}", f"{speed:.0f} tok/s"]
+    left = p.eta_s is not None and p.status == "running"
+    parts += [f"failed {p.failed_games}"] if p.failed_games else []
+    parts += [f"ETA {duration(p.eta_s)}"] if left else []
+    return "  ".join([f"update {p.update}/{p.total_updates}", *parts])
 
 
-def _plays(progress: Progress) -> bool:
+def _plays(p: Progress) -> bool:
     """Whether the run plays games; only one that does not says what it does instead."""
-    return not progress.activity and "epoch" not in progress.learner
+    return not p.activity and "epoch" not in p.learner
 
 
-def collection_line(progress: Progress) -> str:
-    """What is under way between two updates, as a line of plain ASCII; tokens: of all engines."""
-    if not _plays(progress):
-        at = f"{min(progress.update + 1, progress.total_updates)}/{progress.total_updates}"
-        return f"[{duration(progress.elapsed_s)}] {progress.activity or 'learning'}, update {at}"
-    tokens = sum(engine.tokens for engine in progress.engines)
-    rate = sum(engine.tok_s for engine in progress.engines)
-    running = sum(engine.running for engine in progress.engines)
-    doing = f"collecting for update {progress.update + 1}/{progress.total_updates}"
-    if tokens and not rate and not running:  # the engines rest: the learner works
-        doing = doing.replace("collecting for", "at")
-    if progress.update == progress.total_updates:
-        doing = f"evaluating after update {progress.update}/{progress.total_updates}"
+def collection_line(p: Progress) -> str:
+    """What is under way between two updates, as a line; tokens: of all engines."""
+    following = f"{min(p.update + 1, p.total_updates)}/{p.total_updates}"
+    if not _plays(p):
+        return f"{p.activity or 'learning'}, update {following}"
+    tokens = sum(engine.tokens for engine in p.engines)
+    rate = sum(engine.tok_s for engine in p.engines)
+    running = sum(engine.running for engine in p.engines)
+    # Where the engines rest, the learner works.
+    rests = tokens and not rate and not running
+    doing = f"at update {following}" if rests else f"collecting for update {following}"
+    if p.update == p.total_updates:
+        doing = f"evaluating after update {following}"
     parts = [
-        f"[{duration(progress.elapsed_s)}] {doing}",
-        f"games {progress.games} ({progress.games_per_s:.1f}/s)",
+        doing,
+        f"games {p.games} ({p.games_per_s:.1f}/s)",
         f"{tokens} tokens ({rate:.0f} tok/s)",
         f"{running} requests running",
     ]
-    if progress.failed_games:
-        parts.append(f"failed {progress.failed_games}")
-    return "  ".join(parts)
+    return "  ".join([*parts, *([f"failed {p.failed_games}"] if p.failed_games else [])])
 
 
-def eval_line(progress: Progress, row: WinRateRow) -> str:
-    """One evaluation as a line of plain ASCII."""
+def eval_line(row: WinRateRow) -> str:
+    """One evaluation as a line."""
     low, high = row.ci95
     start = "" if row.step == row.start_step else f", start {percent(row.start_win_rate, 1)}"
     return (
-        f"[{duration(progress.elapsed_s)}] eval at {row.step}: {row.env_id} vs {row.opponent}: "
+        f"eval at {row.step}: {row.env_id} vs {row.opponent}: "
         f"win {percent(row.win_rate, 1)} [{percent(low, 1)}, {percent(high, 1)}]{start}, "
         f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} ({row.games} games)"
     )
 
 
-def exact_line(progress: Progress, row: ExactRow) -> str:
-    """One exact measure as a line of plain ASCII."""
+def exact_line(row: ExactRow) -> str:
+    """One exact measure as a line."""
     start = "" if row.step == row.start_step else f", start {row.start:.4f}"
-    return (
-        f"[{duration(progress.elapsed_s)}] exact at {row.step}: {row.env_id}: "
-        f"NashConv {row.nash_conv:.4f}{start}"
-    )
+    return f"exact at {row.step}: {row.env_id}: NashConv {row.nash_conv:.4f}{start}"
 
 
 def monitor(
@@ -302,29 +280,24 @@ def monitor(
     """
     paths = open_run(run_dir)
     console = console or Console()
-    data = read_progress(paths)
     if once:
-        if data:
-            console.print(ProgressView(Progress.from_json(data), time.time()))
+        if data := read_progress(paths):
+            console.print(progress_view(Progress.from_json(data), time.time()))
             if reason := why_it_ended(read_summary(paths)):
                 _print(console, f"{paths.root} {reason}")
         else:
             _print(console, f"{paths.root} has not reported anything yet")
         return
-    try:
-        with Display(paths.root.name, mode, console) as display:
-            while True:
-                if data:
-                    progress = Progress.from_json(data)
-                    display.show(progress)
-                    if progress.status != "running":
-                        if reason := why_it_ended(read_summary(paths)):
-                            display.note(reason)
-                        return
-                time.sleep(refresh_s)
-                data = read_progress(paths)
-    except KeyboardInterrupt:
-        return
+    with contextlib.suppress(KeyboardInterrupt), Display(paths.root.name, mode, console) as display:
+        while True:
+            if data := read_progress(paths):
+                progress = Progress.from_json(data)
+                display.show(progress)
+                if progress.status != "running":
+                    if reason := why_it_ended(read_summary(paths)):
+                        display.note(reason)
+                    return
+            time.sleep(refresh_s)
 
 
 def monitor_jobs(

@@ -1,19 +1,13 @@
-"""What the frames of a display are put together from."""
+"""What views in a terminal are put together from, with Rich: sections, pairs and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-
-#: Minimum widths for three, and for two, sections side by side.
-WIDE, MIDDLE = 110, 76
-#: Width below which tables have only a name and two figures.
-NARROW = 44
 
 #: Colours of how runs stand.
 STATUS_STYLE = {
@@ -48,13 +42,16 @@ def section(title: str, body: RenderableType) -> Panel:
     return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
 
 
-def side_by_side(*sections: Panel) -> Table:
-    """Sections of equal width."""
-    grid = Table.grid(expand=True)
-    for _ in sections:
-        grid.add_column(ratio=1)
-    grid.add_row(*sections)
-    return grid
+class SideBySide(Columns):
+    """Parts of at least ``width`` in as many columns as fit; sections: 2 in 80, 3 in 120."""
+
+    def __init__(self, *parts: RenderableType, width: int = 38, gap: int = 0) -> None:
+        super().__init__(parts, padding=(0, gap, 0, 0), expand=True)
+        self._least, self._gap = width, gap
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.width = min(self._least, options.max_width - self._gap)  # Rich fails if none fits
+        return super().__rich_console__(console, options)
 
 
 def pair(name: str, text: str) -> Text:
@@ -62,26 +59,9 @@ def pair(name: str, text: str) -> Text:
     return Text.assemble((f"{name} ", "dim"), text)
 
 
-def flow(pairs: Iterable[Text], width: int) -> list[Text]:
-    """Lines of at most ``width`` that break between pairs, not inside one."""
-    lines: list[Text] = []
-    for part in pairs:
-        if lines and lines[-1].cell_len + 3 + part.cell_len <= width:
-            lines[-1].append("   ").append(part)
-        else:
-            lines.append(part)
-    return lines
-
-
-def table_of(*columns: tuple[str, str]) -> Table:
-    """A table without lines. columns: title, and ``left`` (names, which fold) or ``right``."""
-    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
-    for title, side in columns:
-        if side == "left":
-            table.add_column(title, overflow="fold", ratio=1)
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
-    return table
+def pairs(*figures: Text) -> Columns:
+    """Figures in as many columns as fit."""
+    return Columns(figures, padding=(0, 3, 0, 0))
 
 
 def listing(*columns: tuple[str, str]) -> Table:
@@ -89,14 +69,19 @@ def listing(*columns: tuple[str, str]) -> Table:
 
     columns: title, and ``left`` (long texts fold), ``whole`` (they do not) or ``right``.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for title, side in columns:
         if side == "left":
-            table.add_column(Text(title), overflow="fold")
+            table.add_column(Text(title), overflow="fold", min_width=min(len(title), 8))
         else:
             justify: JustifyMethod = "right" if side == "right" else "left"
             table.add_column(Text(title), justify=justify, no_wrap=True)
     return table
+
+
+def cut(rows: RenderableType, left: int, what: str) -> RenderableType:
+    """Rows, and how many more there are."""
+    return Group(rows, Text(f"and {left:,} more {what}", style="dim")) if left > 0 else rows
 
 
 def signed(text: str, change: float, sure: bool) -> Text:

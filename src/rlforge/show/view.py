@@ -1,10 +1,11 @@
-"""A ``Progress`` drawn with Rich; complete at 80 columns, three sections side by side from 110."""
+"""A ``Progress`` drawn with Rich, complete from 80 columns on; the most important at the top."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pkgutil import resolve_name
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.record.bottleneck import bottleneck
-from rlforge.record.progress import Progress, WinRateRow
+from rlforge.record.progress import CollectionRow, Progress, WinRateRow
 from rlforge.show.formatting import (
     LEARNER_LABELS,
     NOTHING,
@@ -26,171 +27,105 @@ from rlforge.show.formatting import (
     points,
     sparkline,
 )
-from rlforge.show.panels import (
-    MIDDLE,
-    NARROW,
-    STATUS_STYLE,
-    WIDE,
-    flow,
-    pair,
-    section,
-    side_by_side,
-    signed,
-    table_of,
-)
+from rlforge.show.panels import STATUS_STYLE, SideBySide, cut, listing, pair, pairs, section, signed
 from rlforge.statistics import significant, wilson_interval
 from rlforge.system.hardware import GpuLoad
 
-#: Most rows of a table, and rows that are shown even on the smallest terminal.
-MOST_ROWS, LEAST_ROWS = 12, 3
+#: Most rows of a table, most alarms, and most points of a curve.
+_ROWS, _ALARMS, _POINTS = 12, 3, 16
 #: Age of the last report, in seconds, after which a running run is shown as silent.
-SILENT_AFTER_S = 60.0
+_SILENT_AFTER_S = 60.0
 
 
-class ProgressView:
-    """Renders ``progress``; ``now``: Unix time, to show the age of an old one."""
+def progress_view(p: Progress, now: float | None = None) -> RenderableType:
+    """One frame. now: Unix time, to show the age of an old report."""
+    if p.unit == "update":
+        return Group(_head(p, now), *_of_games(p))
+    kinds = map(RUN_KINDS.find, RUN_KINDS.own)
+    kind = next(kind for kind in kinds if kind.unit == p.unit)
+    return Group(_head(p, now), *resolve_name(kind.progress)(p))
 
-    def __init__(self, progress: Progress, now: float | None = None) -> None:
-        self.progress = progress
-        self.now = now
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        p, width = self.progress, options.max_width
-
-        def lines(section: RenderableType) -> int:
-            return len(console.render_lines(section, options, pad=False))
-
-        sections: list[RenderableType] = []
-        if p.unit != "update":
-            kinds = map(RUN_KINDS.find, RUN_KINDS.own)
-            kind = next(kind for kind in kinds if kind.unit == p.unit)
-            first, *sections = resolve_name(kind.progress)(p, width)
-        else:
-            first = section("Win rate", _win_rates(p, width))
-            if p.alarms:
-                newest = [
-                    Text.assemble((f"{alarm.step}  ", "dim"), (alarm.text, "yellow"))
-                    for alarm in reversed(p.alarms[-LEAST_ROWS:])
-                ]
-                rest = len(p.alarms) - LEAST_ROWS
-                alarms = _with_rest(Group(*newest), rest, "alarms")
-                first = Group(first, section("Sentinel", alarms))
-            if p.exact:
-                first = Group(first, section("Distance from equilibrium", _exact(p, width)))
-        top = Group(self._head(width), first)
-        yield top
-        # A live frame taller than the terminal flickers: tables are cut, extra sections left out.
-        room = console.height - 1 - lines(top) if console.is_terminal else 1000
-        if p.unit == "update":
-            middle, *sections = _of_games(p, width, rows=min(max(room - 4, LEAST_ROWS), MOST_ROWS))
-            yield middle
-            room -= lines(middle)
-        for part in sections:
-            room -= lines(part)
-            if room < 0:
-                break
-            yield part
-
-    def _head(self, width: int) -> Panel:
-        p = self.progress
-        bar = Table.grid(padding=(0, 2), expand=True)
-        bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
+def _head(p: Progress, now: float | None) -> Panel:
+    bar = Table.grid(padding=(0, 2), expand=True)
+    bar.add_column()
+    bar.add_column(ratio=1)
+    bar.add_column()
+    if p.total_updates or p.unit == "update":
+        share = p.update / p.total_updates if p.total_updates else 1.0
+        left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
         done = ProgressBar(total=max(p.total_updates, 1), completed=p.update)
-        if p.total_updates or p.unit == "update":
-            share = p.update / p.total_updates if p.total_updates else 1.0
-            left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
-            bar.add_row(f"{p.unit}s", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
-        else:  # continuous training without an end
-            bar.add_row("windows", str(p.update), "")
+        bar.add_row(f"{p.unit}s", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
+    else:  # continuous training without an end
+        bar.add_row("windows", str(p.update), "")
+    if p.unit == "window":
+        live = [row.version for row in p.windows if row.deployed and row.version]
+        counts = [
+            pair("now", p.activity or p.status),
+            pair("serving", live[-1] if live else NOTHING),
+        ]
+    else:
         counts = [
             pair("games", f"{count(p.games)} ({per_second(p.games_per_s)})"),
             pair("tokens", f"{count(p.tokens)} ({per_second(p.tokens_per_s)})"),
-            pair("samples", count(p.samples)),
         ]
-        if p.unit == "window":
-            live = [row.version for row in p.windows if row.deployed and row.version]
-            counts = [
-                pair("now", p.activity or p.status),
-                pair("serving", live[-1] if live else NOTHING),
-                pair("samples", count(p.samples)),
-            ]
-        shown = ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
-        learner = [
-            pair(LEARNER_LABELS[key], number(p.learner[key], 3))
-            for key in shown
-            if key in p.learner
+    learner = [
+        pair(LEARNER_LABELS[key], number(p.learner[key], 3))
+        for key in ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
+        if key in p.learner
+    ]
+    state = Text.assemble((p.status, STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
+    if now is not None and p.status == "running" and now - p.updated_at > _SILENT_AFTER_S:
+        state.append(f" · no report for {duration(now - p.updated_at)}", style="yellow")
+    return Panel(
+        Group(bar, pairs(*counts, pair("samples", count(p.samples))), pairs(*learner)),
+        title=Text(p.run_name, style="bold"),
+        title_align="left",
+        subtitle=state,
+        subtitle_align="right",
+    )
+
+
+def _of_games(p: Progress) -> Iterator[RenderableType]:
+    """The sections of a run of games."""
+    envs = {row.env_id for row in p.win_rates}
+    where = f" in {envs.pop()}" if len(envs) == 1 else ""
+    yield section(f"Win rate{where}", _win_rates(p, several=len(envs) > 1))
+    if p.alarms:
+        newest = [
+            Text.assemble((f"{alarm.step}  ", "dim"), (alarm.text, "yellow"))
+            for alarm in reversed(p.alarms[-_ALARMS:])
         ]
-        body = Group(bar, *flow(counts, width - 4), *flow(learner, width - 4))
-        state = Text.assemble((p.status, STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
-        if self.now is not None and p.status == "running":
-            age = self.now - p.updated_at
-            if age > SILENT_AFTER_S:
-                state.append(f" · no report for {duration(age)}", style="yellow")
-        title = Text(p.run_name, style="bold")
-        title.truncate(max(width - 8, 8), overflow="ellipsis")
-        return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
+        yield section("Sentinel", cut(Group(*newest), len(p.alarms) - _ALARMS, "alarms"))
+    if p.exact:
+        yield section("Distance from equilibrium", _exact(p))
+    yield section("Engine and learner", Group(*_machine(p)))
+    for row in p.collection:
+        yield section(f"Training games of {row.env_id}", _collection(row))
+    yield SideBySide(
+        section("Ladder", _ladder(p)),
+        section("Ratings", _ratings(p)),
+        section("Games between", _matches(p)),
+    )
 
 
-def _of_games(p: Progress, width: int, rows: int) -> list[RenderableType]:
-    """The sections below the win rates, the first of which is always shown."""
-    ladder = section("Ladder", _ladder(p, rows))
-    ratings = section("Ratings", _ratings(p, rows))
-    machine = section("Engine and learner", _machine(p))
-    matches = section("Games between", _matches(p, rows))
-    games = [section("Training games", _collection(p, width))] if p.collection else []
-    if width >= WIDE:
-        return [side_by_side(ladder, ratings, machine), *games, matches]
-    if width >= MIDDLE:
-        return [side_by_side(ladder, machine), *games, side_by_side(ratings, matches)]
-    return [Group(ladder, machine), *games, ratings, matches]
-
-
-def _win_rates(p: Progress, width: int) -> RenderableType:
+def _win_rates(p: Progress, *, several: bool) -> RenderableType:
     if not p.win_rates:
         return Text("no evaluation yet", style="dim")
-    titles = ["opponent", "win", "change"]
-    if width >= NARROW:
-        titles = ["opponent", "win  95% CI", "change", "at"]
-    if width >= MIDDLE:
-        titles = ["environment", "opponent", "win  95% CI", "draw", "loss", "change", "at"]
-    if width >= WIDE:
-        titles.append("curve")
-    alone = width < NARROW and len({row.env_id for row in p.win_rates}) == 1
-    named = ("environment", "opponent")
-    table = table_of(*((title, "left" if title in named else "right") for title in titles))
+    titles = ("win  95% CI", "draw", "loss", "change", "at", "curve")
+    table = listing(("opponent", "left"), *((title, "right") for title in titles))
     for row in p.win_rates:
         low, high = (percent(bound) for bound in row.ci95)
-        opponent = row.opponent if width >= MIDDLE or alone else f"{row.opponent} in {row.env_id}"
-        win = Text(percent(row.win_rate), style="bold")
-        cells: dict[str, RenderableType] = {
-            "environment": Text(row.env_id),  # Rich interprets markup in plain strings
-            "opponent": Text(opponent),
-            "win": win,
-            "win  95% CI": Text.assemble(win, (f"  {low}–{high}", "dim")),
-            "draw": percent(row.draw_rate),
-            "loss": percent(row.loss_rate),
-            "change": _change(row),
-            "at": str(row.step),
-            "curve": sparkline(row.history),
-        }
-        table.add_row(*(cells[title] for title in titles))
-    return table
-
-
-def _exact(p: Progress, width: int) -> RenderableType:
-    titles = ["environment", "NashConv", "start", "at", *(["curve"] if width >= MIDDLE else [])]
-    table = table_of(*((title, "left" if title == "environment" else "right") for title in titles))
-    for row in p.exact:
-        cells: list[RenderableType] = [
-            Text(row.env_id),
-            Text(f"{row.nash_conv:.4f}", style="bold"),
-            f"{row.start:.4f}",
+        table.add_row(
+            # Rich interprets markup in plain strings.
+            Text(f"{row.opponent} in {row.env_id}" if several else row.opponent),
+            Text.assemble((percent(row.win_rate), "bold"), (f"  {low}–{high}", "dim")),
+            percent(row.draw_rate),
+            percent(row.loss_rate),
+            _change(row),
             str(row.step),
-            *([sparkline(row.history)] if width >= MIDDLE else []),
-        ]
-        table.add_row(*cells)
+            sparkline(row.history[-_POINTS:]),
+        )
     return table
 
 
@@ -203,91 +138,100 @@ def _change(row: WinRateRow) -> Text:
     return signed(points(change), change, significant(start, row.ci95))
 
 
-def _ladder(p: Progress, most: int) -> RenderableType:
+def _exact(p: Progress) -> RenderableType:
+    titles = ("NashConv", "start", "at", "curve")
+    table = listing(("environment", "left"), *((title, "right") for title in titles))
+    for row in p.exact:
+        distance = Text(f"{row.nash_conv:.4f}", style="bold")
+        curve = sparkline(row.history[-_POINTS:])
+        table.add_row(Text(row.env_id), distance, f"{row.start:.4f}", str(row.step), curve)
+    return table
+
+
+def _ladder(p: Progress) -> RenderableType:
     """Strengths by games alone, whatever their order; policies of equal weights on one row."""
-    if not p.ladder:
-        return Text("no rated games yet", style="dim")
-    table = table_of(("policy", "left"), ("Elo, 95%", "right"), ("games", "right"))
-    for row in p.ladder[:most]:
+    table = listing(("policy", "left"), ("Elo, 95%", "right"), ("games", "right"))
+    for row in p.ladder[:_ROWS]:
         half = (row.high - row.low) / 2
-        points = Text.assemble(elo(row.elo), (f" ± {half:.0f}", "dim"))
-        table.add_row(Text(row.name), points, count(row.games))
-    return _with_rest(table, len(p.ladder) - most, "policies")
+        strength = Text.assemble(elo(row.elo), (f" ± {half:.0f}", "dim"))
+        table.add_row(Text(row.name), strength, count(row.games))
+    return _rated(table, len(p.ladder), "policies")
 
 
-def _ratings(p: Progress, most: int) -> RenderableType:
+def _ratings(p: Progress) -> RenderableType:
     """Policies that have been rated; the others have only inherited their ratings."""
-    rated = [row for row in p.ratings if row.rated_games != 0]
-    if not rated:
-        return Text("no rated games yet", style="dim")
-    table = table_of(("policy", "left"), ("rating", "right"), ("games", "right"))
-    for row in rated[:most]:
-        style = "" if row.active else "dim"
+    table = listing(("policy", "left"), ("rating", "right"), ("games", "right"))
+    for row in [row for row in p.ratings if row.rated_games != 0][:_ROWS]:
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
-        table.add_row(Text(row.uid, style=style), rating, count(row.rated_games))
-    return _with_rest(table, len(p.ratings) - min(len(rated), most), "policies")
-
-
-def _matches(p: Progress, most: int) -> RenderableType:
-    if not p.matches:
-        return Text("no rated games yet", style="dim")
-    table = table_of(("policies", "left"), ("games", "right"))
-    for row in p.matches[:most]:
-        table.add_row(Text(f"{row.first} – {row.second}"), count(row.games))
-    return _with_rest(table, len(p.matches) - most, "pairs")
-
-
-def _with_rest(table: RenderableType, left: int, what: str) -> RenderableType:
-    return Group(table, Text(f"and {left} more {what}", style="dim")) if left > 0 else table
-
-
-def _machine(p: Progress) -> RenderableType:
-    table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(ratio=1, overflow="fold")
-    for name, key in (
-        ("engine busy", "engine_share"),
-        ("learner busy", "learner_share"),
-        ("neither", "idle_share"),
-    ):
-        table.add_row(name, _share_bar(p.shares.get(key)))
-    for engine in p.engines:
         table.add_row(
-            Text(engine.name, overflow="fold"),
-            f"{engine.running} running, {engine.queued} queued\n"
-            f"{count(engine.tokens)} tokens ({per_second(engine.tok_s)})",
+            Text(row.uid, style="" if row.active else "dim"), rating, count(row.rated_games)
         )
+    return _rated(table, len(p.ratings), "policies")
+
+
+def _matches(p: Progress) -> RenderableType:
+    table = listing(("policies", "left"), ("games", "right"))
+    for row in p.matches[:_ROWS]:
+        table.add_row(Text(f"{row.first} – {row.second}"), count(row.games))
+    return _rated(table, len(p.matches), "pairs")
+
+
+def _rated(table: Table, known: int, what: str) -> RenderableType:
+    if not table.row_count:
+        return Text("no rated games yet", style="dim")
+    return cut(table, known - table.row_count, what)
+
+
+def _machine(p: Progress) -> Iterator[RenderableType]:
+    shares = {
+        "engine busy": "engine_share",
+        "learner busy": "learner_share",
+        "neither": "idle_share",
+    }
+    bars = [_share_bar(name, p.shares.get(key)) for name, key in shares.items()]
+    yield SideBySide(*bars, width=23, gap=2)
+    for engine in p.engines:
+        load = f"{engine.running} running, {engine.queued} queued, {count(engine.tokens)} tokens"
+        yield pair(engine.name, f"{load} ({per_second(engine.tok_s)})")
     for one in p.api:
-        taken = f"{count(one.prompt_tokens + one.answer_tokens)} tokens, {dollars(one)}"
         asked = f"{count(one.games)} games, {count(one.requests)} requests ({one.latency_s:.1f} s)"
-        table.add_row(Text(one.uid, overflow="fold"), f"{asked}\n{taken}")
-    for gpu in p.gpus:
-        table.add_row(f"GPU {gpu.index}", _load(gpu))
+        tokens = count(one.prompt_tokens + one.answer_tokens)
+        yield pair(one.uid, f"{asked}, {tokens} tokens, {dollars(one)}")
+    if p.gpus:
+        yield pairs(*(pair(f"GPU {gpu.index}", _load(gpu)) for gpu in p.gpus))
+    if (slowest := bottleneck(p.shares)) is not None:
+        yield pair("bottleneck", str(slowest))
     if (playing := p.shares.get("games_in_progress")) is not None:
         wanted, limit = p.shares["games_wanted"], p.shares["games_most"]
-        table.add_row(
-            "in progress", f"{playing:.0f} games, {wanted:.0f} wanted, {limit:.0f} at most"
-        )
-    if (slowest := bottleneck(p.shares)) is not None:
-        table.add_row("bottleneck", str(slowest))
+        games = f"{playing:.0f} games, {wanted:.0f} wanted, {limit:.0f} at most"
+        yield pair("in progress", games)
+    figures = []
     if (staleness := p.learner.get("lag_mean")) is not None:
         expected = p.shares.get("expected_age")
-        besides = (
-            "" if expected is None else f"; {number(expected, 2)} expected from games in progress"
-        )
-        table.add_row("staleness", f"{number(staleness, 2)} updates{besides}")
+        besides = "" if expected is None else f", {number(expected, 2)} expected"
+        figures.append(pair("staleness", f"{number(staleness, 2)} updates{besides}"))
     if lost := p.shares.get("lost_share"):
-        table.add_row("thrown away", percent(lost, 1))
+        figures.append(pair("thrown away", percent(lost, 1)))
     gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
     if gap is not None or most is not None:
-        table.add_row("log-prob gap", f"{number(gap, 2)}, max {number(most, 2)}")
+        figures.append(pair("log-prob gap", f"{number(gap, 2)}, max {number(most, 2)}"))
     if p.coverage:
         low, high = min(p.coverage.values()), max(p.coverage.values())
         span = percent(low, 1) if low == high else f"{percent(low, 1)}–{percent(high, 1)}"
-        table.add_row("exploration", f"{span} distinct")
-    style = "red" if p.failed_games else ""
-    table.add_row("failed games", Text(count(p.failed_games), style=style))
-    return table
+        figures.append(pair("exploration", f"{span} distinct"))
+    failed = pair("failed games", count(p.failed_games))
+    if p.failed_games:
+        failed.stylize("red")
+    yield pairs(*figures, failed)
+
+
+def _share_bar(name: str, share: float | None) -> RenderableType:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    bar = "" if share is None else ProgressBar(total=1.0, completed=min(max(share, 0.0), 1.0))
+    grid.add_row(pair(name, percent(share)), bar)
+    return grid
 
 
 def _load(gpu: GpuLoad) -> str:
@@ -300,36 +244,16 @@ def _load(gpu: GpuLoad) -> str:
     return "  ".join(parts)
 
 
-def _share_bar(share: float | None) -> RenderableType:
-    grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(justify="right", no_wrap=True, width=4)
-    grid.add_column(ratio=1)
-    bar = "" if share is None else ProgressBar(total=1.0, completed=min(max(share, 0.0), 1.0))
-    grid.add_row(percent(share), bar)
-    return grid
-
-
-def _collection(p: Progress, width: int) -> RenderableType:
-    titles = ["games", "win"]
-    if width >= NARROW:
-        titles = ["games", "win", "invalid", "turns"]
-    if width >= MIDDLE:
-        titles = ["games", "win", "draw", "format", "invalid", "turns", "tokens"]
-    if width >= WIDE:
-        titles += ["reward", "truncated", "failed"]
-    table = table_of(("environment", "left"), *((title, "right") for title in titles))
-    for row in p.collection:
-        cells = {
-            "games": count(row.games),
-            "win": percent(row.win_rate),
-            "draw": percent(row.draw_rate),
-            "format": percent(row.format_success),
-            "invalid": percent(row.invalid_rate, 1),
-            "turns": number(row.game_length, 3),
-            "tokens": number(row.completion_length, 3),
-            "reward": number(row.reward, 2),
-            "truncated": percent(row.truncated_rate, 1),
-            "failed": percent(row.failed_rate, 1),
-        }
-        table.add_row(Text(row.env_id), *(cells[title] for title in titles))
-    return table
+def _collection(row: CollectionRow) -> RenderableType:
+    return pairs(
+        pair("games", count(row.games)),
+        pair("win", percent(row.win_rate)),
+        pair("draw", percent(row.draw_rate)),
+        pair("reward", number(row.reward, 2)),
+        pair("format", percent(row.format_success)),
+        pair("invalid", percent(row.invalid_rate, 1)),
+        pair("truncated", percent(row.truncated_rate, 1)),
+        pair("failed", percent(row.failed_rate, 1)),
+        pair("turns", number(row.game_length, 3)),
+        pair("tokens", number(row.completion_length, 3)),
+    )
