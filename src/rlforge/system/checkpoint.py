@@ -37,6 +37,7 @@ import psutil
 
 from rlforge.errors import CheckpointError
 from rlforge.system.files import readable_size, says_full_disk, sync
+from rlforge.system.values import Codec
 from rlforge.types import value
 
 MANIFEST = "manifest.json"
@@ -111,9 +112,9 @@ class Manifest:
     meta: facts from the writer, such as the version. rlforge_version: of the package that wrote it.
     """
 
-    files: Mapping[str, FileEntry]
-    meta: Mapping[str, Any]
     rlforge_version: str
+    meta: Mapping[str, Any]
+    files: Mapping[str, FileEntry]
 
     @property
     def has_state(self) -> bool:
@@ -124,6 +125,9 @@ class Manifest:
     def total_size(self) -> int:
         """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
+
+
+_MANIFESTS = Codec(Manifest, form="json")
 
 
 def write_checkpoint(
@@ -214,14 +218,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
     file = path / MANIFEST
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-        manifest = Manifest(
-            files={
-                name: FileEntry(size=entry["size"], sha256=entry["sha256"])
-                for name, entry in raw["files"].items()
-            },
-            meta=raw["meta"],
-            rlforge_version=raw["rlforge_version"],
-        )
+        manifest = _MANIFESTS.decode(raw)
     except FileNotFoundError:
         reason = "it has no manifest" if path.is_dir() else "there is no such directory"
         raise CheckpointError(f"{path} is not a checkpoint: {reason}") from None
@@ -373,15 +370,9 @@ def _verify(path: Path, name: str, expected: FileEntry) -> None:
 def _write_manifest(
     directory: Path, files: Mapping[str, FileEntry], meta: Mapping[str, Any]
 ) -> None:
-    content = {
-        "rlforge_version": _package_version(),
-        "meta": dict(meta),
-        "files": {
-            name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()
-        },
-    }
+    manifest = Manifest(rlforge_version=_package_version(), meta=meta, files=files)
     file = directory / MANIFEST
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(_MANIFESTS.encode(manifest), indent=2) + "\n", encoding="utf-8")
     sync(file)
 
 

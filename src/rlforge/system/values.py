@@ -1,7 +1,7 @@
 """Values (frozen dataclasses) as plain data and back, read off the types of their fields.
 
-A field that is added to a class is stored from then on; no field is listed a second time. The
-functions of a class are put together once, so that a conversion looks at no annotation.
+A field that is added to a class is stored from then on; no field is listed a second time. cattrs
+writes the functions of each class when they are first used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import json
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
-from operator import attrgetter
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_Convert = Callable[[Any], Any]
 #: table: rows of arrow tables, see ``Codec.arrow_type``. json: what ``json.dumps`` takes.
 Form = Literal["table", "json"]
 
@@ -26,9 +24,9 @@ class Codec(Generic[T]):
     """Turns values of the dataclass ``cls`` into dicts of plain data, and back.
 
     Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
-    dataclasses, mappings from int, and mappings from str to anything; TypeError is raised for
-    others. In a table a mapping from str is JSON text, a mapping from int is a list of pairs, and
-    lone surrogates, which files cannot hold, are replaced. A dataclass of texts whose field has the
+    dataclasses, mappings from int to float, and mappings from str to anything. In a
+    table a mapping from str is JSON text, a mapping from int is a list of pairs, and lone
+    surrogates, which files cannot hold, are replaced. A dataclass of texts whose field has the
     metadata ``{"columns": {PART: COLUMN}}`` is stored as these columns of the class around it.
     camel_case: ``agent_id`` is stored as ``agentId``.
 
@@ -43,15 +41,23 @@ class Codec(Generic[T]):
 
     def __init__(self, cls: type[T], *, form: Form = "table", camel_case: bool = False) -> None:
         self._cls, self._form, self._camel_case = cls, form, camel_case
-        encode, decode = self._functions(cls)
-        #: A value as a dict, its fields in order.
-        self.encode = cast("Callable[[T], dict[str, Any]]", encode)
-        #: The inverse. Fields that the data lacks, or that are null there, take their defaults.
-        self.decode = cast("Callable[[Mapping[str, Any]], T]", decode)
+
+    @cached_property
+    def encode(self) -> Callable[[T], dict[str, Any]]:
+        """A value as a dict, its fields in order."""
+        write: Callable[[T], dict[str, Any]]
+        write = _converter(self._form, self._camel_case).get_unstructure_hook(self._cls)
+        return write
+
+    @cached_property
+    def decode(self) -> Callable[[Mapping[str, Any]], T]:
+        """The inverse. Fields that the data lacks, or that are null there, take their defaults."""
+        read = _converter(self._form, self._camel_case).get_structure_hook(self._cls)
+        return lambda data: read(data, self._cls)
 
     @cached_property
     def arrow_type(self) -> Any:
-        """The struct of a value in an arrow table.
+        """The struct of a value in an arrow table; TypeError for a field that none can hold.
 
         Floats keep 64 bits, so that log-probs are read back exactly; ``tuple[int, ...]``, which is
         token ids, takes 32.
@@ -63,111 +69,115 @@ class Codec(Generic[T]):
         import pyarrow as pa
 
         plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+        origin, args = get_origin(hint), get_args(hint)
         if hint in plain:
             return plain[hint]
-        kind, inner = _kind(hint)
-        match kind:
-            case "literal" | "object":
-                return pa.string()
-            case "optional":
-                return self._arrow(inner)
-            case "tuple":
-                return pa.list_(pa.int32() if inner is int else self._arrow(inner))
-            case "mapping":
-                return pa.map_(pa.int64(), self._arrow(inner))
-        fields = self._fields(inner).items()
-        return pa.struct([(column, self._arrow(field)) for column, (_, field, _) in fields])
+        if origin is Literal or _is_object(hint):
+            return pa.string()
+        if origin in (Union, types.UnionType) and args[1:] == (type(None),):
+            return self._arrow(args[0])
+        if origin is tuple:
+            return pa.list_(pa.int32() if args[0] is int else self._arrow(args[0]))
+        if _is_numbered(hint):
+            return pa.map_(pa.int64(), pa.float64())
+        if not dataclasses.is_dataclass(hint):
+            raise TypeError(f"fields of type {hint} cannot be stored")
+        hints, columns = get_type_hints(hint), []
+        for field in dataclasses.fields(hint):
+            if parts := field.metadata.get("columns"):
+                columns += [(column, pa.string()) for column in parts.values()]
+            else:
+                name = _camel(field.name) if self._camel_case else field.name
+                columns.append((name, self._arrow(hints[field.name])))
+        return pa.struct(columns)
 
-    def _fields(self, cls: Any) -> dict[str, tuple[str, Any, bool]]:
-        """Attribute, type, and whether there is a default, by stored name."""
-        hints, missing = get_type_hints(cls), dataclasses.MISSING
-        found: dict[str, tuple[str, Any, bool]] = {}
-        for field in dataclasses.fields(cls):
-            name, hint = field.name, hints[field.name]
-            optional = field.default is not missing or field.default_factory is not missing
-            if (columns := field.metadata.get("columns")) is None:
-                found[_camel(name) if self._camel_case else name] = name, hint, optional
-                continue
-            parts = get_type_hints(hint)
-            for part, column in columns.items():
-                found[column] = f"{name}.{part}", parts[part], optional
-        return found
 
-    def _functions(self, hint: Any) -> tuple[_Convert | None, _Convert | None]:
-        """How contents of type ``hint`` are encoded and decoded; None: they stay as they are."""
-        if hint in (bool, int, float):
-            return None, None
-        if hint is str:
-            return (writable if self._form == "table" else None), None
-        kind, inner = _kind(hint)
-        match kind:
-            case "literal":
-                return None, None
-            case "object":
-                return (_to_json_text, json.loads) if self._form == "table" else (dict, None)
-            case "value":
-                return self._encoder(inner), self._decoder(inner)
-        encode, decode = self._functions(inner)
-        if kind == "optional":
-            return encode and _unless_none(encode), decode and _unless_none(decode)
-        if kind == "tuple":
-            # Token ids and log-probs are long: numbers are passed on without a look at each.
-            return encode and _each(encode, list), tuple if decode is None else _each(decode, tuple)
-        keep = _same if encode is None else encode
-        back = _same if decode is None else decode
-        if self._form == "table":
-            return (
-                lambda content: [(key, keep(item)) for key, item in content.items()],
-                lambda pairs: {key: back(item) for key, item in pairs},
-            )
-        return (
-            lambda content: {str(key): keep(item) for key, item in content.items()},
-            lambda data: {int(key): back(item) for key, item in data.items()},
-        )
+@cache
+def _converter(form: Form, camel_case: bool) -> Any:
+    # cattrs is imported where it is used, as pyarrow is.
+    import cattrs
+    from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-    def _encoder(self, cls: Any) -> _Convert:
-        fields = self._fields(cls)
-        columns = tuple(fields)
-        read = _reader([name for name, _, _ in fields.values()])
-        found = {column: self._functions(hint)[0] for column, (_, hint, _) in fields.items()}
-        changed = [(column, encode) for column, encode in found.items() if encode is not None]
+    made = cattrs.Converter(detailed_validation=False)
 
-        def encode(content: Any) -> dict[str, Any]:
-            row = dict(zip(columns, read(content), strict=True))
-            for column, convert in changed:
-                row[column] = convert(row[column])
+    def stored(name: str) -> str:
+        return _camel(name) if camel_case else name
+
+    def names(cls: Any) -> dict[str, Any]:
+        return {f.name: override(rename=stored(f.name)) for f in dataclasses.fields(cls)}
+
+    def encoder(cls: Any) -> Callable[[Any], dict[str, Any]]:
+        encode, parts = make_dict_unstructure_fn(cls, made, **names(cls)), _parts(cls)
+
+        def flat(content: Any) -> dict[str, Any]:
+            row = encode(content)
+            for name, columns in parts.items():
+                part = row.pop(name)
+                row |= {column: part[each] for each, column in columns.items()}
             return row
 
-        return encode
+        return flat if parts else encode
 
-    def _decoder(self, cls: Any) -> _Convert:
-        plan = [
-            (column, name, self._functions(hint)[1], optional)
-            for column, (name, hint, optional) in self._fields(cls).items()
-            if "." not in name
-        ]
-        hints = get_type_hints(cls)
-        in_parts = [
-            (field.name, hints[field.name], field.metadata["columns"])
-            for field in dataclasses.fields(cls)
-            if "columns" in field.metadata
-        ]
+    def decoder(cls: Any) -> Callable[[Mapping[str, Any], Any], Any]:
+        decode, parts = make_dict_structure_fn(cls, made, **names(cls)), _parts(cls)
+        needed = {stored(field.name) for field in dataclasses.fields(cls) if _is_needed(field)}
 
-        def decode(data: Mapping[str, Any]) -> Any:
-            contents = {}
-            for column, name, convert, optional in plan:
-                item = data.get(column) if optional else data[column]
-                if item is not None:
-                    contents[name] = item if convert is None else convert(item)
-                elif not optional:
-                    contents[name] = None
-            for name, made, columns in in_parts:
-                parts = {part: data.get(column) for part, column in columns.items()}
-                if None not in parts.values():
-                    contents[name] = made(**parts)
-            return cls(**contents)
+        def whole(data: Mapping[str, Any], _: Any) -> Any:
+            row = {name: each for name, each in data.items() if each is not None or name in needed}
+            for name, columns in parts.items():
+                if row.keys() >= {*columns.values()}:
+                    row[name] = {part: row[column] for part, column in columns.items()}
+            return decode(row, cls)
 
-        return decode
+        return whole
+
+    made.register_unstructure_hook_factory(dataclasses.is_dataclass, encoder)
+    made.register_structure_hook_factory(dataclasses.is_dataclass, decoder)
+    # Null is a float that was not finite; words that a later version adds to a literal are kept.
+    made.register_structure_hook_func(_is_float_or_word, lambda content, _: content)
+    # Token ids and log-probs are long: numbers are passed on without a look at each.
+    made.register_unstructure_hook_func(_is_numbers, lambda content: content)
+    made.register_structure_hook_func(_is_numbers, lambda content, _: tuple(content))
+    if form == "table":
+        made.register_unstructure_hook(str, writable)
+        made.register_unstructure_hook_func(_is_object, _to_json_text)
+        made.register_structure_hook_func(_is_object, lambda text, _: json.loads(text))
+        made.register_unstructure_hook_func(_is_numbered, lambda content: [*content.items()])
+        made.register_structure_hook_func(_is_numbered, lambda pairs, _: dict(pairs))
+    else:
+        made.register_unstructure_hook_func(_is_object, dict)
+        made.register_structure_hook_func(_is_object, lambda content, _: content)
+        made.register_unstructure_hook_func(
+            _is_numbered, lambda content: {str(key): each for key, each in content.items()}
+        )
+    return made
+
+
+def _is_float_or_word(hint: Any) -> bool:
+    return hint is float or get_origin(hint) is Literal
+
+
+def _is_numbers(hint: Any) -> bool:
+    return hint in (tuple[int, ...], tuple[float, ...], tuple[float, float])
+
+
+def _is_object(hint: Any) -> bool:
+    args = get_args(hint)
+    return get_origin(hint) is Mapping and args[0] is str and not dataclasses.is_dataclass(args[1])
+
+
+def _is_numbered(hint: Any) -> bool:
+    return bool(hint == Mapping[int, float])
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
+    """The columns of each field that is stored in several."""
+    fields = dataclasses.fields(cls)
+    return {each.name: each.metadata["columns"] for each in fields if "columns" in each.metadata}
 
 
 def json_ready(data: Any) -> Any:
@@ -208,45 +218,9 @@ def _to_json_text(content: Mapping[str, Any]) -> str:
         return _strict(json_ready(content))
 
 
-def _same(content: Any) -> Any:
-    return content
-
-
-def _unless_none(convert: _Convert) -> _Convert:
-    return lambda content: None if content is None else convert(content)
-
-
-def _each(convert: _Convert, collect: _Convert) -> _Convert:
-    return lambda items: collect(map(convert, items))
-
-
-def _reader(names: list[str]) -> _Convert:
-    if len(names) == 1:
-        return lambda content: (getattr(content, names[0]),)
-    return attrgetter(*names)
-
-
 def _camel(name: str) -> str:
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
-
-
-def _kind(hint: Any) -> tuple[str, Any]:
-    """What kind of annotation ``hint`` is, and the type inside it."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "literal", None
-    if origin in (Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
-        return "optional", args[0]
-    if origin is tuple and len({*args} - {Ellipsis}) == 1:
-        return "tuple", args[0]
-    if origin is Mapping and args[0] is int:
-        return "mapping", args[1]
-    if origin is Mapping and args[0] is str:
-        return "object", None
-    if dataclasses.is_dataclass(hint):
-        return "value", hint
-    raise TypeError(f"fields of type {hint} cannot be stored")
 
 
 #: Most braces in a text that begin no JSON object.
