@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import Any
@@ -11,8 +12,7 @@ import pytest
 from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.pool import ApiConfig
-from rlforge.engines.api_player import ApiPlayer
-from rlforge.engines.openai import check_api
+from rlforge.engines.openai import ApiPlayer, check_api
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.types import PolicyRef
 
@@ -34,6 +34,8 @@ class Handler(ChatHandler):
                 self.wfile.write(b" ")
                 self.wfile.flush()
                 time.sleep(0.1)
+        elif isinstance(mood, dict):  # what the answer took
+            self.send(200, completion("[4]", usage=mood))
         elif mood == "broken" or (mood == "recovers" and tries < 3):
             self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="10")
         elif mood == "refuses":
@@ -115,6 +117,9 @@ ANSWERS = {
     },
     "cut by the context": completion(
         "I think", "length", usage={"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 15}
+    ),
+    "paid without text": completion(
+        "", "length", usage={"prompt_tokens": 1000, "total_tokens": 1200, "cost": 0.5}
     ),
     "cut in its thoughts": completion(
         None, "length", usage={"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -322,6 +327,55 @@ async def test_a_key_is_not_part_of_an_error(server, monkeypatch):
         await _chat(_config(server), retries=0)
     assert server.requests[0]["key"] == "Bearer secret-3"
     assert "secret-3" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- what answers take
+
+
+USAGE = {"prompt_tokens": 1000, "total_tokens": 1200}
+
+
+async def used(server, *moods, **config):
+    """What ``openai:m`` took for a request in each mood."""
+    player = ApiPlayer(_config(server, **config), retries=0)
+    for server.mood in moods:
+        with contextlib.suppress(EngineError):
+            await player.chat(MESSAGES, PolicyRef(uid="openai:m", kind="api"))
+    (usage,) = player.take_usage()
+    assert player.take_usage() == ()
+    await player.close()
+    return usage
+
+
+async def test_tokens_time_and_what_the_provider_says_an_answer_cost(server):
+    usage = await used(server, USAGE | {"cost": 0.25}, USAGE | {"cost": 0.5})
+    assert (usage.uid, usage.requests, usage.failed, usage.games) == ("openai:m", 2, 0, 0)
+    assert (usage.prompt_tokens, usage.answer_tokens) == (2000, 400)
+    assert (usage.cost, usage.unpriced) == (0.75, 0)
+    assert 0 < usage.latency_s < 10
+
+
+@pytest.mark.parametrize("stated", [float("nan"), -1, "0.5", None])
+async def test_a_price_that_is_none_is_reckoned_by_the_tokens(server, stated):
+    price = {} if stated is None else {"cost": stated}
+    usage = await used(server, USAGE | price, prices=[2.0, 10.0])
+    assert usage.cost == pytest.approx(1000 * 2e-6 + 200 * 10e-6)
+    assert usage.unpriced == 0
+
+
+async def test_what_the_provider_says_comes_before_the_prices(server):
+    assert (await used(server, USAGE | {"cost": 0.25}, prices=[2.0, 10.0])).cost == 0.25
+
+
+async def test_an_answer_of_unknown_price_is_counted_as_such(server):
+    usage = await used(server, USAGE, {})
+    assert (usage.requests, usage.cost, usage.unpriced) == (2, 0.0, 2)
+
+
+async def test_an_answer_without_text_costs_and_a_refusal_does_not(server):
+    usage = await used(server, "paid without text", "refuses")
+    assert (usage.requests, usage.failed) == (2, 2)
+    assert (usage.answer_tokens, usage.cost, usage.unpriced) == (200, 0.5, 0)
 
 
 # ---------------------------------------------------------------- LiteLLM

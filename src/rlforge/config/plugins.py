@@ -158,7 +158,11 @@ SCORERS = Kind(
     "scorer",
     "ruler.scoring_method",
     "a class of (config, seed, local) with score and learn",
-    _in("continuous.ruler.registry", "preference", "regression", "judge"),
+    {
+        **_in("continuous.ruler.preference", preference="PreferenceScorer"),
+        **_in("continuous.ruler.regression", regression="RegressionScorer"),
+        **_in("continuous.ruler.judge", judge="JudgeScorer"),
+    },
 )
 MODELS = Kind(
     "models",

@@ -1,4 +1,4 @@
-"""The client of language models behind HTTP APIs.
+"""The client of language models behind HTTP APIs, and the players that ask them for moves.
 
 ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games and
 judges of decisions. They are never trained, because their tokens are not seen. API keys come from
@@ -12,13 +12,15 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlforge.config.pool import ApiConfig
 from rlforge.config.rules import Address
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
+from rlforge.record.results import ApiUsage
 from rlforge.system.network import (
     check_proxies,
     on_loopback,
@@ -27,7 +29,7 @@ from rlforge.system.network import (
     without_credentials,
 )
 from rlforge.system.packages import need_packages
-from rlforge.types import FinishReason, value
+from rlforge.types import Completion, FinishReason, PolicyRef, value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -38,10 +40,10 @@ log = logging.getLogger(__name__)
 OPENAI_URL = "https://api.openai.com/v1"
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 _URL_VARIABLE = "OPENAI_BASE_URL"
-_KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
+#: The variable with a provider's key; LiteLLM knows those of its own.
+_KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY", "litellm": ""}
 #: Sent to servers on this machine, which need no key.
 _NO_KEY = "none"
-
 #: How the names of environment variables end that hold keys.
 _SECRETS = ("_API_KEY", "_TOKEN", "_SECRET_ACCESS_KEY")
 
@@ -51,7 +53,7 @@ _REFUSED = (401, 403, 404)
 _AGAIN = (408, 409, 425, 429)
 
 #: The status of a request that is too large, those that others give messages which are too long,
-#: and the words and codes in which they say so.
+#: and the words and codes in which they say so. LiteLLM finds 4 of the 18 that the tests know.
 _TOO_LARGE = 413
 _MAYBE_TOO_LONG = (400, 422, 500)
 _TOO_LONG = re.compile(
@@ -63,6 +65,8 @@ _TOO_LONG = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+#: Tries of a player's request after the first.
+RETRIES = 2
 #: Longest pause of the client library before another try, and longest ``Retry-After`` obeyed.
 _LONGEST_PAUSE_S = 8.0
 
@@ -72,25 +76,43 @@ _LONGEST_PAUSE_S = 8.0
 ChatFailure = Literal["again", "form", "rejected", "refused", "spent"]
 
 
+@value
+class Usage:
+    """Tokens of prompt and answer, 0 where the server does not say; dollars, None if unknown."""
+
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cost: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.prompt_tokens + self.answer_tokens
+
+
+_NOTHING = Usage()
+
+
+@value
+class ChatReply:
+    """An answer that has text, and what it took."""
+
+    text: str
+    finish_reason: FinishReason = "stop"
+    used: Usage = _NOTHING
+
+
 class ChatError(EngineError):
     """No usable answer. wait_s: the pause that the server asks for.
 
-    tokens, prompt_tokens, cost: of an answer without text, which is paid for as any other.
+    used: of an answer without text, which is paid for as any other.
     """
 
     def __init__(
-        self,
-        message: str,
-        kind: ChatFailure,
-        *,
-        wait_s: float = 0.0,
-        tokens: int = 0,
-        prompt_tokens: int = 0,
-        cost: float | None = None,
+        self, message: str, kind: ChatFailure, *, wait_s: float = 0.0, used: Usage = _NOTHING
     ) -> None:
         super().__init__(message)
-        self.kind, self.wait_s = kind, wait_s
-        self.tokens, self.prompt_tokens, self.cost = tokens, prompt_tokens, cost
+        self.kind, self.wait_s, self.used = kind, wait_s, used
 
 
 class ChatTooLongError(ChatError, PromptTooLongError):
@@ -113,21 +135,22 @@ class Endpoint:
         where = without_credentials(self.base_url) if self.base_url else "its API"
         return f"{self.provider}:{self.model} at {where}"
 
-    def shown(self, content: object) -> str:
-        """At most 200 characters of a text for a message, on one line and without keys."""
-        text = " ".join(str(content).split())
-        for name, secret in os.environ.items():
-            if name.endswith(_SECRETS) and secret.strip():
-                text = text.replace(secret.strip(), "***")
-        return text[:200]
+
+def _shown(content: object) -> str:
+    """At most 200 characters of a text for a message, on one line and without keys."""
+    text = " ".join(str(content).split())
+    for name, secret in os.environ.items():
+        if name.endswith(_SECRETS) and secret.strip():
+            text = text.replace(secret.strip(), "***")
+    return text[:200]
 
 
 def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endpoint:
     """The endpoint of ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``.
 
     base_url: in place of the one in ``config``. Sends no request. A server on this machine needs no
-    key. Raises ConfigError for another form of
-    name, and where a key or the package is needed and there is none.
+    key. Raises ConfigError for another form of name, and where a key or the package is needed and
+    there is none.
 
     Example:
         >>> config = ApiConfig(openai_base_url="http://127.0.0.1:8000/v1")
@@ -135,8 +158,6 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         openai:my-model at http://127.0.0.1:8000/v1
     """
     provider, _, model = name.partition(":")
-    if provider == "litellm" and model:
-        return _check_litellm(name, model, base_url or config.litellm_base_url)
     if provider not in _KEY_VARIABLES or not model:
         raise ConfigError(
             f"API player {name!r}: write openai:MODEL or openrouter:MODEL, as in "
@@ -144,39 +165,38 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         )
     if provider == "openai":
         base_url = base_url or config.openai_base_url or os.environ.get(_URL_VARIABLE, "").strip()
-    else:
+        if base_url and (problem := Address().problem(base_url)):  # of the variable
+            raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} {problem}")
+    elif provider == "openrouter":
         base_url = base_url or OPENROUTER_URL
-    if base_url and (problem := Address().problem(base_url)):  # of the variable
-        raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} {problem}")
-    variable = _KEY_VARIABLES[provider]
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        if not on_loopback(base_url):
-            raise ConfigError(
-                f"API player {name!r} needs a key: set the environment variable {variable}"
-            )
-        key = _NO_KEY
-    if not on_loopback(base_url):
-        check_proxies()
-    return Endpoint(provider=provider, model=model, base_url=base_url or None, key=key)
-
-
-def _check_litellm(name: str, model: str, base_url: str | None) -> Endpoint:
-    litellm = _litellm(name)
-    spare_loopback(base_url)
-    check_proxies()
-    key = _NO_KEY if base_url is not None and on_loopback(base_url) else ""
-    endpoint = Endpoint(provider="litellm", model=model, base_url=base_url, key=key)
-    try:
-        litellm.get_llm_provider(model)
-    except litellm.exceptions.BadRequestError as error:
-        raise ConfigError(f"API player {name!r}: {endpoint.shown(error)}") from None
-    missing = litellm.validate_environment(model)["missing_keys"]
-    if missing and not key:
+    else:
+        base_url = base_url or config.litellm_base_url
+    here = base_url is not None and on_loopback(base_url)
+    if provider == "litellm":
+        key, missing = "", _keys_missing(name, model, base_url)
+    else:
+        key = os.environ.get(_KEY_VARIABLES[provider], "").strip()
+        missing = [] if key else [_KEY_VARIABLES[provider]]
+    if missing and not here:
         raise ConfigError(
             f"API player {name!r} needs a key: set the environment variable {' or '.join(missing)}"
         )
-    return endpoint
+    if provider == "litellm" or not here:
+        check_proxies()
+    key = key or (_NO_KEY if here else "")
+    return Endpoint(provider=provider, model=model, base_url=base_url or None, key=key)
+
+
+def _keys_missing(name: str, model: str, base_url: str | None) -> list[str]:
+    """Variables with a key for one of LiteLLM's models. Raises ConfigError for no such provider."""
+    litellm = _litellm(name)
+    spare_loopback(base_url)
+    try:
+        litellm.get_llm_provider(model)
+    except litellm.exceptions.BadRequestError as error:
+        raise ConfigError(f"API player {name!r}: {_shown(error)}") from None
+    missing: list[str] = litellm.validate_environment(model)["missing_keys"]
+    return missing
 
 
 def _litellm(name: str) -> Any:
@@ -189,20 +209,6 @@ def _litellm(name: str) -> Any:
 
     litellm.suppress_debug_info = True
     return litellm
-
-
-@value
-class ChatReply:
-    """An answer that has text. tokens: of prompt and answer, None where the server does not say.
-
-    prompt_tokens: of the prompt. cost: in dollars, None where it is not known.
-    """
-
-    text: str
-    finish_reason: FinishReason = "stop"
-    tokens: int | None = None
-    prompt_tokens: int = 0
-    cost: float | None = None
 
 
 class ChatClient:
@@ -246,41 +252,14 @@ class ChatClient:
         try:
             response = await self._request(endpoint, request)
         except ChatError as error:
-            named = request.keys() & set(re.findall(r"\w+", str(error)))
-            if error.kind != "rejected" or "temperature" not in named:
+            named = "temperature" in request and re.search(r"\btemperature\b", str(error))
+            if error.kind != "rejected" or not named:
                 raise
             log.warning("%s takes no temperature of %g: its own is used", endpoint, temperature)
             self._own_temperature.add(str(endpoint))
             del request["temperature"]
             response = await self._request(endpoint, request)
-        try:
-            choice = response.choices[0]
-            text, finish = choice.message.content, choice.finish_reason
-        except (AttributeError, LookupError, TypeError) as error:
-            message = f"{endpoint} gave an answer without choices: {endpoint.shown(response)}"
-            if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
-                raise ChatTooLongError(message, "rejected") from error
-            raise ChatError(message, "again") from error
-        tokens, asked = _used(response, "total_tokens"), _used(response, "prompt_tokens")
-        cost = _cost(response)
-        reason: FinishReason = "length" if finish == "length" else "stop"
-        # All but the prompt: not every server counts reasoning among ``completion_tokens``.
-        short = tokens and asked and max_tokens is not None and tokens - asked < max_tokens
-        if reason == "length" and short:
-            reason = "context"
-        if not isinstance(text, str) or not text.strip():
-            message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
-            paid: dict[str, Any] = {"tokens": tokens or 0, "prompt_tokens": asked or 0}
-            paid["cost"] = cost
-            if reason == "context":
-                raise ChatTooLongError(f"{message}: its context is full", "rejected", **paid)
-            if reason == "length":
-                message += f": it has used up {self._keys}.{self._limit}={max_tokens}; raise it"
-                raise ChatError(message, "spent", **paid)
-            raise ChatError(message, "again", **paid)
-        return ChatReply(
-            text=text, finish_reason=reason, tokens=tokens, prompt_tokens=asked or 0, cost=cost
-        )
+        return self._reply(endpoint, response, max_tokens)
 
     async def close(self) -> None:
         """Closes the connections; a later request opens new ones."""
@@ -288,7 +267,34 @@ class ChatClient:
         for connection in connections.values():
             await connection.close()
 
+    def _reply(self, endpoint: Endpoint, response: Any, max_tokens: int | None) -> ChatReply:
+        """A response as a reply. Raises ChatError where it has no text."""
+        try:
+            choice = response.choices[0]
+            text, finish = choice.message.content, choice.finish_reason
+        except (AttributeError, LookupError, TypeError) as error:
+            message = f"{endpoint} gave an answer without choices: {_shown(response)}"
+            if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
+                raise ChatTooLongError(message, "rejected") from error
+            raise ChatError(message, "again") from error
+        used = _used(response)
+        reason: FinishReason = "length" if finish == "length" else "stop"
+        # All but the prompt: not every server counts reasoning among ``completion_tokens``.
+        short = max_tokens is not None and used.answer_tokens < max_tokens
+        if reason == "length" and used.prompt_tokens and used.answer_tokens and short:
+            reason = "context"
+        if isinstance(text, str) and text.strip():
+            return ChatReply(text=text, finish_reason=reason, used=used)
+        message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
+        if reason == "context":
+            raise ChatTooLongError(f"{message}: its context is full", "rejected", used=used)
+        if reason == "length":
+            message += f": it has used up {self._keys}.{self._limit}={max_tokens}; raise it"
+            raise ChatError(message, "spent", used=used)
+        raise ChatError(message, "again", used=used)
+
     async def _request(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Any:
+        # LiteLLM's exceptions are kinds of those of OpenAI's library.
         import openai
 
         proxy = through(endpoint.base_url or OPENAI_URL)
@@ -297,9 +303,7 @@ class ChatClient:
         try:
             # The library's time-out limits each pause between bytes; this one limits the whole.
             async with asyncio.timeout(longest):
-                if endpoint.provider == "litellm":
-                    return await self._by_litellm(endpoint, arguments)
-                return await self._connection(endpoint).chat.completions.create(**arguments)
+                return await self._send(endpoint, arguments)
         except (openai.APITimeoutError, TimeoutError) as error:
             raise ChatError(
                 f"{endpoint} gave no answer within {self._timeout_s:g} s in {tries}; raise "
@@ -308,13 +312,13 @@ class ChatClient:
             ) from error
         except openai.APIStatusError as error:
             status = error.status_code
-            again = status in _AGAIN or status >= 500
             # The library's text has no codes, and nothing of a body without a message.
             said = str(error) if isinstance(error.body, Mapping) else f"{error} {error.body or ''}"
-            message = f"{endpoint} refused with HTTP status {status}{proxy}: {endpoint.shown(said)}"
+            message = f"{endpoint} refused with HTTP status {status}{proxy}: {_shown(said)}"
             too_long = status in _MAYBE_TOO_LONG and _TOO_LONG.search(f"{error} {error.body}")
             if too_long or status == _TOO_LARGE:
                 raise ChatTooLongError(message, "rejected") from error
+            again = status in _AGAIN or status >= 500
             raise ChatError(
                 message,
                 "refused" if status in _REFUSED else "again" if again else "rejected",
@@ -328,22 +332,21 @@ class ChatClient:
             ) from error
         except (openai.OpenAIError, ValueError) as error:
             # ValueError: a body that is not JSON.
-            shown = endpoint.shown(error)
-            raise ChatError(f"{endpoint} gave an unreadable answer: {shown}", "again") from error
+            message = f"{endpoint} gave an unreadable answer: {_shown(error)}"
+            raise ChatError(message, "again") from error
 
-    async def _by_litellm(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Any:
-        """As of OpenAI's library, whose exceptions LiteLLM's are kinds of."""
-        return await _litellm(str(endpoint)).acompletion(
-            **arguments,
-            api_base=endpoint.base_url,
-            api_key=endpoint.key or None,  # None: of the environment
-            timeout=self._timeout_s,
-            max_retries=0,
-            num_retries=self._retries,
-            drop_params=True,  # what a model does not take
-        )
-
-    def _connection(self, endpoint: Endpoint) -> AsyncOpenAI:
+    def _send(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Awaitable[Any]:
+        if endpoint.provider == "litellm":
+            by_litellm: Awaitable[Any] = _litellm(str(endpoint)).acompletion(
+                **arguments,
+                api_base=endpoint.base_url,
+                api_key=endpoint.key or None,  # None: of the environment
+                timeout=self._timeout_s,
+                max_retries=0,
+                num_retries=self._retries,
+                drop_params=True,  # what a model does not take
+            )
+            return by_litellm
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         if endpoint.provider not in self._connections:
@@ -356,23 +359,19 @@ class ChatClient:
                     trust_env=not on_loopback(endpoint.base_url or OPENAI_URL)
                 ),
             )
-        return self._connections[endpoint.provider]
+        return self._connections[endpoint.provider].chat.completions.create(**arguments)
 
 
-def _used(response: Any, name: str) -> int | None:
-    """A count of tokens in a response; None where the server does not say."""
-    used = getattr(getattr(response, "usage", None), name, None)
-    return used if isinstance(used, int) and used > 0 else None
-
-
-def _cost(response: Any) -> float | None:
-    """Dollars, as LiteLLM reckons them or OpenRouter states them; None where neither does."""
-    stated: Any = getattr(response, "_hidden_params", {}).get("response_cost")
-    if stated is None:
-        stated = getattr(getattr(response, "usage", None), "cost", None)
-    if not isinstance(stated, int | float) or not math.isfinite(stated) or stated < 0:
-        return None
-    return float(stated)
+def _used(response: Any) -> Usage:
+    """What a response took, in dollars as LiteLLM reckons them or OpenRouter states them."""
+    usage = getattr(response, "usage", None)
+    both, asked = (getattr(usage, name, None) for name in ("total_tokens", "prompt_tokens"))
+    both, asked = (count if isinstance(count, int) and count > 0 else 0 for count in (both, asked))
+    cost: Any = getattr(response, "_hidden_params", {}).get("response_cost")
+    if cost is None:
+        cost = getattr(usage, "cost", None)
+    known = isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0
+    return Usage(prompt_tokens=asked, answer_tokens=both - asked, cost=cost if known else None)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
@@ -382,3 +381,73 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     except ValueError:  # a date, which servers rarely send
         return 0.0
     return min(max(seconds, 0.0), _LONGEST_PAUSE_S)
+
+
+class ApiPlayer:
+    """Asks models behind HTTP APIs for their moves; at most ``max_concurrency`` at once.
+
+    One player serves all models and games of one event loop.
+    """
+
+    def __init__(self, config: ApiConfig, retries: int = RETRIES) -> None:
+        self._config = config
+        self._client = ChatClient("pool.api", timeout_s=config.timeout_s, retries=retries)
+        self._places = asyncio.Semaphore(config.max_concurrency)
+        self._used: dict[str, ApiUsage] = {}
+
+    async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:
+        """Continues a conversation of messages with ``role`` and ``content``.
+
+        The completion has text only: its token ids and log-probabilities are empty. Raises
+        ConfigError without a key, and ChatError (an EngineError) without a usable answer.
+        """
+        config = self._config
+        endpoint = check_api(policy.path_or_name or policy.uid, config)
+        answer: ChatReply | ChatError | None = None  # None: the game was ended meanwhile
+        async with self._places:
+            begun = time.monotonic()
+            try:
+                answer = reply = await self._client.chat(
+                    endpoint,
+                    conversation,
+                    max_tokens=config.max_tokens,
+                    temperature=config.temperature,
+                )
+            except ChatError as error:
+                answer = error
+                raise
+            finally:
+                self._count(policy.uid, time.monotonic() - begun, answer)
+        return Completion(
+            text=reply.text,
+            finish_reason=reply.finish_reason,
+            policy_uid=policy.uid,
+            policy_version=policy.version,
+        )
+
+    def take_usage(self) -> tuple[ApiUsage, ...]:
+        """Usage of each model since the last call; nothing of those that were not asked."""
+        used, self._used = self._used, {}
+        return tuple(used.values())
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    def _count(self, uid: str, seconds: float, answer: ChatReply | ChatError | None) -> None:
+        used, answered = answer.used if answer else _NOTHING, isinstance(answer, ChatReply)
+        cost = used.cost
+        if cost is None and used.tokens and (prices := self._config.prices) is not None:
+            cost = (used.prompt_tokens * prices[0] + used.answer_tokens * prices[1]) / 1e6
+        one = ApiUsage(
+            uid=uid,
+            requests=1,
+            failed=int(not answered),
+            prompt_tokens=used.prompt_tokens,
+            answer_tokens=used.answer_tokens,
+            seconds=seconds,
+            cost=cost or 0.0,
+            # Requests that were refused or not answered cost nothing.
+            unpriced=int(cost is None and (used.tokens > 0 or answered)),
+        )
+        self._used[uid] = self._used[uid].plus(one) if uid in self._used else one

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
-from rlforge.engines.api_player import ApiPlayer
 from rlforge.engines.base import Generator
+from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import SEARCHING, make_player

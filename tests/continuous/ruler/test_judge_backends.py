@@ -67,7 +67,7 @@ async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_gr
     assert model.tokenizer.decode(asked) == f"<system>Judge.<user>{TEXT}<assistant>"
     assert [*read(reply.text, ["aa", "bb"])] == ["aa", "bb"]
     assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.0, 99, (7,))
-    assert reply.tokens == len(asked) + 3
+    assert reply.used.tokens == len(asked) + 3
     assert params.grammar is not None
     check_grammar(params.grammar)
 

@@ -7,9 +7,10 @@ import hashlib
 import json
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 from scipy.special import expit, logit
@@ -26,7 +27,7 @@ from rlforge.continuous.ruler.base import (
     undecided,
 )
 from rlforge.continuous.ruler.features import STATE_ACTION
-from rlforge.continuous.ruler.judge_backends import JudgeBackend, estimated_tokens
+from rlforge.continuous.ruler.judge_backends import LocalModel, estimated_tokens, judge_backend
 from rlforge.continuous.ruler.question import (
     JudgeQuestion,
     JudgeVerdict,
@@ -36,7 +37,6 @@ from rlforge.continuous.ruler.question import (
 )
 from rlforge.engines.openai import ChatError
 from rlforge.errors import RlforgeError
-from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,8 @@ BACKOFF_S = 0.5
 #: After so many groups in a row without an answer the judge is down: the others are not asked.
 _DOWN_AFTER = 3
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS answers (
-    question TEXT PRIMARY KEY,
-    verdicts TEXT NOT NULL,
-    made TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
-)"""
+_TABLE = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, verdicts TEXT NOT NULL)"
+_COUNTS = ("groups", "failed_groups", "calls", "tokens", "retries", "cache_hits", "cache_failed")
 
 
 class AnswerCache:
@@ -71,21 +67,16 @@ class AnswerCache:
         rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(backend, question))
         if not rows:
             return None
-        kept: dict[str, tuple[float, str]] = json.loads(rows[0][0])
-        return {
-            name: JudgeVerdict(score=score, explanation=why) for name, (score, why) in kept.items()
-        }
+        kept = json.loads(rows[0][0]).items()
+        return {name: JudgeVerdict(score=score, explanation=why) for name, (score, why) in kept}
 
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
         """Keep verdicts; those given before to the same question are replaced."""
         kept = json.dumps({name: [v.score, v.explanation] for name, v in verdicts.items()})
-        self._run(
-            "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)",
-            _key(backend, question),
-            kept,
-        )
+        statement = "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)"
+        self._run(statement, _key(backend, question), kept)
 
     def close(self) -> None:
         """Close the file until it is used again. A cache in memory stays."""
@@ -97,7 +88,13 @@ class AnswerCache:
         if self.failed:
             return []
         try:
-            with self._open() as connection:
+            if self._connection is None:
+                if self._path is not None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                connection = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+                connection.execute(_TABLE)
+                self._connection = connection
+            with self._connection as connection:
                 return connection.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError) as error:
             self.failed = True
@@ -109,15 +106,6 @@ class AnswerCache:
             )
             return []
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
-            connection.execute(_TABLE)
-            self._connection = connection
-        return self._connection
-
 
 def _key(backend: str, question: JudgeQuestion) -> str:
     content = json.dumps([backend, question.messages], ensure_ascii=False)
@@ -128,44 +116,35 @@ class UnscoredError(RlforgeError):
     """A group stays unscored, for the reason given."""
 
 
-@value
-class GroupVerdict:
-    """Verdicts on the decisions at ``positions`` of a window; None if the group stays unscored."""
-
-    positions: tuple[int, ...]
-    verdicts: tuple[JudgeVerdict, ...] | None
-    reason: str = ""
-
-
 class JudgeBudget:
     """Calls and tokens of judging one window; the greatest cost of a call is reserved before it."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
         self.places = asyncio.Semaphore(config.max_concurrency)
-        self.calls = self.tokens = self.retries = self.cache_hits = 0
+        self.counts = Counter(dict.fromkeys(_COUNTS, 0))
         self.cost: float | None = None  # of the calls whose price is known, in dollars
         self._silent_groups = 0
         self.down: str | None = None
 
     def reserve(self, question_tokens: int) -> int:
         """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
-        reserved = question_tokens + self._config.max_answer_tokens
-        if self.calls >= self._config.max_calls:
-            raise UnscoredError(
-                f"ruler.judge.max_calls {self._config.max_calls} of this window are used up"
-            )
-        if self.tokens + reserved > self._config.max_tokens:
-            raise UnscoredError(
-                f"ruler.judge.max_tokens {self._config.max_tokens} of this window are used up"
-            )
-        self.calls += 1
-        self.tokens += reserved
+        if self.down is not None:
+            raise UnscoredError(f"the judge is down: {self.down}")
+        config, reserved = self._config, question_tokens + self._config.max_answer_tokens
+        spent = ""
+        if self.counts["calls"] >= config.max_calls:
+            spent = f"max_calls {config.max_calls}"
+        elif self.counts["tokens"] + reserved > config.max_tokens:
+            spent = f"max_tokens {config.max_tokens}"
+        if spent:
+            raise UnscoredError(f"ruler.judge.{spent} of this window are used up")
+        self.counts.update(calls=1, tokens=reserved)
         return reserved
 
     def charge(self, reserved: int, tokens: int, cost: float | None) -> None:
         """Replace the reserved tokens of a call by those that it took. cost: in dollars."""
-        self.tokens += tokens - reserved
+        self.counts["tokens"] += tokens - reserved
         if cost is not None:
             self.cost = (self.cost or 0.0) + cost
 
@@ -179,6 +158,11 @@ class JudgeBudget:
         if self._silent_groups >= _DOWN_AFTER:
             self.down = problem
 
+    def metrics(self) -> dict[str, float]:
+        """All counts, and the cost if it is known."""
+        cost = {} if self.cost is None else {"judge_cost": self.cost}
+        return cost | {f"judge_{name}": float(count) for name, count in self.counts.items()}
+
 
 class JudgeScorer:
     """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
@@ -187,18 +171,19 @@ class JudgeScorer:
     ``ruler.temperature`` T changes scores to sigmoid(logit(score) / T).
     """
 
-    def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
-        self._config, self._backend, self._seed = config, backend, seed
+    def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
+        self._config, self._seed = config, seed
+        self._backend = judge_backend(config.judge, local)
         self._given: dict[str, float | None] = {}  # scores of the last window, by decision
-        folder = Path(config.model_path) if config.model_path else None
-        self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
+        self._cache = AnswerCache(
+            Path(config.model_path, "judge.sqlite") if config.model_path else None
+        )
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``DecisionScorer``. Only decisions that may be learned from are judged, if any."""
-        places = [i for i, one in enumerate(decisions) if one.metadata.learns]
-        if len(places) in (0, len(decisions)):
-            return await self._score(decisions)
-        found = await self._score([decisions[i] for i in places])
+        learning = [place for place, one in enumerate(decisions) if one.metadata.learns]
+        places = learning or range(len(decisions))
+        found = await self._score([decisions[place] for place in places])
         values: list[float | None] = [None] * len(decisions)
         explanations = [NOT_JUDGED] * len(decisions)
         for place, score, why in zip(places, found.values, found.explanations, strict=True):
@@ -211,20 +196,17 @@ class JudgeScorer:
         budget = JudgeBudget(self._config.judge)
         groups = divide(decisions, self._config.judge)
         verdicts = await asyncio.gather(
-            *(self._group([decisions[i] for i in group], group, budget) for group in groups)
+            *(self._group([decisions[i] for i in group], budget) for group in groups)
         )
         values: list[float | None] = [None] * len(decisions)
         explanations = [""] * len(decisions)
-        for group in verdicts:
-            for place, position in enumerate(group.positions):
-                if group.verdicts is None:
-                    explanations[position] = f"unscored: {group.reason}"
-                else:
-                    odds = logit(group.verdicts[place].score) / self._config.temperature
-                    values[position] = float(expit(odds))
-                    explanations[position] = group.verdicts[place].explanation
+        for position, (score, why) in zip(chain(*groups), chain(*verdicts), strict=True):
+            if score is not None:
+                values[position] = float(expit(logit(score) / self._config.temperature))
+            explanations[position] = why
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
-        return finished(decisions, values, explanations, self._metrics(budget, verdicts))
+        budget.counts.update(groups=len(groups), cache_failed=int(self._cache.failed))
+        return finished(decisions, values, explanations, budget.metrics())
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
@@ -242,33 +224,30 @@ class JudgeScorer:
         self._cache.close()
 
     async def _group(
-        self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
-    ) -> GroupVerdict:
-        config = self._config
-        question = ask(group, config.judge, config.features, self._seed)
+        self, group: Sequence[Decision], budget: JudgeBudget
+    ) -> list[tuple[float | None, str]]:
+        """A score and an explanation for each; no score if the group stays unscored."""
+        question = ask(group, self._config.judge, self._config.features, self._seed)
         try:
             found = await self._answer(question, budget)
         except UnscoredError as error:
             log.warning(
                 "window %s: %d decisions unscored: %s", group[0].window_id, len(group), error
             )
-            return GroupVerdict(positions=positions, verdicts=None, reason=str(error))
+            budget.counts["failed_groups"] += 1
+            return [(None, f"unscored: {error}")] * len(group)
         by_place = {place: found[name] for name in question.ids for place in question.members[name]}
-        return GroupVerdict(
-            positions=positions, verdicts=tuple(by_place[place] for place in range(len(group)))
-        )
+        return [(by_place[i].score, by_place[i].explanation) for i in range(len(group))]
 
     async def _answer(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
         """The verdicts on a question. Raises UnscoredError without a usable answer."""
         if len(question.ids) == 1:
-            alike = JudgeVerdict(
-                score=0.5, explanation="nothing to compare: the group is all alike"
-            )
-            return {question.ids[0]: alike}
+            why = "nothing to compare: the group is all alike"
+            return {question.ids[0]: JudgeVerdict(score=0.5, explanation=why)}
         if (kept := self._cache.get(self._backend.name, question)) is not None:
-            budget.cache_hits += 1
+            budget.counts["cache_hits"] += 1
             return kept
         async with budget.places:
             verdicts = await self._asked(question, budget)
@@ -281,14 +260,12 @@ class JudgeScorer:
         """Ask until an answer is usable; raises UnscoredError after the last try."""
         config, messages, tries, silent = self._config.judge, question.messages, 0, True
         while True:
-            if budget.down is not None:
-                raise UnscoredError(f"the judge is down: {budget.down}")
             reserved = budget.reserve(estimated_tokens(messages))
             try:
                 reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
                 # Endpoints charge for answers only, also for those without text.
-                budget.charge(reserved, error.tokens, error.cost)
+                budget.charge(reserved, error.used.tokens, error.used.cost)
                 if error.kind == "form":
                     continue  # with the next of three forms
                 problem, again = str(error), error.kind == "again"
@@ -298,8 +275,8 @@ class JudgeScorer:
                 elif silent and (error.kind == "spent" or (again and tries == config.retries)):
                     budget.failed(problem)
             else:
-                tokens = reply.tokens or estimated_tokens(messages, reply.text)
-                budget.charge(reserved, tokens, reply.cost)
+                tokens = reply.used.tokens or estimated_tokens(messages, reply.text)
+                budget.charge(reserved, tokens, reply.used.cost)
                 budget.answered()
                 silent = False
                 try:
@@ -315,21 +292,8 @@ class JudgeScorer:
             tries += 1
             if not again or tries > config.retries:
                 raise UnscoredError(f"{problem} (tried {tries} times)")
-            budget.retries += 1
+            budget.counts["retries"] += 1
             await asyncio.sleep(pause)
-
-    def _metrics(self, budget: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
-        failed = sum(group.verdicts is None for group in groups)
-        cost = {} if budget.cost is None else {"judge_cost": budget.cost}
-        return cost | {
-            "judge_groups": float(len(groups)),
-            "judge_failed_groups": float(failed),
-            "judge_calls": float(budget.calls),
-            "judge_tokens": float(budget.tokens),
-            "judge_retries": float(budget.retries),
-            "judge_cache_hits": float(budget.cache_hits),
-            "judge_cache_failed": float(self._cache.failed),
-        }
 
 
 def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:

@@ -18,12 +18,16 @@ from rlforge.engines.openai import (
     ChatReply,
     ChatTooLongError,
     Endpoint,
+    Usage,
     check_api,
 )
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Markup, Message, Tokenizer, by_chat_template
 from rlforge.types import PolicyRef, SamplingParams, value
+
+#: ``ruler.judge.model`` for the run's own model.
+ENGINE = "engine"
 
 #: Characters per token for estimates; low, so that estimates are high.
 _CHARS_PER_TOKEN = 3
@@ -107,7 +111,8 @@ class LocalJudge:
             raise ChatError(str(error), "refused") from error
         except EngineError as error:
             raise ChatError(str(error), "rejected") from error
-        return ChatReply(text=completion.text, tokens=len(prompt) + len(completion.token_ids))
+        used = Usage(prompt_tokens=len(prompt), answer_tokens=len(completion.token_ids))
+        return ChatReply(text=completion.text, used=used)
 
     async def close(self) -> None:
         """The engine belongs to the caller."""
@@ -174,3 +179,18 @@ def _form_options(form: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         named = {"name": "scores", "strict": True, "schema": dict(schema)}
         return {"response_format": {"type": form, form: named}}
     return {"response_format": {"type": form}} if form == "json_object" else {}
+
+
+def judge_backend(config: JudgeConfig, local: LocalModel | None) -> JudgeBackend:
+    """The model ``ruler.judge.model``. Raises ConfigError for a bad name or a missing key.
+
+    local: what ``engine`` stands for.
+    """
+    if config.model != ENGINE:
+        return ApiJudge(config)
+    if local is None:
+        raise ConfigError(
+            "ruler.judge.model=engine: there is no engine here; name openai:MODEL, "
+            "openrouter:MODEL or litellm:PROVIDER/MODEL"
+        )
+    return LocalJudge(config, local)

@@ -22,6 +22,7 @@ from rlforge.continuous.ruler.base import (
     unscored,
 )
 from rlforge.continuous.ruler.features import STATE_ACTION, feature_names, featurize
+from rlforge.continuous.ruler.judge_backends import LocalModel
 from rlforge.continuous.ruler.memory import WindowMemory
 from rlforge.continuous.ruler.pairs import Floats
 from rlforge.errors import CheckpointError
@@ -42,25 +43,6 @@ class Judgement:
     metrics: Mapping[str, float]
 
 
-@value
-class FeatureScale:
-    """Mean and standard deviation of each feature (1 for constant features)."""
-
-    mean: Floats
-    deviation: Floats
-
-    @classmethod
-    def of(cls, features: Floats) -> FeatureScale:
-        """The scale of rows of features."""
-        deviation = features.std(axis=0)
-        return cls(mean=features.mean(axis=0), deviation=np.where(deviation > 1e-9, deviation, 1.0))
-
-    def standardise(self, features: Floats) -> Floats:
-        """The features in units of the deviation, less the mean."""
-        scaled: Floats = (features - self.mean) / self.deviation
-        return scaled
-
-
 class LearnedScorer(abc.ABC):
     """A model over features, fitted to the windows in its memory, which ``ruler.model_path`` keeps.
 
@@ -70,7 +52,8 @@ class LearnedScorer(abc.ABC):
     #: Name of the state file under ``ruler.model_path``.
     file_name: ClassVar[str]
 
-    def __init__(self, config: RulerConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
+        """local: not used; it is what a judge may ask."""
         self.config, self.seed = config, seed
         self.memory = WindowMemory(
             feature_names(config.features),
@@ -107,7 +90,10 @@ class LearnedScorer(abc.ABC):
         for window in windows:
             if self.memory.knows(window.id):
                 continue
-            features, rewards = self._known(window)
+            given = zip(window.decisions, finite_rewards(window.decisions), strict=True)
+            known = [(decision, reward) for decision, reward in given if reward is not None]
+            features = featurize([decision for decision, _ in known], self.config.features)
+            rewards = np.array([reward for _, reward in known], dtype=np.float64)
             if self.config.features == STATE_ACTION and len(features) > 1:
                 # Scores without these outcomes, which are in no other features.
                 judged = self.judge(features, [None] * len(features))
@@ -132,15 +118,6 @@ class LearnedScorer(abc.ABC):
 
     async def close(self) -> None:  # noqa: B027  # most scorers have no connections
         """See ``DecisionScorer``; there are no connections."""
-
-    def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
-        """Features and rewards of the decisions whose reward is known."""
-        rewards = finite_rewards(window.decisions)
-        known = [place for place, reward in enumerate(rewards) if reward is not None]
-        shown = [window.decisions[place] for place in known]
-        return featurize(shown, self.config.features), np.array(
-            [rewards[place] for place in known], dtype=np.float64
-        )
 
     def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
         """Score rows of features, shape [n, features]; None without a model and enough rewards."""

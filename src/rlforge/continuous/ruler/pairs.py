@@ -63,9 +63,6 @@ def generate_pairs(
 
 Floats = NDArray[np.float64]
 
-#: Opponents that a score is averaged over; more are replaced by quantiles of their strengths.
-_MOST_OPPONENTS = 1024
-
 #: At this distance from the mean, log-strengths win or lose with certainty in double precision.
 _WIDEST = 30.0
 
@@ -113,13 +110,9 @@ def expected_wins(strengths: Floats, temperature: float) -> Floats:
 
     Mean over the others of sigmoid((s_i - s_j) / temperature). Equal strengths give 0.5.
     """
-    n = len(strengths)
-    if n < 2:
-        return np.full(n, 0.5)
-    if n <= _MOST_OPPONENTS:
-        total = expit((strengths[:, None] - strengths[None, :]) / temperature).sum(axis=1)
-        scores: Floats = (total - 0.5) / (n - 1)  # the item itself is no opponent
-        return scores
-    opponents = np.quantile(strengths, (np.arange(_MOST_OPPONENTS) + 0.5) / _MOST_OPPONENTS)
-    means: Floats = expit((strengths[:, None] - opponents[None, :]) / temperature).mean(axis=1)
-    return means
+    if len(strengths) < 2:
+        return np.full(len(strengths), 0.5)
+    # Item by item: a matrix of all of them may not fit into memory.
+    total = np.array([expit((own - strengths) / temperature).sum() for own in strengths])
+    scores: Floats = (total - 0.5) / (len(strengths) - 1)  # the item itself is no opponent
+    return scores

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from rlforge.continuous.ruler.learned import FeatureScale, Judgement, LearnedScorer
+from rlforge.continuous.ruler.learned import Judgement, LearnedScorer
 from rlforge.continuous.ruler.memory import WindowMemory
 from rlforge.continuous.ruler.pairs import (
     MAX_PAIRS,
@@ -39,7 +39,6 @@ class PreferenceScorer(LearnedScorer):
 
     file_name = "preference.npz"
     _weights: Floats | None = None
-    _scale: FeatureScale | None = None
     _learned_pairs = 0
 
     @property
@@ -49,15 +48,16 @@ class PreferenceScorer(LearnedScorer):
         return self._weights
 
     def _fit(self, memory: WindowMemory) -> None:
-        self._weights = self._scale = None
-        self._learned_pairs = 0
+        self._weights, self._learned_pairs = None, 0
         if not memory.windows:
             return
-        scale = FeatureScale.of(np.concatenate([window.features for window in memory.windows]))
+        features = np.concatenate([window.features for window in memory.windows])
+        self._mean, self._deviation = features.mean(axis=0), features.std(axis=0)
+        self._deviation[self._deviation <= 1e-9] = 1.0  # of constant features
         differences = []
         for window in memory.windows:
             pairs = self._pairs(window.rewards.tolist(), window.id)
-            rows = scale.standardise(window.features)
+            rows = self._standardised(window.features)
             differences.append(rows[pairs.better] - rows[pairs.worse])
         rows = np.concatenate(differences)
         self._learned_pairs = len(rows)
@@ -69,7 +69,7 @@ class PreferenceScorer(LearnedScorer):
         # Newton's method suits few features and many pairs, and converges where lbfgs does not.
         model = LogisticRegression(C=1.0 / L2, fit_intercept=False, solver="newton-cholesky")
         model.fit(rows, ~mirrored)
-        self._weights, self._scale = model.coef_[0], scale
+        self._weights = model.coef_[0]
 
     def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
         own = self.config.preference.window_pairs
@@ -78,8 +78,8 @@ class PreferenceScorer(LearnedScorer):
             return None
         # Each feature's part of each strength, [n, features].
         contributions: Floats = np.zeros_like(features)
-        if self._weights is not None and self._scale is not None:
-            contributions = self._scale.standardise(features) * self._weights
+        if self._weights is not None:
+            contributions = self._standardised(features) * self._weights
         learned = contributions.sum(axis=1)
         games = 2 * len(pairs) / len(learned)  # of a decision, on average
         strengths = fit_strengths(pairs, learned, prior_games=games * MODEL_WEIGHT)
@@ -94,6 +94,10 @@ class PreferenceScorer(LearnedScorer):
             ],
             metrics={"pairs": float(len(pairs)), "learned_pairs": float(self._learned_pairs)},
         )
+
+    def _standardised(self, features: Floats) -> Floats:
+        scaled: Floats = (features - self._mean) / self._deviation
+        return scaled
 
     def _pairs(self, rewards: Sequence[float | None], salt: str) -> Pairs:
         return generate_pairs(

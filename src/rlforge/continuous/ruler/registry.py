@@ -5,17 +5,7 @@ from __future__ import annotations
 from rlforge.config.plugins import SCORERS
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.ruler.base import DecisionScorer
-from rlforge.continuous.ruler.judge_backends import (
-    ApiJudge,
-    JudgeBackend,
-    LocalJudge,
-    LocalModel,
-    check_endpoint,
-)
-from rlforge.errors import ConfigError
-
-#: ``ruler.judge.model`` for the run's own model.
-ENGINE = "engine"
+from rlforge.continuous.ruler.judge_backends import ENGINE, LocalModel, check_endpoint
 
 
 def make_scorer(
@@ -34,38 +24,3 @@ def check_judge(config: RulerConfig) -> None:
     """Raises ConfigError where a judge is configured and its address or API key is missing."""
     if config.scoring_method == "judge" and config.judge.model != ENGINE:
         check_endpoint(config.judge)
-
-
-# Scorers are imported when they are made: every command checks a configuration, and should not wait
-# for the import of their statistics libraries.
-
-
-def preference(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
-    """The scorer ``preference``."""
-    from rlforge.continuous.ruler.preference import PreferenceScorer
-
-    return PreferenceScorer(config, seed=seed)
-
-
-def regression(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
-    """The scorer ``regression``."""
-    from rlforge.continuous.ruler.regression import RegressionScorer
-
-    return RegressionScorer(config, seed=seed)
-
-
-def judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
-    """The scorer ``judge``."""
-    from rlforge.continuous.ruler.judge import JudgeScorer
-
-    backend: JudgeBackend
-    if config.judge.model != ENGINE:
-        backend = ApiJudge(config.judge)
-    elif local is not None:
-        backend = LocalJudge(config.judge, local)
-    else:
-        raise ConfigError(
-            "ruler.judge.model=engine: there is no engine here; name openai:MODEL, "
-            "openrouter:MODEL or litellm:PROVIDER/MODEL"
-        )
-    return JudgeScorer(config, backend, seed=seed)
