@@ -23,6 +23,9 @@ with contextlib.suppress(ImportError):  # GPU tests run where there is little mo
     settings.load_profile("untimed")
 
 
+NVML = Path(__file__).parent / "harness" / "nvml.py"
+
+
 def starts_processes(item: pytest.Item) -> bool:
     """Whether a test belongs to a tier whose tests may start Ray and other processes."""
     return any(map(item.get_closest_marker, ("ray", "release", "slow", "vllm")))
@@ -143,20 +146,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
-    """A stand-in for nvidia-smi that answers as the real one does, and notes how it was asked."""
+    """A stand-in for the driver's tool and for NVML, also in processes that a test starts."""
 
-    def pretend(*lines: str, status: int = 0) -> Path:
-        asked = tmp_path / "asked"
-        tool = tmp_path / "bin" / "nvidia-smi"
-        tool.parent.mkdir(exist_ok=True)
-        answer = "\n".join(lines)
-        tool.write_text(
-            f'#!/bin/sh\necho "$@" > {asked}\ncat <<END\n{answer}\nEND\nexit {status}\n'
-        )
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    def pretend(*lines: str) -> None:
+        folder = tmp_path / "driver"
+        folder.mkdir(exist_ok=True)
+        (folder / "nvidia-smi").write_text("#!/bin/sh\n")
+        (folder / "nvidia-smi").chmod(0o755)
+        rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+        (folder / "pynvml.py").write_text(f"{NVML.read_text()}\nGPUS = {rows!r}\n")
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "pynvml", raising=False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        return asked
 
     return pretend
 

@@ -16,9 +16,10 @@ import pytest
 
 from rlforge.cli import main
 from rlforge.config.schema import HardwareConfig
-from rlforge.errors import RunError
+from rlforge.errors import ConfigError, RunError
 from rlforge.system import locks
-from rlforge.system.locks import RunLock, claim_gpus, visible_gpus
+from rlforge.system.hardware import visible_gpus
+from rlforge.system.locks import RunLock, claim_gpus
 
 HOLD = """
 import sys
@@ -129,7 +130,7 @@ def test_readers_do_not_keep_a_run_from_starting(tmp_path):
 
 # ---------------------------------------------------------------- GPUs
 
-THREE = ("0, GPU-5f10, A, 24000, 8.9", "1, GPU-5f22, B, 24000, 8.9", "2, GPU-a331, A, 48000, 8.9")
+THREE = ("GPU-5f10, A, 24000, 8.9", "GPU-5f22, B, 24000, 8.9", "GPU-a331, A, 48000, 8.9")
 
 
 @pytest.fixture(autouse=True)
@@ -245,6 +246,14 @@ def test_gpus_are_named_as_in_cuda_visible_devices(cards, monkeypatch):
     assert visible_gpus() == {}
     with ExitStack() as stack:
         assert claim(stack) == ("MIG-7f", 3)
+
+
+def test_gpus_are_not_claimed_unseen_where_their_library_is_missing(cards, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with ExitStack() as stack:
+        with pytest.raises(ConfigError, match=r"exclusive=true: pynvml .* 'rlforge\[gpu\]'"):
+            claim(stack)
+        assert claim(stack, 3, exclusive=False)[1] == 3
 
 
 def test_a_run_without_a_free_gpu_ends_with_one_message_and_leaves_nothing(

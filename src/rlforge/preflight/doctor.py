@@ -189,7 +189,8 @@ def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
     shown = "unknown" if size is None else in_gib(size)
     cores = f"{machine.cpus} cores, {shown} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
-    cards = cards or "none that nvidia-smi shows"
+    unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
+    cards = cards or (unread if machine.gpus else "none that the driver shows")
     if assumed := not machine.here:
         number, each = hardware.num_gpus, hardware.memory_gb
         many = "as many as the cluster has" if number is None else str(number or "none")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import os
 import platform
 import shutil
 import socket
-import subprocess
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.types import value
+
+T = TypeVar("T")
 
 #: Where the driver lists its GPUs; missing under WSL2 and in some sandboxes.
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -29,7 +32,7 @@ CLUSTER_PATIENCE_S = 5.0
 class Machine:
     """CPU cores this process may use, and NVIDIA GPUs that the driver shows.
 
-    cards: those that ``nvidia-smi`` describes. here: it is this machine, and not one that is
+    cards: those that NVML describes. here: it is this machine, and not one that is
     planned for.
     """
 
@@ -64,25 +67,21 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs this process may use, by ``nvidia-smi``; empty where there are none or no tool.
+    """The GPUs this process may use; empty where there are none, or NVML does not answer."""
+    return tuple(visible_gpus().values())
 
-    Respects CUDA_VISIBLE_DEVICES, indices and identifiers alike.
-    """
-    try:
-        return tuple(
-            Gpu(
-                name=name,
-                memory=int(memory) * 2**20,
-                capability=float(capability),
-                index=int(index),
-                uuid=uuid,
-            )
-            for index, uuid, name, memory, capability in _ask(
-                "index", "uuid", "name", "memory.total", "compute_cap"
-            )
+
+def visible_gpus() -> dict[str, Gpu]:
+    """The GPUs this process may use, by their entry in ``CUDA_VISIBLE_DEVICES``, in its order."""
+    return _ask(
+        lambda nvml, index, handle: Gpu(
+            name=nvml.nvmlDeviceGetName(handle),
+            memory=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            capability=float("{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))),
+            index=index,
+            uuid=nvml.nvmlDeviceGetUUID(handle),
         )
-    except ValueError:
-        return ()  # output of another form
+    )
 
 
 @value
@@ -102,54 +101,58 @@ class GpuLoad:
 
 
 def gpu_loads() -> tuple[GpuLoad, ...]:
-    """The load of each of ``gpus()``; empty where there are none or no tool. Takes milliseconds."""
-    fields = ("index", "name", "memory.used", "memory.total")
-    measured = ("power.draw", "power.limit", "utilization.gpu")
-    try:
-        return tuple(
-            GpuLoad(
-                index=int(index),
-                name=name,
-                used=int(used) * 2**20,
-                memory=int(memory) * 2**20,
-                power=_number(power),
-                limit=_number(limit),
-                busy=None if (percent := _number(busy)) is None else percent / 100,
-            )
-            for index, name, used, memory, power, limit, busy in _ask(*fields, *measured)
-        )
-    except ValueError:
-        return ()  # output of another form
+    """The load of each of ``gpus()``. Takes milliseconds."""
+    return tuple(_ask(_load).values())
 
 
-def _number(text: str) -> float | None:
-    """None for ``[N/A]`` and the like, of a GPU that does not measure it."""
-    return None if text.startswith("[") else float(text)
+def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
+    def measured(ask: Callable[[Any], Any]) -> Any:
+        with contextlib.suppress(nvml.NVMLError_NotSupported):
+            return ask(handle)
+        return None
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    power = measured(nvml.nvmlDeviceGetPowerUsage)  # milliwatts
+    limit = measured(nvml.nvmlDeviceGetPowerManagementLimit)
+    rates = measured(nvml.nvmlDeviceGetUtilizationRates)  # percent
+    return GpuLoad(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        used=memory.used,
+        memory=memory.total,
+        power=None if power is None else power / 1000,
+        limit=None if limit is None else limit / 1000,
+        busy=None if rates is None else rates.gpu / 100,
+    )
 
 
-def _ask(*fields: str) -> list[list[str]]:
-    """``fields`` of each GPU this process may use, by ``nvidia-smi``; empty without an answer."""
+def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
+    """Answers about each GPU this process may use, by its entry in ``CUDA_VISIBLE_DEVICES``.
+
+    question: called with the module ``pynvml``, the number of a GPU, and NVML's handle. Empty where
+    an entry is not a whole GPU (a MIG slice), and without driver or module.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tool = shutil.which("nvidia-smi")
-    if tool is None or (visible is not None and visible.strip() in ("", "-1")):
-        return []
-    chosen = [] if visible is None else ["-i", visible]
-    query = f"--query-gpu={','.join(fields)}"
+    # The tool comes with the driver: without it the module is not loaded in vain.
+    if shutil.which("nvidia-smi") is None or importlib.util.find_spec("pynvml") is None:
+        return {}
+    import pynvml
+
+    answers = {}
     try:
-        done = subprocess.run(
-            [tool, *chosen, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []  # no driver
-    return [
-        [cell.strip() for cell in line.split(",")]
-        for line in done.stdout.splitlines()
-        if line.strip()
-    ]
+        pynvml.nvmlInit()
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        entries = map(str, numbers) if visible is None else visible.split(",")
+        for entry in filter(None, map(str.strip, entries)):
+            meant = [i for i in numbers if entry == str(i) or uuids[i].startswith(entry)]
+            if not meant:
+                return {}
+            answers[entry] = question(pynvml, meant[0], handles[meant[0]])
+    except pynvml.NVMLError:
+        return {}  # no driver, or one of another age
+    return answers
 
 
 def ram() -> int | None:

@@ -10,21 +10,24 @@ import os
 import re
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
-from rlforge.system.hardware import Gpu, gpus
+from rlforge.system.hardware import visible_gpus
+from rlforge.system.packages import need_packages
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 GPU_LOCKS = Path("/tmp")
 """Where the locks on GPUs are; not TMPDIR, which schedulers of clusters set per job."""
 
 
 PROBE_S = 0.05
-"""Seconds after which a lock is tried again: ``Lock.held`` takes it for some microseconds."""
+"""Seconds for which a lock is tried: ``Lock.held`` takes it for some microseconds."""
 
 
 class BusyError(Exception):
@@ -41,29 +44,28 @@ class Lock:
     def __init__(self, file: Path) -> None:
         """file: in a directory that exists when the lock is acquired."""
         self._file = file
-        self._descriptor: int | None = None
+        self._lock: FileLock | None = None
 
     def acquire(self) -> None:
         """Raises BusyError where another holds it, or this one does already."""
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
-        if not _locked(descriptor, fcntl.LOCK_EX):
-            time.sleep(PROBE_S)  # a reader may be asking ``held``
-            if not _locked(descriptor, fcntl.LOCK_EX):
-                os.close(descriptor)
-                other = _named(self._file.read_bytes())
-                held = f"process {other['pid']} on {other['host']}" if other else "another process"
-                raise BusyError(held)
-        holder = {"pid": os.getpid(), "host": socket.gethostname()}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        self._descriptor = descriptor
+        from filelock import FileLock, Timeout  # commands that only ask ``held`` start without it
+
+        lock = FileLock(self._file, timeout=PROBE_S, poll_interval=PROBE_S / 2, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            other = _named(self._file.read_bytes())
+            held = f"process {other['pid']} on {other['host']}" if other else "another process"
+            raise BusyError(held) from None
+        self._file.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        self._lock = lock
 
     def release(self) -> None:
         """Unlock; does nothing where the lock is not held."""
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._lock is not None:
+            self._file.write_text("")
+            self._lock.release()
+            self._lock = None
 
     def held(self) -> bool | None:
         """Whether a process holds the lock; None where that cannot be known.
@@ -72,15 +74,16 @@ class Lock:
         every network file system passes locks on.
         """
         try:
-            descriptor = os.open(self._file, os.O_RDONLY)
+            file = self._file.open("rb")
         except FileNotFoundError:
             return None
-        try:
-            if not _locked(descriptor, fcntl.LOCK_SH):
+        with file:
+            try:
+                # Shared, which filelock does not know: readers may lack the right to write.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
                 return True
-            holder = _named(os.pread(descriptor, 4096, 0))
-        finally:
-            os.close(descriptor)
+            holder = _named(file.read())
         return None if holder and holder["host"] != socket.gethostname() else False
 
 
@@ -118,15 +121,6 @@ class RunLock(Lock):
         self.release()
 
 
-def _locked(descriptor: int, kind: int) -> bool:
-    """Whether the file could be locked without waiting."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _named(content: bytes) -> dict[str, Any] | None:
     """The holder that a lock file names; None while it has not written its name."""
     try:
@@ -146,7 +140,10 @@ def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]
     naming the holders when too few are free.
     """
     on_gpus = hardware.device == "cuda" and hardware.ray_address is None
-    found = visible_gpus() if on_gpus and hardware.exclusive else {}
+    found = {}
+    if on_gpus and hardware.exclusive:
+        need_packages("hardware.exclusive=true", "gpu", "pynvml")
+        found = visible_gpus()
     if not found:
         yield hardware
         return
@@ -174,26 +171,6 @@ def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]
         # PCI order makes CUDA number mixed cards as nvidia-smi does.
         with _environment(CUDA_VISIBLE_DEVICES=",".join(claimed), CUDA_DEVICE_ORDER="PCI_BUS_ID"):
             yield dataclasses.replace(hardware, num_gpus=count)
-
-
-def visible_gpus() -> dict[str, Gpu]:
-    """The GPUs this process may use, by their entry in ``CUDA_VISIBLE_DEVICES``, in its order.
-
-    Empty where an entry is not a whole GPU (a MIG slice), or the driver says nothing.
-    """
-    found = gpus()
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if variable is None:
-        return {str(gpu.index): gpu for gpu in found}
-    named = {}
-    for entry in filter(None, map(str.strip, variable.split(","))):
-        for gpu in found:
-            if entry == str(gpu.index) or (len(entry) > 4 and gpu.uuid.startswith(entry)):
-                named[entry] = gpu
-                break
-        else:
-            return {}
-    return named
 
 
 @contextlib.contextmanager
