@@ -96,7 +96,7 @@ def test_the_record_is_written_only_with_a_changelog(monkeypatch, tmp_path):
 
 
 def test_public_names_are_imported_when_they_are_used():
-    heavy = {"torch", "ray", "pandas", "transformers", "hydra", "duckdb"}
+    heavy = {"torch", "ray", "pandas", "transformers", "hydra", "pyarrow"}
     code = f"import sys, rlforge; print(sorted({heavy} & set(sys.modules)), rlforge.__version__)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -1,16 +1,17 @@
 """Decisions are read back exactly from their rows, which have camelCase names."""
 
 import math
+import tempfile
 from types import MappingProxyType
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.continuous.decisions.columns import DECISIONS, decision_row, outcome_row, to_decisions
+from rlforge.continuous.decisions.columns import decision_row, outcome_row, to_decisions
 from rlforge.continuous.decisions.records import Decision, Metadata, Result
+from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.errors import RlforgeError
 from rlforge.types import Completion
 
@@ -55,8 +56,9 @@ decisions = st.builds(
 
 
 def there_and_back(decision):
-    table = pa.Table.from_pylist([decision_row(decision)], schema=DECISIONS)
-    (back,) = to_decisions(table)
+    with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
+        store.append([decision])
+        (back,) = store.decisions()
     return back
 
 
@@ -68,14 +70,13 @@ def test_any_decision_comes_back_as_it_was(decision):
 
 def test_rows_have_the_documented_column_names(make):
     row = decision_row(make.whole(1))
-    documented = ["id", "agentId", "windowId", "state", "action", "reward", "nextState"]
-    assert list(row)[:9] == [*documented, "timestamp", "metadata"]
+    documented = "id agentId windowId state action reward nextState timestamp metadata result"
+    assert " ".join(row) == f"{documented} agentStats observation completion complete"
     assert set(row["metadata"]) == {"provider", "reasoning", "confidence"}
     assert row["result"] == {"pnl": 1.5, "investment": 5.0, "holdTimeMinutes": 12.0}
     assert row["agentStats"] == {"winRate": 0.6}
     assert row["complete"] is True
     assert decision_row(make(1))["complete"] is False
-    assert list(row) == DECISIONS.names
     outcome = outcome_row(make.outcome(make(1)))
     assert list(outcome) == ["id", "reward", "nextState", "result", "agentStats"]
 
@@ -114,5 +115,5 @@ def test_a_value_that_cannot_be_stored_is_refused_by_field(make, changes, messag
 def test_columns_that_a_dataset_lacks_take_defaults(make):
     whole_row = decision_row(make.whole(1))
     kept = ("id", "agentId", "windowId", "state", "action", "timestamp")
-    (back,) = to_decisions(pa.Table.from_pylist([{name: whole_row[name] for name in kept}]))
+    (back,) = to_decisions([{name: whole_row[name] for name in kept}])
     assert back == make(1, metadata=Metadata(provider=""))

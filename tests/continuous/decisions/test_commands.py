@@ -10,7 +10,7 @@ import pytest
 
 from rlforge.cli import main
 from rlforge.continuous.decisions.records import Metadata
-from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.decisions.store import FILE, TrajectoryStore
 
 from .conftest import Make
 
@@ -127,7 +127,10 @@ def test_each_mistake_has_one_error_message(windows, run_dir, tmp_path):
         (("show", run_dir, "2024-11-13-10:30"), "did you mean 2024-11-13-10:00"),
         (("show", run_dir, "x"), "no window x in "),
         (("list", "runs/market/frist"), "no run directory runs/market/frist; did you mean"),
-        (("list", tmp_path), "is neither a trajectory store (it has no store.json) nor a run"),
+        (
+            ("list", tmp_path),
+            "is neither a trajectory store (it has no decisions.sqlite) nor a run",
+        ),
         (("export", run_dir, "out", "--window", "x"), "no window x in "),
         (("export", run_dir, run_dir), "exists already"),
         (("import", "nowhere", "new"), "nowhere: no such folder"),
@@ -175,10 +178,15 @@ def test_export_and_import_and_bad_rows_by_name(windows, tmp_path, run_dir):
     assert "left out: data/train-00000-of-00001.parquet row 1" in err
 
 
-def test_damage_is_named(windows, run_dir, caplog):
-    (file,) = (run_dir / "store" / "windows").glob("2024-11-13-10.00-*")
-    file.write_bytes(b"")
-    code, out, _ = windows("list", run_dir)
-    assert code == 0
-    assert f"{file.name} is damaged" in caplog.text
-    assert "it has no decisions" in " ".join(out.split())
+def test_damage_is_named(windows, run_dir):
+    file = run_dir / "store" / FILE
+    file.write_bytes(b"no database" * 1000)
+    code, _, err = windows("list", run_dir)
+    assert code == 1
+    assert f"{FILE} is damaged" in err
+    file.unlink()
+    (run_dir / "store" / "store.json").write_text("{}")
+    for where in (run_dir, run_dir / "store"):
+        code, out, err = windows("list", where)
+        assert (code, out) == (1, "")
+        assert "store.json: the store of an earlier rlforge; begin a new one (store.path)" in err

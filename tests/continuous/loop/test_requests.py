@@ -84,7 +84,7 @@ async def test_a_rewarded_answer_is_a_complete_decision_of_the_window_of_its_rew
 ):
     log, given = open_log(), answer()
     await log.answered(given)
-    assert (log.waiting(), store.count()) == (1, 0)
+    assert (log.waiting(), store.decisions()) == (1, [])
     clock.now += 45 * 60
     assert await log.rewarded(given.id, 0.75)
     assert log.waiting() == 0

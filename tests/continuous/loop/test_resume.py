@@ -14,8 +14,7 @@ from tests.harness.in_process import rlforge_here, use_actors_in_process
 from rlforge.config.compose import to_yaml
 from rlforge.config.roots import compose_run, read_run
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.decisions.reader import StoreReader
-from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore
 from rlforge.continuous.loop.journal import Journal
 from rlforge.continuous.loop.policy_side import checks_of_run
 from rlforge.continuous.loop.trials import market_probes

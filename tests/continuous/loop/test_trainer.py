@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.continuous.decisions.reader import StoreReader
+from rlforge.continuous.decisions.store import StoreReader
 from rlforge.continuous.loop.assembly import assembled
 from rlforge.continuous.loop.trainer import ContinuousTrainer
 from rlforge.continuous.loop.trials import MarketTrials

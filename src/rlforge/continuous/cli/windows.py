@@ -19,8 +19,8 @@ from rlforge.errors import ConfigError, RlforgeError, nearest
 
 if TYPE_CHECKING:
     from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
-    from rlforge.continuous.decisions.reader import StoreReader
     from rlforge.continuous.decisions.records import Decision
+    from rlforge.continuous.decisions.store import StoreReader
     from rlforge.continuous.decisions.windows import WindowSummary
 
 app = typer.Typer(
@@ -116,7 +116,7 @@ def list_windows(
     reader, config = _opened_store(where)
     windows, ids = Windows(reader, config), reader.window_ids()
     if not ids:
-        typer.echo(f"{reader.layout.root} holds no decisions yet")
+        typer.echo(f"{reader.root} holds no decisions yet")
         return
     table = _list_table(windows.summaries(ids[-last:], _now(where, reader, config)))
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
@@ -285,8 +285,7 @@ def _with_store(overrides: list[str], where: Path | None) -> list[str]:
     if where is None:
         return overrides
     reader, _ = _opened_store(where)
-    path = str(reader.layout.root.absolute()).replace("'", "\\'")
-    reader.close()
+    path = str(reader.root.absolute()).replace("'", "\\'")
     # The number of windows is that of the store, unless the user says otherwise.
     given = ["continuous.windows=null", *overrides]
     return [*given, "continuous.source=store", f"store.path='{path}'"]
@@ -295,12 +294,10 @@ def _with_store(overrides: list[str], where: Path | None) -> list[str]:
 def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     """The store at ``where``, and the window settings of its run, or the defaults."""
     from rlforge.continuous.config.continuous import WindowConfig
-    from rlforge.continuous.decisions.layout import ABOUT
-    from rlforge.continuous.decisions.reader import StoreReader
-    from rlforge.continuous.decisions.store import store_folder
+    from rlforge.continuous.decisions.store import EARLIER, FILE, StoreReader, store_folder
     from rlforge.record.files import open_run
 
-    if (where / ABOUT).is_file():
+    if any((where / name).is_file() for name in (FILE, EARLIER)):
         run = where.absolute().parent
         if not (run / "config.yaml").is_file():
             return StoreReader(where), WindowConfig()
@@ -308,7 +305,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     try:
         open_run(where)
     except RlforgeError as error:
-        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
+        what = f"{where} is neither a trajectory store (it has no {FILE}) nor a run"
         raise ConfigError(what if where.is_dir() else str(error)) from error
     config = _settings_of(where)
     folder = store_folder(config.store, where)
@@ -352,7 +349,7 @@ def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
     for window_id in window_ids:
         if window_id not in known:
             raise ConfigError(
-                f"no window {window_id} in {reader.layout.root}"
+                f"no window {window_id} in {reader.root}"
                 f"{nearest(window_id, known) or '; see rlforge windows list'}"
             )
 

@@ -1,7 +1,6 @@
 """Decisions as rows of a table, with camelCase names, and back.
 
-States and actions are JSON text, because their fields vary. All other fields have a column or
-struct of their type. Floats keep 64 bits, so that values are read back exactly.
+States and actions are JSON text, because their fields vary; other fields are plain data.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from rlforge.continuous.decisions.grid import calendar_date, window_start
 from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
 from rlforge.errors import RlforgeError
@@ -21,36 +18,13 @@ from rlforge.record.digests import digest_of
 from rlforge.system.values import Codec, writable
 from rlforge.types import Completion
 
-_METADATA = Codec(Metadata, camel_case=True)
-_RESULT = Codec(Result, camel_case=True)
-_COMPLETION = Codec(Completion, camel_case=True)
-
-#: One row per decision. ``timestamp``: seconds since 1970 UTC. ``complete``: its outcome is known.
-DECISIONS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("agentId", pa.string()),
-        ("windowId", pa.string()),
-        ("state", pa.string()),
-        ("action", pa.string()),
-        ("reward", pa.float64()),
-        ("nextState", pa.string()),
-        ("timestamp", pa.float64()),
-        ("metadata", _METADATA.arrow_type),
-        ("result", pa.struct([field for field in _RESULT.arrow_type if field.name != "winRate"])),
-        ("agentStats", pa.struct([("winRate", pa.float64())])),
-        ("observation", pa.string()),
-        ("completion", _COMPLETION.arrow_type),
-        ("complete", pa.bool_()),
-    ]
-)
-
-#: Columns with long texts, which counts of decisions do not need.
-TEXTS = ("state", "nextState", "observation", "completion")
+METADATA = Codec(Metadata, camel_case=True)
+RESULT = Codec(Result, camel_case=True)
+COMPLETION = Codec(Completion, camel_case=True)
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:
-    """``decision`` as a row of ``DECISIONS``.
+    """``decision`` as a row.
 
     Raises RlforgeError, naming decision and field, for what is not JSON, a number that is not
     finite, an empty name, and a window id that is not a time.
@@ -72,10 +46,10 @@ def decision_row(decision: Decision) -> dict[str, Any]:
             None if decision.next_state is None else _json(who, "next_state", decision.next_state)
         ),
         "timestamp": decision.timestamp,
-        "metadata": _METADATA.encode(decision.metadata),
+        "metadata": METADATA.encode(decision.metadata),
         **_result_columns(who, decision.result),
         "observation": writable(decision.observation),
-        "completion": decision.completion and _COMPLETION.encode(decision.completion),
+        "completion": decision.completion and COMPLETION.encode(decision.completion),
         "complete": decision.complete,
     }
 
@@ -103,18 +77,14 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
     }
 
 
-def to_decisions(table: pa.Table) -> list[Decision]:
-    """The rows of a table of ``DECISIONS`` as they were written; equal JSON texts are shared."""
-    parsed, collects = _Parser(), gc.isenabled()
+def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
+    """The decisions of rows, as they were written; equal JSON texts are shared."""
+    parser, collects = _Parser(), gc.isenabled()
     # Thousands of states are a million small objects, none of them garbage: to walk them again and
     # again would take as long as to parse them.
     gc.disable()
     try:
-        return [
-            to_decision(row, parsed)
-            for batch in table.to_batches(max_chunksize=1024)
-            for row in batch.to_pylist()
-        ]
+        return [to_decision(row, parser) for row in rows]
     finally:
         if collects:
             gc.enable()
@@ -144,14 +114,14 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
         state=parsed(row["state"]),
         action=parsed(row["action"]),
         timestamp=row["timestamp"],
-        metadata=_METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
+        metadata=METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
         next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
         result=None
         if result is None
-        else _RESULT.decode({**result, "winRate": stats.get("winRate") or 0.0}),
+        else RESULT.decode({**result, "winRate": stats.get("winRate") or 0.0}),
         observation=row.get("observation") or "",
-        completion=None if completion is None else _COMPLETION.decode(completion),
+        completion=None if completion is None else COMPLETION.decode(completion),
     )
 
 
@@ -160,7 +130,7 @@ def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
         return {"result": None, "agentStats": None}
     for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
         _finite(who, f"result.{name}", getattr(result, name))
-    columns = _RESULT.encode(result)
+    columns = RESULT.encode(result)
     stats = {"winRate": columns.pop("winRate")}
     return {"result": columns, "agentStats": stats}
 

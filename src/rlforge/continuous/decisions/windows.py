@@ -11,8 +11,8 @@ from itertools import groupby
 
 from rlforge.continuous.config.continuous import WindowConfig
 from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.reader import StoreReader
 from rlforge.continuous.decisions.records import AgentActivity, Decision, TrainingWindow
+from rlforge.continuous.decisions.store import StoreReader
 from rlforge.types import value
 
 log = logging.getLogger(__name__)

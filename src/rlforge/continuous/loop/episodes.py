@@ -91,7 +91,7 @@ class EpisodesDriver(Driver):
                 group.create_task(play(place, agent))
         if self._stop.is_set():
             raise Stopped
-        if failures and not await asyncio.to_thread(self._store.count, window_id):
+        if failures and window_id not in await asyncio.to_thread(self._store.window_ids):
             raise RunError(f"no episode of {window_id} came to its end: {failures[0]}")
 
     def _episode(self, window_id: str, place: int, agent: str, turn: int) -> _Episode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from rlforge.config.compose import Composed
 
 #: Modules that the extra ``continuous`` brings.
-PACKAGES = ("duckdb", "fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
+PACKAGES = ("fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
@@ -109,19 +108,17 @@ class Continuous(RunKind[ContinuousConfig]):
         return "its own decisions in a market with scripted traders"
 
     def asked(self, config: ContinuousConfig, run_dir: Path, policy: str) -> Iterator[Asked]:
-        from rlforge.continuous.decisions.reader import StoreReader
-        from rlforge.continuous.decisions.store import store_folder
+        from rlforge.continuous.decisions.store import StoreReader, store_folder
         from rlforge.rollout.lineup import form_of
 
         folder = store_folder(config.store, run_dir)
         if not folder.is_dir():
             return
-        with closing(StoreReader(folder)) as reader:
-            for decision in reader.newest_complete(_SEARCHED, before=float("inf")):
-                made = decision.completion
-                if made is not None and made.prompt_token_ids:
-                    ids, form = made.prompt_token_ids, form_of(config.model)
-                    yield Asked(ids, form, decision.observation)
+        for decision in StoreReader(folder).newest_complete(_SEARCHED, before=float("inf")):
+            made = decision.completion
+            if made is not None and made.prompt_token_ids:
+                ids, form = made.prompt_token_ids, form_of(config.model)
+                yield Asked(ids, form, decision.observation)
 
     def samples(self, config: ContinuousConfig, run_dir: Path, update: int | None) -> Any:
         raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.dataset import export_dataset
-from rlforge.continuous.decisions.reader import StoreReader
+from rlforge.continuous.decisions.store import StoreReader
 from rlforge.errors import RlforgeError
 from rlforge.record.files import read_json, write_json
 from rlforge.system.hub import push_folder

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.grid import WallClock, window_start
-from rlforge.continuous.decisions.reader import StoreReader
 from rlforge.continuous.decisions.records import CONTROL, Decision
-from rlforge.continuous.decisions.store import TrajectoryStore, store_folder
+from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
 from rlforge.continuous.loop.answers import Ask
 from rlforge.continuous.loop.episodes import EpisodesDriver
@@ -62,11 +61,10 @@ async def source_of(
     """The source that ``continuous.source`` names, in the state after window ``last``."""
     config = context.config
     if config.continuous.source == "store":
-        with contextlib.closing(StoreReader(store_folder(config.store, context.run_dir))) as reader:
-            yield _recorded_source(config, policy, reader, stop)
+        reader = StoreReader(store_folder(config.store, context.run_dir))
+        yield _recorded_source(config, policy, reader, stop)
         return
-    store = TrajectoryStore(store_folder(config.store, context.run_dir))
-    with contextlib.closing(store):
+    with TrajectoryStore(store_folder(config.store, context.run_dir)) as store:
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
         windows = Windows(store, config.window)
         if config.continuous.source == "requests":  # rewards with other bounds are left out
@@ -281,7 +279,7 @@ def _recorded_source(
     windows = Windows(reader, config.window)
     ids = windows.ids()
     if not ids:
-        raise RunError(f"{reader.layout.root} holds no decisions to learn from")
+        raise RunError(f"{reader.root} holds no decisions to learn from")
     _check_tokens(reader, ids[-1], policy)
 
     def following(done: str | None) -> str | None:
@@ -300,7 +298,7 @@ def _check_tokens(reader: StoreReader, window_id: str, policy: PolicySide) -> No
         known = max(*answer.token_ids, *answer.prompt_token_ids) < count
         if not known or decode(answer.token_ids) != answer.text:
             raise RunError(
-                f"{reader.layout.root}: the tokens of {decision.id} are not its answer "
+                f"{reader.root}: the tokens of {decision.id} are not its answer "
                 f"{answer.text!r} in this model's tokenizer; take the model that gave the answers "
                 "(model=…)"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from rlforge.config.roots import read_run
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.columns import digest_of_decisions
-from rlforge.continuous.decisions.reader import StoreReader
 from rlforge.continuous.decisions.records import Decision
-from rlforge.continuous.decisions.store import store_folder
+from rlforge.continuous.decisions.store import StoreReader, store_folder
 from rlforge.record.digests import digest_of
 from rlforge.record.files import read_json, read_jsonl
 from rlforge.record.recorded import Check, Recorded, Say
@@ -33,18 +31,18 @@ class RecordedWindows(Recorded):
 
     def checks(self, say: Say) -> Iterator[Check]:
         problems, notes, checked = list[str](), list[str](), 0
-        with contextlib.closing(StoreReader(store_folder(self.config.store, self.dir))) as store:
-            here = set(store.window_ids())
-            gone = [row["window_id"] for row in self.steps.values() if row["window_id"] not in here]
-            if gone and self.config.store.keep_windows is None:
-                problems.append(f"window {gone[0]} is missing")
-            elif gone:
-                notes.append("windows that store.keep_windows has deleted are left out")
-            kept = (row for row in self.steps.values() if row["window_id"] in here)
-            for row in self.some(kept, _WINDOWS):
-                checked += 1
-                decisions = store.decisions(window_id=row["window_id"])
-                problems += self._differences(row, decisions)
+        store = StoreReader(store_folder(self.config.store, self.dir))
+        here = set(store.window_ids())
+        gone = [row["window_id"] for row in self.steps.values() if row["window_id"] not in here]
+        if gone and self.config.store.keep_windows is None:
+            problems.append(f"window {gone[0]} is missing")
+        elif gone:
+            notes.append("windows that store.keep_windows has deleted are left out")
+        kept = (row for row in self.steps.values() if row["window_id"] in here)
+        for row in self.some(kept, _WINDOWS):
+            checked += 1
+            decisions = store.decisions(window_id=row["window_id"])
+            problems += self._differences(row, decisions)
         result = "decisions and scores as noted"
         yield Check("windows", "windows", checked, len(self.steps), result, problems, notes)
 

@@ -11,7 +11,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.decisions.grid import WindowGrid, window_start
-from rlforge.continuous.decisions.layout import StoreLayout
+from rlforge.continuous.decisions.store import check_store
 from rlforge.continuous.market.actions import NO_OP, Json
 from rlforge.continuous.market.text import describe, forms
 from rlforge.continuous.market.traders import Crowd
@@ -256,7 +256,7 @@ def _store_problems(composed: Composed[ContinuousConfig], config: ContinuousConf
         yield composed.error("store.path", f"names no store, and {source} reads one")
         return
     try:
-        StoreLayout(root=Path(path)).check()
+        check_store(Path(path))
     except StoreError as error:
         yield composed.error("store.path", str(error))
     if config.store.push is not None or config.store.keep_windows is not None:
