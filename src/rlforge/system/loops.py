@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import signal
 import threading
 import time
@@ -39,48 +38,39 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    result: Future[T] = Future()
-    cancels: list[Callable[[], object]] = []
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop, result = runner.get_loop(), Future[T]()
+    # Its context is this one's: it tells IPython which cell an output belongs to.
+    task = loop.create_task(work)
     left_at = float("inf")  # when to leave the work; finite once it is cancelled
 
-    async def main() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def cancel_once() -> None:
-            if not task.cancelling():  # a second one would end the clean-up
-                task.cancel()
-
-        cancels.append(lambda: loop.call_soon_threadsafe(cancel_once))
-        if left_at < float("inf"):
-            cancel_once()
-        return await work
+    async def finished() -> T:
+        return await task
 
     def run() -> None:
-        _settle(result, lambda: asyncio.run(main()))
+        with runner:
+            _settle(result, lambda: runner.run(finished()))
 
     def cancel() -> None:
         nonlocal left_at
         left_at = time.monotonic() + CANCEL_PATIENCE_S
-        for cancel_task in cancels:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                cancel_task()
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            loop.call_soon_threadsafe(task.cancel)
 
     def on_interrupt() -> None:
         # Shells send a signal twice: the second must not end the clean-up.
         if left_at == float("inf") and (interrupt is None or not interrupt()):
             cancel()
 
-    # The context tells IPython which cell the output of the thread belongs to.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), name="rlforge-loop", daemon=True)
+    thread = threading.Thread(target=run, name="rlforge-loop", daemon=True)
     with _interrupts(on_interrupt):
         try:
             thread.start()
             while thread.is_alive() and time.monotonic() < left_at:
                 thread.join(POLL_S)
         except BaseException:
-            cancel()
+            if left_at == float("inf"):  # a second one would end the clean-up
+                cancel()
             thread.join(CANCEL_PATIENCE_S)
             raise
     if left_at < float("inf"):
