@@ -81,7 +81,7 @@ class RunKind(ABC, Generic[C]):
     unit = "update"
     #: ``module:Thing``, a ``rlforge.record.recorded.Recorded``; empty: nothing can be verified.
     recorded = ""
-    #: ``module:function`` that makes the sections of its report from a ``RunData``, the head first.
+    #: ``module:function`` that makes the page of its report, as HTML, from a ``RunData``.
     report = "rlforge.show.report:of_games"
     #: ``module:function`` that makes charts of its results from a ``RunData``.
     results = "rlforge.show.report.curves:outcomes"

@@ -1,9 +1,7 @@
 """The report: numbers, games, at any moment of a run, with answers of models escaped."""
 
 import dataclasses
-import html
 import re
-from html.parser import HTMLParser
 
 import pytest
 from tests.factories import (
@@ -15,45 +13,15 @@ from tests.factories import (
     turn,
     update,
 )
+from tests.harness.pages import charts, check
 from tests.harness.records import write_games
 
 from rlforge.config.pool import ApiConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.budget import ApiBudget
-from rlforge.record.files import create_run
+from rlforge.record.files import create_run, write_jsonl
 from rlforge.record.results import ApiUsage
 from rlforge.show.report import write_report
-
-
-class Checked(HTMLParser):
-    """Fails on elements that are not closed in order; gathers text and tags."""
-
-    def __init__(self):
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not self.open or self.open[-1] not in ("style", "script"):
-            self.text.append(data)
-
-
-def check(page):
-    """The text and the tags of a well-formed page."""
-    parser = Checked()
-    parser.feed(page)
-    parser.close()
-    assert parser.open == []
-    return re.sub(r"\s+", " ", " ".join(parser.text)), parser.seen
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +49,6 @@ def test_the_report_holds_the_results_of_the_run(page):
         "14.0% draws, 14.0% losses (8.5% to 22.1%)",
         "100 games after 6 updates",
         "+39.0 pts",
-        "SimpleTak-v0-train vs random_legal",
         "rating of the newest policy",
         "30.00 ± 4.00",
         "GameError: SimpleTak-v0-train raised IndexError",
@@ -93,7 +60,13 @@ def test_the_report_holds_the_results_of_the_run(page):
     ):
         assert part in text, part
     assert "nan" not in text.lower().split()
-    assert tags.count("svg") > 15
+    assert tags.count("figure") > 15
+    won = charts(page)["SimpleTak-v0-train vs random_legal"]
+    assert won["shares"]
+    assert [line["name"] for line in won["lines"]] == ["win", "draw", "loss"]
+    win = won["lines"][0]
+    assert (win["xs"], win["ys"]) == ([0, 6], [0.33, 0.72])
+    assert win["low"] == pytest.approx([0.246, 0.625], abs=1e-3)
 
 
 def test_the_games_are_annotated_and_without_a_script_their_turns_are_in_a_list_that_opens(page):
@@ -130,7 +103,9 @@ def test_an_observation_shows_its_end_first_where_the_board_is(page):
 
 
 def test_the_page_loads_no_other_file_and_stays_small(page):
-    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://|fetch\(""", page)
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|fetch\(""", page)
+    assert re.findall(r"https?://[^ ]*", page) == ["https://github.com/leeoniya/uPlot"]
+    assert "Permission is hereby granted" in page, "its licence goes with it"
     assert len(page) < 400_000
 
 
@@ -140,13 +115,16 @@ def test_answers_of_models_are_text_not_markup(tmp_path):
     paths.config.write_text(f"name: {attack}\n")
     paths.command.write_text(attack)
     paths.summary.write_text("{}")
+    env = "'\"><img src=x>&amp;"
+    write_jsonl(paths.metrics, [{"step": n, f"collection-{env}/reward": n} for n in (1, 2)])
     attacked = equal_turns("a", attack, text=attack, turn_is={"observation": attack})
     page = page_of(tmp_path, attacked, equal_turns("b", error=attack))
     text, tags = check(page)
-    assert tags.count("script") == 1, "the player of the games"
+    assert tags.count("script") == 1, "uPlot and the player of the games"
     assert "img" not in tags
-    assert page.count(html.escape(attack)) >= 6
     assert text.count(attack) >= 6
+    (line,) = charts(page)["reward of trained seats"]["lines"]
+    assert line["name"] == env
 
 
 def test_marks_show_what_was_wrong_with_an_answer(tmp_path):
@@ -212,7 +190,7 @@ def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(tmp_pa
     tracker.log_pool(dataclasses.replace(pool, entries=tuple(entries)))
     page = write_report(tmp_path).read_text()
     shown, folded = page.split("Further policies: 38, without a rated game: 38")
-    uid = r'<td class="name">(base|step-\d+)</td>'
+    uid = r"<tr><td>(base|step-\d+)</td>"
     first = re.findall(uid, shown[shown.index("<h2>Pool</h2>") :])
     assert first == ["step-20", "base", "step-7"], "those of evaluations, then by rating"
     assert "45.00 ± 4.00" in shown
@@ -229,12 +207,6 @@ def test_only_changes_beyond_the_intervals_have_a_colour(tmp_path, tracker):
         assert mark in page, mark
 
 
-def lines_of(page, title):
-    """Classes of the lines of the chart that is called ``title``."""
-    (chart,) = re.findall(rf"<figcaption>{title}[^<]*</figcaption>(.*?)</figure>", page, re.DOTALL)
-    return re.findall(r'class="(line [^"]*)"', chart)
-
-
 def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(tmp_path, tracker):
     for step in range(1, 41):
         tracker.log_learner(
@@ -249,9 +221,9 @@ def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(tmp_path, tracke
         )
     page = write_report(tmp_path).read_text()
     text, _ = check(page)
-    assert lines_of(page, "learning rate") == ["line c0"]
-    assert lines_of(page, "staleness") == ["line c0"]
-    assert lines_of(page, "entropy") == ["line c0 raw", "line c0"]
+    drawn = {caption: chart["lines"][0] for caption, chart in charts(page).items()}
+    assert drawn["learning rate"]["mean"] is drawn["staleness"]["mean"] is None
+    assert len(drawn["entropy"]["mean"]) == 40
     learning = page[page.index("<h2>Learning</h2>") :]
     first, folded = learning.split("<details>")[:2]
     assert re.findall("<figcaption>(.*?)</figcaption>", first)[0] == "loss"
@@ -279,7 +251,8 @@ def test_of_several_policies_each_has_a_curve_and_results_name_the_first(tmp_pat
         tracker.log_learner(result, SHARES, "" if step % 2 else "rival")
     page = write_report(tmp_path).read_text()
     text, _ = check(page)
-    assert lines_of(page, "entropy") == ["line c0", "line c1"]
+    lines = charts(page)["entropy"]["lines"]
+    assert {one["name"]: one["xs"] for one in lines} == {"main": [1, 3, 5], "rival": [2, 4, 6]}
     assert "0.06 largest log-prob gap" in text
     assert "rates of the policy main at its first" in text
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from tests.harness.pages import cells, charts
 
 from rlforge.continuous import report as windows
 from rlforge.show.report import write_report
@@ -67,12 +68,18 @@ def test_the_page_has_curves_a_comparison_and_a_row_per_window(run):
     shown = ("+20.0 pts", "2024-11-13-12:00", "deployed", "it is &lt;not&gt; ready")
     for part in (*shown, "scripted:noise"):
         assert part in page, part
-    assert page.count("<figure>") >= 5
+    assert len(charts(page)) >= 5
+
+
+def section(run, title):
+    """The part of the page below a title; empty where there is none."""
+    page = windows.page(load_run(run.paths.root))
+    return page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
 
 
 def changes(run):
     """Class and text of each change of the table."""
-    return re.findall(r'<b class="(\w+)">([^<]*)</b>', str(windows.before_and_after(run)))
+    return re.findall(r'<b class="(\w+)">([^<]*)</b>', section(run, "Before and after"))
 
 
 def test_a_change_by_rounding_is_neither_good_nor_bad(run):
@@ -83,14 +90,13 @@ def test_a_change_by_rounding_is_neither_good_nor_bad(run):
 
 
 def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run):
+    assert ("soft", "+0.4") in changes(run), "profits have no interval"
     few = {
         when: {"players": {"policy": figures(reward, decisions=10)}}
         for when, reward in (("before", 0.3), ("after", 0.5))
     }
     run.paths.comparison.write_text(json.dumps(few))
-    found = changes(load_run(run.paths.root))
-    assert found == [("soft", "+20.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
-    assert ("soft", "+0.4") in changes(run), "profits have no interval"
+    assert changes(run) == [("soft", "+20.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
 
 
 def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run):
@@ -105,26 +111,19 @@ def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run)
 
 
 def test_actions_are_listed_by_how_much_they_changed_and_when(run):
-    html = str(windows.behaviour(run))
-    rows = [
-        re.findall(r"<td[^>]*>([^<]*)</td>", line)
-        for line in re.findall(r"<tr>(.*?)</tr>", html)
-        if "<td" in line
-    ]
-    assert rows == [
+    behaviour = section(run, "Behaviour")
+    assert cells(behaviour) == [
         ["no op", "80.0%", "30.0%", "100.0%", "2024-11-13-12:00"],
         ["create post", "0.0%", "49.0%", "0.0%", "2024-11-13-12:00"],
         ["buy shares", "20.0%", "21.0%", "0.0%", "–"],
     ]
-    assert "actions of the policy" in html
-    assert "agents on the same side" in html
-    assert "agents in teams" not in html, "nothing is known of them"
+    assert {"actions of the policy", "agents on the same side"} <= {*charts(behaviour)}
+    assert "agents in teams" not in charts(behaviour), "nothing is known of them"
 
 
-def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path):
-    (tmp_path / "config.yaml").write_text("kind: continuous\n")
-    (tmp_path / "windows.jsonl").write_text("")
-    assert windows.behaviour(load_run(tmp_path)) is None
+def test_a_run_without_windows_has_no_section_on_behaviour(run):
+    run.paths.windows.write_text("")
+    assert section(run, "Behaviour") == ""
 
 
 def test_decisions_of_the_newest_and_the_first_window_are_shown(run):
@@ -147,21 +146,21 @@ def test_decisions_of_the_newest_and_the_first_window_are_shown(run):
     newest = {"window": "12:00", "decisions": [decision("refused", "[what]")]}
     path = run.paths.decisions
     path.write_text(json.dumps({"first": first, "newest": newest}))
-    html = str(windows.sample_decisions(load_run(run.paths.root)))
+    html = section(run, "Decisions")
     assert html.index("Newest window, 12:00") < html.index("First window, 10:00")
     assert "reward 0.25, profit -1.50, score 0.75: it waits" in html
     assert "no action &amp; no reason" in html
     assert "Minute 5 &lt;b&gt;" in html
     assert 'class="turn loss wrong"' in html
     path.write_text(json.dumps({"first": newest, "newest": newest}))
-    assert "First window" not in str(windows.sample_decisions(load_run(run.paths.root)))
+    assert "First window" not in section(run, "Decisions")
     path.unlink()
-    assert windows.sample_decisions(load_run(run.paths.root)) is None
+    assert section(run, "Decisions") == ""
 
 
 def test_scores_that_never_change_are_folded(run):
     rows = [row(number, None) | {"scorer/pairs": 4000.0, "scorer/tau": number} for number in (1, 2)]
     run.paths.windows.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
-    html = str(windows.scoring(load_run(run.paths.root)))
-    assert html.index("scorer tau") < html.index("<details>")
+    html = section(run, "Scores and rewards")
+    assert html.index("scorer tau") < html.index("<details")
     assert "No change above 1e-6: scorer pairs (4,000)" in html

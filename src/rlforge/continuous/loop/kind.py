@@ -31,7 +31,7 @@ class Continuous(RunKind[ContinuousConfig]):
     root = ContinuousConfig
     unit = "window"
     recorded = "rlforge.continuous.loop.verify:RecordedWindows"
-    report = "rlforge.continuous.report:sections"
+    report = "rlforge.continuous.report:page"
     results = "rlforge.continuous.report:results"
     progress = "rlforge.continuous.view:window_sections"
 

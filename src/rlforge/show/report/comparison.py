@@ -10,21 +10,11 @@ from urllib.parse import quote
 
 from rlforge.record.files import RunPaths, read_jsonl
 from rlforge.record.results import by_pairing, read_evals
-from rlforge.show.compare import Comparison, Configuration, best_of, compare
-from rlforge.show.compare_view import (
-    OF_RUNS,
-    OF_SEEDS,
-    Line,
-    columns,
-    of_runs,
-    of_seeds,
-    settings_text,
-)
-from rlforge.show.formatting import NOTHING
-from rlforge.show.report.charts import COLOURS, Chart, Series, figure
-from rlforge.show.report.curves import charts, section
+from rlforge.show.compare import Configuration, best_of, compare
+from rlforge.show.compare_view import OF_RUNS, OF_SEEDS, columns, of_runs, of_seeds, settings_text
+from rlforge.show.report.charts import COLOURS, Chart, Series
 from rlforge.show.report.data import Row
-from rlforge.show.report.html import Html, check_page, el, join, table, write_page
+from rlforge.show.report.page import check_page, render, write_page
 
 #: Curves over updates, and over windows: key and title.
 _OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
@@ -49,72 +39,44 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
         ranked.sort(key=lambda one: -float("inf") if one.objective is None else one.objective)
         ranked.reverse()
     drawn = ranked[:COLOURS]
-    ended = sum(run.status == "done" for run in found.runs)
-    state = f"{ended} of {len(found.runs)} runs done. "
-    best = el("code", f"Best objective: {found.best}.") if found.best else None
-    top = el("header", el("h1", title), el("p", state, best))
-    body = el("body", top, _tables(found, drawn, target), *_curves(found, drawn))
-    return write_page(target, f"{title}: rlforge comparison", body)
-
-
-def _tables(found: Comparison, drawn: Sequence[Configuration], target: Path) -> Html:
-    """The configurations, where one has several runs, and the runs, with colours of the curves."""
-    colours = {id(one): f"key c{index}" for index, one in enumerate(drawn)}
-    keys, names = [], []
-    for one in found.configurations:
-        colour = colours.get(id(one))
-        key = None if colour is None else el("i", cls=colour)
-        keys.append(key)
-        for run in one.runs:
-            name: str = found.name(run)
-            report = RunPaths(root=Path(run.path)).report
-            if report.is_file():
-                name = el("a", name, href=quote(os.path.relpath(report, target.parent)))
-            names.append(join([key, name]))
-    seeds = of_seeds(found)
-    named = [join([key, line.name]) for key, line in zip(keys, seeds, strict=False)]
-    about = f"Runs that differ in nothing but their seed: {OF_SEEDS}, of the runs that are done."
-    note = f"The settings in which they differ, and the last {OF_RUNS}."
-    return join(
-        [
-            section("Configurations", about, _table(seeds, named, "seeds")) if seeds else None,
-            section("Runs", note, _table(of_runs(found), names, "run")),
-        ]
+    colours = {id(one): f"c{index}" for index, one in enumerate(drawn)}
+    coloured = [(colours.get(id(one)), one) for one in found.configurations]
+    links = [(colour, _report(run.path, target)) for colour, one in coloured for run in one.runs]
+    seeds = [(colour, None) for colour, _ in coloured]
+    page = render(
+        "show/report/comparison.html.jinja",
+        title=title,
+        found=found,
+        runs=list(zip(links, of_runs(found), strict=True)),
+        seeds=list(zip(seeds, of_seeds(found), strict=False)),  # none where each has one run
+        columns=columns,
+        of_runs=OF_RUNS,
+        of_seeds=OF_SEEDS,
+        left_out=len(ranked) - len(drawn),
+        **_curves(drawn),
     )
+    return write_page(target, page)
 
 
-def _table(lines: Sequence[Line], names: Sequence[Html], title: str) -> Html:
-    settings, results = columns(lines)
-    rows = []
-    for line, name in zip(lines, names, strict=True):
-        state = ", ".join(filter(None, [line.status, line.done]))
-        best = el("span", "best", cls="badge good") if line.best else None
-        figures = [line.results.get(key, NOTHING) for key in results]
-        given = [line.settings.get(key, NOTHING) for key in settings]
-        rows.append([name, join([state, " " if state else "", best]), *given, *figures, line.wall])
-    heads = [title, "status", *settings, *results, "wall"]
-    return table(heads, rows, f"One row per {title}", names=2 + len(settings))
+def _report(run: str, target: Path) -> str | None:
+    """The address of a run's report on the page ``target``; None without one."""
+    report = RunPaths(root=Path(run)).report
+    return quote(os.path.relpath(report, target.parent)) if report.is_file() else None
 
 
-def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | None]:
-    """The sections of charts, one line per configuration."""
+def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
+    """The charts of each section, one line per configuration."""
     evals = {p: by_pairing(read_evals(RunPaths(root=Path(p)))) for p in _paths(drawn)}
     pairs = dict.fromkeys(pair for own in evals.values() for pair in own)
-    won = [
-        Chart(
-            title=f"{pair[0]} vs {pair[1]}",
-            series=_lines(
-                drawn,
-                {
-                    path: {one.step: one.win_rate for one in own.get(pair, ())}
-                    for path, own in evals.items()
-                },
-            ),
-            shares=True,
-        )
-        for pair in pairs
-    ]
     windows, updates = _rows(drawn, "windows"), _rows(drawn, "metrics")
+    won: list[Chart] = []
+    for pair in pairs:
+        own: _Points = {
+            path: {one.step: one.win_rate for one in found.get(pair, ())}
+            for path, found in evals.items()
+        }
+        title = f"{pair[0]} vs {pair[1]}"
+        won.append(Chart(title=title, series=_lines(drawn, own), shares=True))
     gained = [
         Chart(title=title, series=_lines(drawn, _points(windows, key, "window")), x_name="window")
         for key, title in _OF_WINDOWS.items()
@@ -123,16 +85,7 @@ def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | No
         Chart(title=title, series=_lines(drawn, _points(updates, key, "step")), smooth=True)
         for key, title in _OF_UPDATES.items()
     ]
-    left = len(found.configurations) - len(drawn)
-    note = (
-        "One line per configuration: the mean over its seeds, with a band from the least to the "
-        "highest of them." + (f" {left} further configurations are not drawn." if left else "")
-    )
-    return [
-        section("Win rates", note, charts(map(figure, won))),
-        section("Windows", note, charts(map(figure, gained))),
-        section("Learning", note, charts(map(figure, learnt))),
-    ]
+    return {"won": won, "gained": gained, "learnt": learnt}
 
 
 def _rows(drawn: Iterable[Configuration], file: str) -> dict[str, list[Row]]:

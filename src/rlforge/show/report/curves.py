@@ -1,15 +1,14 @@
-"""Sections of charts: evaluation, learning, training games, throughput, ratings."""
+"""The charts of a run: results, learning, training games, throughput, ratings."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlforge.record.results import Ratings, by_pairing
-from rlforge.show.formatting import LEARNER_LABELS, number
-from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
+from rlforge.show.formatting import LEARNER_LABELS
+from rlforge.show.report.charts import COLOURS, Chart, Series
 from rlforge.show.report.data import Row, RunData
-from rlforge.show.report.html import Html, el, fold, join
 
 #: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
@@ -59,29 +58,6 @@ _COLLECTION = {
 }
 
 
-def section(title: str, note: str, *content: Html | None) -> Html | None:
-    """A titled part of the page; None when there is nothing in it."""
-    if not any(content):
-        return None
-    return el("section", el("h2", title), el("p", note, cls="note"), *content)
-
-
-def charts(figures: Iterable[Html | None]) -> Html | None:
-    """Figures side by side, as many as the page is wide; None when there are none."""
-    drawn = [figure for figure in figures if figure is not None]
-    return el("div", *drawn, cls="charts") if drawn else None
-
-
-def changing(drawn: Sequence[Chart]) -> Html | None:
-    """Charts that change; the others folded below, with their values; None without points."""
-    said = [(chart, chart.unchanged) for chart in drawn]
-    news = charts(figure(chart) for chart, unchanged in said if unchanged is None)
-    rest = charts(figure(chart) for chart, unchanged in said if unchanged is not None)
-    flat = "; ".join(unchanged for _, unchanged in said if unchanged)
-    parts = [news, fold(f"No change above {number(NOISE)}: {flat}", rest) if rest else None]
-    return join(parts) if any(parts) else None
-
-
 def outcomes(run: RunData) -> list[Chart]:
     """Wins, draws and losses over the updates, for each environment and opponent."""
     drawn = []
@@ -105,23 +81,8 @@ def outcomes(run: RunData) -> list[Chart]:
     return drawn
 
 
-def subject(run: RunData) -> str:
-    """What is evaluated: of several policies the first."""
-    return f"the policy {run.policies[0]}" if run.policies else "the policy"
-
-
-def win_rates(run: RunData) -> Html | None:
-    """One chart per environment and opponent."""
-    return section(
-        "Evaluation",
-        f"Seat-swapped games of {subject(run)} after each number of updates; the band is the 95 % "
-        "confidence interval of the win rate.",
-        charts(figure(chart) for chart in outcomes(run)),
-    )
-
-
-def exact(run: RunData) -> Html | None:
-    """NashConv and the gain of each seat over the updates, one chart per environment."""
+def exact(run: RunData) -> list[Chart]:
+    """NashConv and the gain of each seat over the updates, for each environment."""
     drawn = []
     for env in dict.fromkeys(row.env_id for row in run.exact):
         rows = [row for row in run.exact if row.env_id == env]
@@ -137,31 +98,18 @@ def exact(run: RunData) -> Html | None:
         ]
         total = Series(name="NashConv", xs=steps, ys=[row.nash_conv for row in rows])
         drawn.append(Chart(title=env, series=[total, *seats], exact=True))
-    return section(
-        "Distance from equilibrium",
-        "What a best response gains on the policy, exactly: 0 for every seat at a Nash "
-        "equilibrium. NashConv is the sum over seats.",
-        charts(figure(chart) for chart in drawn),
-    )
+    return drawn
 
 
-def learner(run: RunData) -> Html | None:
-    """Learner metrics with a label; the others collapsed."""
+def learner(run: RunData) -> tuple[list[Chart], list[Chart]]:
+    """Learner metrics with a label, and the others."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
     others = [name for name in names if name not in _LEARNING and name not in _NOT_LEARNER]
-    rest = changing([metric(run, name, name) for name in others])
-    return section(
-        "Learning",
-        "One value per update. From 30 measured values on, the strong line is the mean over the "
-        "last fifteenth of the updates (at least 5); learning rate, staleness and maxima are drawn "
-        "as they are. The log-prob gap compares learner and engine on tokens of the version that "
-        "is updated.",
-        changing([metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]),
-        fold("Further learner metrics", rest) if rest else None,
-    )
+    labelled = [metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]
+    return labelled, [metric(run, name, name) for name in others]
 
 
-def training_games(run: RunData) -> Html | None:
+def training_games(run: RunData) -> list[Chart]:
     """Collection metrics, one line per environment."""
     envs = dict.fromkeys(
         name.removeprefix("collection-").partition("/")[0]
@@ -177,32 +125,24 @@ def training_games(run: RunData) -> Html | None:
         ]
         shares = name.endswith(("_rate", "_success"))
         drawn.append(Chart(title=label, series=lines, shares=shares))
-    return section(
-        "Training games", "Means over the tracker's window, at each update.", changing(drawn)
-    )
+    return drawn
 
 
-def throughput(run: RunData) -> Html | None:
+def throughput(run: RunData) -> list[Chart]:
     """Rates, and shares of wall time in which engine and learner worked."""
     work = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
     shares = [
         _series(run.metrics, name, label, index) for index, (name, label) in enumerate(work.items())
     ]
-    drawn = [
+    return [
         metric(run, "games_per_s", "training games per second"),
         metric(run, "generated_tokens_per_s", "tokens generated per second"),
         metric(run, "tokens_per_s", "tokens trained per second of update"),
         Chart(title="share of wall time at work", series=shares, shares=True),
     ]
-    return section(
-        "Throughput",
-        "Generated: by policies with known tokens, in training games. Engine and learner may work "
-        "at the same time; neither: time lost to orchestration.",
-        changing(drawn),
-    )
 
 
-def ratings(run: RunData) -> Html | None:
+def ratings(run: RunData) -> list[Chart]:
     """TrueSkill over the run: of the newest policy, and of those that were active longest."""
     present = Counter(uid for row in run.ratings for uid in row.ratings)
     newest = _rated(run.ratings, None, 0)
@@ -212,13 +152,8 @@ def ratings(run: RunData) -> Html | None:
         if seen > 1 and seen >= len(run.ratings) / 3
     ]
     title = f"rating of {followed[0].name}" if len(followed) == 1 else "ratings of single policies"
-    return section(
-        "Ratings",
-        f"TrueSkill mean with a band of one sigma: the newest policy, and up to {MOST_RATED} "
-        "that were in the pool for at least a third of the run. A version without a game against "
-        "another policy has the rating of its parent, with a wider band.",
-        charts([line_chart("rating of the newest policy", [newest]), line_chart(title, followed)]),
-    )
+    newest_policy = Chart(title="rating of the newest policy", series=[newest])
+    return [newest_policy, Chart(title=title, series=followed)]
 
 
 def _rated(rows: Sequence[Ratings], uid: str | None, index: int) -> Series:

@@ -25,7 +25,7 @@ from rlforge.record.results import (
     PoolSnapshot,
     Ratings,
 )
-from rlforge.record.status import read_summary
+from rlforge.record.status import read_summary, why_it_ended
 from rlforge.types import EvalResult, value
 
 Row = dict[str, Any]
@@ -64,6 +64,17 @@ class RunData:
     def name(self) -> str:
         """The run's name, or its folder's."""
         return str(self.summary.get("run_name", self.paths.root.name))
+
+    @property
+    def status(self) -> str:
+        """The state that its summary has, ``running`` before the first."""
+        return str(self.summary.get("status", "running"))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know before any figure: why the run ended, what its files lack."""
+        ending = why_it_ended(self.summary)
+        return [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in self.damage)]
 
 
 def load_run(run_dir: Path | str) -> RunData:

@@ -1,4 +1,4 @@
-"""The main curves of a run as a picture, for READMEs and model cards; extra ``plots``."""
+"""Charts as one picture, for READMEs, model cards and studies; extra ``plots``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,9 @@ from typing import Any
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.show.formatting import LEARNER_LABELS
 from rlforge.show.report import curves
-from rlforge.show.report.charts import (
-    SMOOTH_FROM,
-    Chart,
-    Series,
-    tick_labels,
-    trailing_mean,
-    y_ticks,
-)
+from rlforge.show.report.charts import Chart
 from rlforge.show.report.data import RunData
 from rlforge.system.packages import need_packages
-
-#: Learner metrics that are drawn after the results.
-_LEARNING = ("reward_mean", "entropy")
 
 #: Most points of a line that are marked one by one, and names in a line of a legend.
 _MARKED, _NAMES = 24, 3
@@ -55,6 +45,7 @@ _STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
     "grid.color": "#e6e9ee",
     "xtick.color": "#98a1ae",
     "xtick.labelcolor": "#5c6675",
@@ -68,27 +59,32 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_curves(run: RunData) -> str | None:
-    """Results, reward and entropy as SVG, or None; ConfigError where matplotlib is missing."""
+    """Results, reward and entropy of a run as ``draw`` draws them."""
     charts = resolve_name(RUN_KINDS.find(run.kind).results)(run)
-    charts += [curves.metric(run, key, LEARNER_LABELS[key]) for key in _LEARNING]
-    drawn = [(chart, shown) for chart in charts if (shown := chart.shown)]
+    learning = ("reward_mean", "entropy")
+    return draw([*charts, *(curves.metric(run, key, LEARNER_LABELS[key]) for key in learning)])
+
+
+def draw(charts: Sequence[Chart], columns: int = 2) -> str | None:
+    """The charts that have points as SVG, or None; ConfigError where matplotlib is missing."""
+    drawn = [chart for chart in charts if chart.shown]
     if not drawn:
         return None
     need_packages("curves.svg", "plots", "matplotlib")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    columns = min(2, len(drawn))
+    columns = min(columns, len(drawn))
     rows = -(-len(drawn) // columns)
     with rc_context(_STYLE):
         figure = Figure(figsize=(4.3 * columns, 2.7 * rows))
         places = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for n, (chart, shown) in enumerate(drawn):
+        for n, chart in enumerate(drawn):
             row = drawn[n - n % columns :][:columns]
-            most = max(len(lines) for _, lines in row)  # one has no legend
-            lines = -(-most // _NAMES) if most > 1 else 0
+            most = max(sum(not one.faint for one in other.shown) for other in row)
+            lines = -(-most // _NAMES) if most > 1 else 0  # one has no legend
             places[n].set_title(chart.caption, pad=8 + 16 * lines)
-            _draw(places[n], chart, shown)
+            _draw(places[n], chart)
         for axes in places[len(drawn) :]:
             axes.set_axis_off()
         page = io.StringIO()
@@ -98,36 +94,41 @@ def draw_curves(run: RunData) -> str | None:
     return document[document.index("<svg") :]  # without a document type, which is an address
 
 
-def _draw(axes: Any, chart: Chart, shown: Sequence[Series]) -> None:
+def _draw(axes: Any, chart: Chart) -> None:
     """Draw the lines of ``chart`` that have points."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    def measured(ys: Sequence[float | None]) -> list[float]:
-        return [math.nan if y is None else y for y in ys]
-
-    for one in shown:
+    for one in chart.shown:
         colour = _COLOURS[one.colour]
-        ys = measured(one.ys)
-        smoothed = chart.smooth and len(one.measured) >= SMOOTH_FROM
+        look: dict[str, Any] = {"color": colour, "clip_on": False, "zorder": 3}
+        pale = look | {"alpha": 0.28, "linewidth": 1}
+        ys, mean = (
+            [math.nan if y is None else y for y in ys or ()] for ys in (one.ys, chart.mean(one))
+        )
         if one.low is not None and one.high is not None:
             axes.fill_between(one.xs, one.low, one.high, color=colour, alpha=0.14, linewidth=0)
-        marker = "o" if len(ys) <= _MARKED else ""
-        look: dict[str, Any] = {"color": colour, "clip_on": False, "zorder": 3}
-        if smoothed:
-            axes.plot(one.xs, ys, **look, alpha=0.28, linewidth=1)
-            ys = measured(trailing_mean(one.ys, max(len(one.xs) // 15, 5)))
-        axes.plot(one.xs, ys, **look, label=one.name, marker=marker, markersize=4)
-    if len(shown) > 1:
+        if mean or one.faint:
+            axes.plot(one.xs, ys, **pale)
+        if not one.faint:
+            marker = "o" if len(ys) <= _MARKED else ""
+            axes.plot(one.xs, mean or ys, **look, label=one.name, marker=marker, markersize=4)
+    names = sum(not one.faint for one in chart.shown)
+    if names > 1:
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.01, 0.99),
-            ncols=min(len(shown), _NAMES),
+            ncols=min(names, _NAMES),
             borderaxespad=0,
             handlelength=1.2,
             columnspacing=1.4,
         )
     axes.set_xlabel(chart.x_name, loc="right")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    ticks = y_ticks(chart, shown)
-    axes.set_yticks(ticks, tick_labels(ticks, chart.shares))
-    axes.set_ylim(ticks[0], ticks[-1])
+    if chart.log:
+        axes.set_yscale("log")
+        return
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    if chart.shares:
+        highest = max(max(one.measured) for one in chart.shown)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylim(0, 1 if highest > 0.5 else max(highest, 0.01))

@@ -1,0 +1,67 @@
+"""Pages that need no other file: Jinja templates, with style, script and uPlot inlined."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlforge.errors import ConfigError
+from rlforge.record.results import by_pairing
+from rlforge.record.samples import end_of
+from rlforge.show import formatting
+from rlforge.statistics import significant, wilson_interval
+from rlforge.system.files import atomic_write
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+#: The package: templates and what they inline are named by their paths in it.
+_ROOT = Path(__file__).parents[2]
+
+
+def check_page(output: Path | None) -> None:
+    """Raise ConfigError where ``write_page`` cannot write the file, if one is given."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(
+            f"the report cannot be written to {output}: it must be a file in a folder that exists"
+        )
+
+
+def render(template: str, **facts: Any) -> str:
+    """The page of a template, which extends ``page.html.jinja``.
+
+    Args:
+        template: its path in the package.
+        facts: what it shows, beside the functions of ``rlforge.show.formatting``.
+    """
+    return _environment().get_template(template).render(facts)
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write a page and return its path."""
+    # A surrogate in an answer of a model has no UTF-8.
+    atomic_write(target, page.encode(errors="replace"))
+    return target
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    made = Environment(
+        loader=FileSystemLoader(_ROOT),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    say = (
+        *(formatting.count, formatting.dollars, formatting.duration, formatting.elo),
+        *(formatting.number, formatting.per_second, formatting.percent, formatting.points),
+        *(significant, wilson_interval, by_pairing, end_of),
+    )
+    made.globals |= {function.__name__: function for function in say}
+    made.globals["inlined"] = lambda name: Markup((_ROOT / name).read_text(encoding="utf-8"))
+    return made
