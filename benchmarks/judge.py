@@ -25,7 +25,7 @@ from rlforge.continuous.decisions.records import TrainingWindow
 from rlforge.continuous.ruler.agreement import examine
 from rlforge.continuous.ruler.features import STATE_ACTION, WITH_OUTCOME
 from rlforge.continuous.ruler.judge_backends import LocalModel
-from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids

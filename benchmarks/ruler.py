@@ -31,7 +31,7 @@ from rlforge.continuous.market.traders import Choice, Crowd
 from rlforge.continuous.market.world import World
 from rlforge.continuous.ruler.agreement import Agreement, agent_means, agreement, examine
 from rlforge.continuous.ruler.features import STATE_ACTION
-from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.continuous.ruler.scorer import make_scorer
 
 LEARNED, HELD_OUT = 24, 12
 WINDOW_MINUTES = 60.0

@@ -47,10 +47,10 @@ _NO_KEY = "none"
 #: How the names of environment variables end that hold keys.
 _SECRETS = ("_API_KEY", "_TOKEN", "_SECRET_ACCESS_KEY")
 
-#: HTTP statuses with which a server refuses every request of this caller, and statuses after which
-#: another try may succeed (as may one after 500 and above).
+#: HTTP statuses with which a server refuses every request of this caller, and those after which the
+#: library has tried again (as after 500 and above).
 _REFUSED = (401, 403, 404)
-_AGAIN = (408, 409, 425, 429)
+_TRIED = (408, 409, 425, 429)
 
 #: The status of a request that is too large, those that others give messages which are too long,
 #: and the words and codes in which they say so. LiteLLM finds 4 of the 18 that the tests know.
@@ -67,13 +67,14 @@ _TOO_LONG = re.compile(
 
 #: Tries of a player's request after the first.
 RETRIES = 2
-#: Longest pause of the client library before another try, and longest ``Retry-After`` obeyed.
+#: Longest pause of the client library before another try.
 _LONGEST_PAUSE_S = 8.0
 
-#: again: another try may succeed. form: one that asks for a simpler form of answer may. rejected:
-#: this request always fails. refused: every request fails, as with a wrong key. spent: the most
-#: tokens of an answer were used up before there was any text, as by a model that reasons.
-ChatFailure = Literal["again", "form", "rejected", "refused", "spent"]
+#: unusable: an answer without text; another may have some. silent: no answer in any try. form: a
+#: request for a simpler form of answer may succeed. rejected: this request always fails. refused:
+#: every request fails, as with a wrong key. spent: the most tokens of an answer were used up before
+#: there was any text, as by a model that reasons.
+ChatFailure = Literal["unusable", "silent", "form", "rejected", "refused", "spent"]
 
 
 @value
@@ -103,16 +104,11 @@ class ChatReply:
 
 
 class ChatError(EngineError):
-    """No usable answer. wait_s: the pause that the server asks for.
+    """No usable answer. used: of an answer without text, which is paid for as any other."""
 
-    used: of an answer without text, which is paid for as any other.
-    """
-
-    def __init__(
-        self, message: str, kind: ChatFailure, *, wait_s: float = 0.0, used: Usage = _NOTHING
-    ) -> None:
+    def __init__(self, message: str, kind: ChatFailure, used: Usage = _NOTHING) -> None:
         super().__init__(message)
-        self.kind, self.wait_s, self.used = kind, wait_s, used
+        self.kind, self.used = kind, used
 
 
 class ChatTooLongError(ChatError, PromptTooLongError):
@@ -276,7 +272,7 @@ class ChatClient:
             message = f"{endpoint} gave an answer without choices: {_shown(response)}"
             if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
                 raise ChatTooLongError(message, "rejected") from error
-            raise ChatError(message, "again") from error
+            raise ChatError(message, "unusable") from error
         used = _used(response)
         reason: FinishReason = "length" if finish == "length" else "stop"
         # All but the prompt: not every server counts reasoning among ``completion_tokens``.
@@ -287,11 +283,11 @@ class ChatClient:
             return ChatReply(text=text, finish_reason=reason, used=used)
         message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
         if reason == "context":
-            raise ChatTooLongError(f"{message}: its context is full", "rejected", used=used)
+            raise ChatTooLongError(f"{message}: its context is full", "rejected", used)
         if reason == "length":
             message += f": it has used up {self._keys}.{self._limit}={max_tokens}; raise it"
-            raise ChatError(message, "spent", used=used)
-        raise ChatError(message, "again", used=used)
+            raise ChatError(message, "spent", used)
+        raise ChatError(message, "unusable", used)
 
     async def _request(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Any:
         # LiteLLM's exceptions are kinds of those of OpenAI's library.
@@ -308,7 +304,7 @@ class ChatClient:
             raise ChatError(
                 f"{endpoint} gave no answer within {self._timeout_s:g} s in {tries}; raise "
                 f"{self._keys}.timeout_s or lower {self._keys}.max_concurrency",
-                "again",
+                "silent",
             ) from error
         except openai.APIStatusError as error:
             status = error.status_code
@@ -318,22 +314,19 @@ class ChatClient:
             too_long = status in _MAYBE_TOO_LONG and _TOO_LONG.search(f"{error} {error.body}")
             if too_long or status == _TOO_LARGE:
                 raise ChatTooLongError(message, "rejected") from error
-            again = status in _AGAIN or status >= 500
-            raise ChatError(
-                message,
-                "refused" if status in _REFUSED else "again" if again else "rejected",
-                wait_s=_retry_after(error.response.headers),
-            ) from error
+            tried = status in _TRIED or status >= 500
+            kind: ChatFailure = "silent" if tried else "rejected"
+            raise ChatError(message, "refused" if status in _REFUSED else kind) from error
         except openai.APIConnectionError as error:
             raise ChatError(
                 f"{endpoint} cannot be reached in {tries}; check the address and the "
                 f"{'proxy' if proxy else 'network'}",
-                "again",
+                "silent",
             ) from error
         except (openai.OpenAIError, ValueError) as error:
             # ValueError: a body that is not JSON.
             message = f"{endpoint} gave an unreadable answer: {_shown(error)}"
-            raise ChatError(message, "again") from error
+            raise ChatError(message, "unusable") from error
 
     def _send(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Awaitable[Any]:
         if endpoint.provider == "litellm":
@@ -372,15 +365,6 @@ def _used(response: Any) -> Usage:
         cost = getattr(usage, "cost", None)
     known = isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0
     return Usage(prompt_tokens=asked, answer_tokens=both - asked, cost=cost if known else None)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds of a ``Retry-After`` header, 0 without one, at most ``_LONGEST_PAUSE_S``."""
-    try:
-        seconds = float(headers.get("retry-after", "0"))
-    except ValueError:  # a date, which servers rarely send
-        return 0.0
-    return min(max(seconds, 0.0), _LONGEST_PAUSE_S)
 
 
 class ApiPlayer:

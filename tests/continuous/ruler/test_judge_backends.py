@@ -15,7 +15,7 @@ from rlforge.continuous.ruler.agreement import without_outcome
 from rlforge.continuous.ruler.judge import JudgeScorer
 from rlforge.continuous.ruler.judge_backends import LocalJudge, LocalModel
 from rlforge.continuous.ruler.question import each_in_turn, read
-from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.engines.grammars import Grammars, check_grammar, json_grammar
 from rlforge.engines.openai import ChatError
 from rlforge.engines.registry import make_engine
@@ -83,7 +83,7 @@ async def test_a_model_without_chat_template_gets_plain_text():
     [
         (Model(EngineError("prompt too long")), "rejected"),
         (Model(EngineDeadError("engine died")), "refused"),
-        (Model(pause=1.0), "again"),
+        (Model(pause=1.0), "silent"),
     ],
 )
 async def test_failures_say_which_requests_may_succeed(model, kind):

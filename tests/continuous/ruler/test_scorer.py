@@ -1,11 +1,24 @@
-"""The documented example, and the class in threads."""
+"""The scorers of configurations, the documented example, and the class in threads."""
 
+import dataclasses
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from omegaconf import OmegaConf
 
-from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
-from rlforge.continuous.ruler.scorer import RULERScorer
+from rlforge.config.keys import conf_dir
+from rlforge.config.rules import read
+from rlforge.continuous.config.ruler import (
+    JudgeConfig,
+    PreferenceConfig,
+    RegressionConfig,
+    RulerConfig,
+)
+from rlforge.continuous.ruler.judge import JudgeScorer
+from rlforge.continuous.ruler.preference import PreferenceScorer
+from rlforge.continuous.ruler.regression import RegressionScorer
+from rlforge.continuous.ruler.scorer import RULERScorer, check_judge, make_scorer
 from rlforge.errors import ConfigError
 
 
@@ -44,3 +57,81 @@ def test_it_works_in_any_thread(make_window):
         for _ in range(2)
     )
     assert one == other
+
+
+KINDS = {"preference": PreferenceScorer, "regression": RegressionScorer, "judge": JudgeScorer}
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _shipped(name):
+    loaded = OmegaConf.load(conf_dir() / "ruler" / f"{name}.yaml")
+    return read(RulerConfig, loaded)
+
+
+def test_every_shipped_option_makes_its_scorer(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    assert {path.stem for path in (conf_dir() / "ruler").iterdir()} == set(KINDS)
+    for name, kind in KINDS.items():
+        config = _shipped(name)
+        assert config.scoring_method == name
+        assert isinstance(make_scorer(config), kind)
+
+
+def test_defaults_are_the_documented_ones():
+    config = RulerConfig()
+    assert (config.scoring_method, config.temperature) == ("preference", 0.7)
+    assert dataclasses.asdict(_shipped("preference")) == dataclasses.asdict(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RulerConfig(features="all"), r"ruler\.features: .*state_action, with_outcome"),
+        (RulerConfig(temperature=0.0), r"ruler\.temperature: must be above 0"),
+        (RulerConfig(temperature=float("nan")), r"ruler\.temperature: must be a finite number"),
+        (RulerConfig(memory_windows=0), r"ruler\.memory_windows: must be 1 or more"),
+        (
+            RulerConfig(regression=RegressionConfig(model="forest")),
+            r"ruler\.regression\.model: .*ridge, gradient_boosting",
+        ),
+        (
+            RulerConfig(judge=JudgeConfig(group_size=1)),
+            r"ruler\.judge\.group_size: must be 2 or more",
+        ),
+        (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by: no such choice"),
+        (RulerConfig(judge=JudgeConfig(rubric="  ")), r"ruler\.judge\.rubric: must not be empty"),
+    ],
+)
+def test_an_invalid_setting_is_named(config, message):
+    ((key, reason),) = config.problems()
+    assert re.search(message, f"ruler.{key}: {reason}")
+
+
+def _judge(**changes):
+    return RulerConfig(scoring_method="judge", judge=JudgeConfig(**changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (_judge(), r"ruler\.judge\.model=openai:.*OPENAI_API_KEY"),
+        (_judge(model="openrouter:org/m"), r"ruler\.judge\.model=.*OPENROUTER_API_KEY"),
+        (_judge(model="gpt"), r"ruler\.judge\.model=gpt.*write openai:MODEL"),
+        (_judge(model="engine"), r"ruler\.judge\.model=engine: there is no engine here"),
+    ],
+)
+def test_a_judge_without_model_or_key_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        make_scorer(config)
+
+
+def test_only_a_configured_judge_of_another_machine_is_asked_for_its_key():
+    check_judge(RulerConfig())
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        check_judge(_judge())
+    make_scorer(_judge(base_url="http://127.0.0.1:8000/v1"))

@@ -60,13 +60,14 @@ class JudgeConfig(Group):
     max_answer_tokens: Count = 2048
     #: Characters kept of a decision's text, and of the prefix that all texts of a group share.
     max_text_chars: Annotated[int, Range(100)] = 6000
-    #: Tries after the first, when the call fails or the answer cannot be used.
+    #: Tries after the first of a request that fails, and questions after an answer that cannot be
+    #: used.
     retries: Whole = 2
     #: Seconds until a call counts as failed.
     timeout_s: Positive = 60.0
     #: Calls under way at once.
     max_concurrency: Count = 4
-    #: Most calls for one window, tries included.
+    #: Most questions for one window; tries of a request that fails count once.
     max_calls: Count = 200
     #: Most tokens for one window, of prompts and answers together.
     max_tokens: Count = 1_000_000

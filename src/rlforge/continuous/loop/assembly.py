@@ -22,7 +22,7 @@ from rlforge.continuous.loop.policy_side import PolicySide, policy_side
 from rlforge.continuous.loop.sources import Source, source_of
 from rlforge.continuous.ruler.base import DecisionScorer
 from rlforge.continuous.ruler.judge_backends import LocalModel
-from rlforge.continuous.ruler.registry import make_scorer
+from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.record.digests import DigestChain, facts
 from rlforge.run.actors.colocation import update_in_turn
 from rlforge.run.actors.process import call_restarted

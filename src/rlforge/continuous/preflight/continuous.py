@@ -17,7 +17,7 @@ from rlforge.continuous.market.text import describe, forms
 from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.trading import AgentPrompter, longest_prompt
 from rlforge.continuous.market.world import World
-from rlforge.continuous.ruler.registry import check_judge
+from rlforge.continuous.ruler.scorer import check_judge
 from rlforge.engines.base import decoder
 from rlforge.errors import ConfigError, RlforgeError, StoreError, collected, raise_all, refusals
 from rlforge.games.base import View

@@ -52,7 +52,6 @@ class ScorerReport:
     agents: Agreement | None
     agent_scores: Mapping[str, float]
     unscored: int
-    windows: int
 
     def metrics(self) -> dict[str, float]:
         """The known figures, by name."""
@@ -78,19 +77,33 @@ def agreement(
         for score, truth in zip(scores, truths, strict=True)
         if score is not None and truth is not None and math.isfinite(truth)
     ]
-    given = np.array([score for score, _ in known])
-    pairs = generate_pairs(
-        [truth for _, truth in known], margin=margin, max_pairs=_MOST_PAIRS, seed=0
-    )
+    given, true = np.array(known, dtype=np.float64).reshape(-1, 2).T
+    pairs = generate_pairs(true.tolist(), margin=margin, max_pairs=_MOST_PAIRS, seed=0)
     if not len(pairs):
         return Agreement(kendall_tau=None, pairwise_accuracy=None, pairs=0, items=len(known))
     ahead = given[pairs.better] - given[pairs.worse]
-    tau = float(kendalltau(given, [truth for _, truth in known]).statistic)
+    tau = float(kendalltau(given, true).statistic)
     return Agreement(
         kendall_tau=tau if math.isfinite(tau) else None,  # all scores are equal
         pairwise_accuracy=float(np.mean((ahead > 0) + 0.5 * (ahead == 0))),
         pairs=len(pairs),
         items=len(known),
+    )
+
+
+def pooled(found: Sequence[Agreement]) -> Agreement:
+    """The mean over windows, each weighted by its pairs."""
+
+    def mean(figures: Sequence[float | None]) -> float | None:
+        known = [(f, one.pairs) for f, one in zip(figures, found, strict=True) if f is not None]
+        weights = sum(weight for _, weight in known)
+        return sum(figure * weight for figure, weight in known) / weights if weights else None
+
+    return Agreement(
+        kendall_tau=mean([one.kendall_tau for one in found]),
+        pairwise_accuracy=mean([one.pairwise_accuracy for one in found]),
+        pairs=sum(one.pairs for one in found),
+        items=sum(one.items for one in found),
     )
 
 
@@ -114,51 +127,28 @@ async def examine(
     *,
     skill: Mapping[str, float] | None = None,
     hide_outcomes: bool = True,
-    margin: float = 0.0,
 ) -> ScorerReport:
     """Score windows that the scorer has not learned, and compare with rewards and skill.
 
-    hide_outcomes: scores are forecasts; otherwise only the agreement with ``skill`` means anything.
-    skill: by agent, higher is better. margin: rewards within it are equal.
+    Args:
+        scorer: not taught here.
+        windows: compared each on its own.
+        skill: by agent, higher is better.
+        hide_outcomes: scores are forecasts; otherwise only the agreement with ``skill`` means
+            anything.
     """
-    all_decisions: list[Decision] = []
-    all_scores: list[float | None] = []
+    decisions = [decision for window in windows for decision in window.decisions]
+    scores: list[float | None] = []
     found: list[Agreement] = []
     for window in windows:
-        shown = list(window.decisions)
-        if hide_outcomes:
-            shown = [without_outcome(decision) for decision in shown]
-        values = (await scorer.score(shown)).values
-        rewards = [decision.reward for decision in window.decisions]
-        found.append(agreement(values, rewards, margin=margin))
-        all_decisions += window.decisions
-        all_scores += values
-    means = agent_means(all_decisions, all_scores)
+        shown = map(without_outcome, window.decisions) if hide_outcomes else window.decisions
+        values = (await scorer.score(list(shown))).values
+        found.append(agreement(values, [decision.reward for decision in window.decisions]))
+        scores += values
+    means = agent_means(decisions, scores)
     agents = None
     if skill is not None:
         agents = agreement(list(means.values()), [skill.get(agent) for agent in means])
     return ScorerReport(
-        decisions=pooled(found),
-        agents=agents,
-        agent_scores=means,
-        unscored=sum(score is None for score in all_scores),
-        windows=len(windows),
-    )
-
-
-def pooled(found: Sequence[Agreement]) -> Agreement:
-    """The mean over windows, each weighted by its pairs."""
-    pairs = sum(one.pairs for one in found)
-
-    def mean(name: str) -> float | None:
-        known = [(getattr(one, name), one.pairs) for one in found]
-        known = [(figure, weight) for figure, weight in known if figure is not None]
-        weights = sum(weight for _, weight in known)
-        return sum(figure * weight for figure, weight in known) / weights if weights else None
-
-    return Agreement(
-        kendall_tau=mean("kendall_tau"),
-        pairwise_accuracy=mean("pairwise_accuracy"),
-        pairs=pairs,
-        items=sum(one.items for one in found),
+        decisions=pooled(found), agents=agents, agent_scores=means, unscored=scores.count(None)
     )

@@ -35,14 +35,10 @@ from rlforge.continuous.ruler.question import (
     ask,
     read,
 )
-from rlforge.engines.openai import ChatError
+from rlforge.engines.openai import ChatError, Usage
 from rlforge.errors import RlforgeError
 
 log = logging.getLogger(__name__)
-
-_LONGEST_PAUSE_S = 8.0
-#: Seconds before the second try; doubled with each further one.
-BACKOFF_S = 0.5
 
 #: After so many groups in a row without an answer the judge is down: the others are not asked.
 _DOWN_AFTER = 3
@@ -142,21 +138,24 @@ class JudgeBudget:
         self.counts.update(calls=1, tokens=reserved)
         return reserved
 
-    def charge(self, reserved: int, tokens: int, cost: float | None) -> None:
-        """Replace the reserved tokens of a call by those that it took. cost: in dollars."""
-        self.counts["tokens"] += tokens - reserved
-        if cost is not None:
-            self.cost = (self.cost or 0.0) + cost
+    def charge(self, reserved: int, used: Usage) -> None:
+        """Replace the reserved tokens of a call by those that it took."""
+        self.counts["tokens"] += used.tokens - reserved
+        if used.cost is not None:
+            self.cost = (self.cost or 0.0) + used.cost
 
     def answered(self) -> None:
-        """The judge has answered a call."""
+        """The judge is there."""
         self._silent_groups = 0
 
-    def failed(self, problem: str) -> None:
-        """A group got no answer; after ``_DOWN_AFTER`` of them in a row the judge is down."""
-        self._silent_groups += 1
-        if self._silent_groups >= _DOWN_AFTER:
-            self.down = problem
+    def failed(self, error: ChatError) -> None:
+        """The judge is down where it refuses all calls, or has no answer for groups in a row."""
+        if error.kind == "refused":
+            self.down = str(error)
+        elif error.kind in ("silent", "spent"):
+            self._silent_groups += 1
+            if self._silent_groups >= _DOWN_AFTER:
+                self.down = str(error)
 
     def metrics(self) -> dict[str, float]:
         """All counts, and the cost if it is known."""
@@ -258,42 +257,35 @@ class JudgeScorer:
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
         """Ask until an answer is usable; raises UnscoredError after the last try."""
-        config, messages, tries, silent = self._config.judge, question.messages, 0, True
-        while True:
+        config, messages, tries = self._config.judge, question.messages, 0
+        while tries <= config.retries:
             reserved = budget.reserve(estimated_tokens(messages))
             try:
                 reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
                 # Endpoints charge for answers only, also for those without text.
-                budget.charge(reserved, error.used.tokens, error.used.cost)
+                budget.charge(reserved, error.used)
                 if error.kind == "form":
                     continue  # with the next of three forms
-                problem, again = str(error), error.kind == "again"
-                pause = max(error.wait_s, min(_LONGEST_PAUSE_S, BACKOFF_S * 2**tries))
-                if error.kind == "refused":
-                    budget.down = problem
-                elif silent and (error.kind == "spent" or (again and tries == config.retries)):
-                    budget.failed(problem)
+                budget.failed(error)
+                problem, again = str(error), error.kind == "unusable"
             else:
-                tokens = reply.used.tokens or estimated_tokens(messages, reply.text)
-                budget.charge(reserved, tokens, reply.used.cost)
+                guessed = Usage(answer_tokens=estimated_tokens(messages, reply.text))
+                budget.charge(reserved, reply.used if reply.used.tokens else guessed)
                 budget.answered()
-                silent = False
                 try:
                     return read(reply.text, question.ids)
                 except UnusableAnswerError as error:
                     problem, again = f"the judge's answer cannot be used: {error}", True
-                    if reply.finish_reason == "length":
-                        problem += (
-                            "; it was cut at ruler.judge.max_answer_tokens="
-                            f"{config.max_answer_tokens}"
-                        )
-                    messages, pause = question.again(str(error)), 0.0
+                    messages = question.again(str(error))
+                if reply.finish_reason == "length":
+                    limit = f"ruler.judge.max_answer_tokens={config.max_answer_tokens}"
+                    problem += f"; it was cut at {limit}"
             tries += 1
-            if not again or tries > config.retries:
-                raise UnscoredError(f"{problem} (tried {tries} times)")
-            budget.counts["retries"] += 1
-            await asyncio.sleep(pause)
+            if not again:
+                break
+            budget.counts["retries"] += tries <= config.retries
+        raise UnscoredError(problem)
 
 
 def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:

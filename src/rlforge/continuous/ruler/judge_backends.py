@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rlforge.config.pool import ApiConfig
 from rlforge.continuous.config.ruler import JudgeConfig
@@ -34,20 +34,6 @@ _CHARS_PER_TOKEN = 3
 
 #: How a model without chat template is asked.
 _WITHOUT_CHAT = Markup(user="{content}\n\n", assistant="Answer:{content}")
-
-
-class JudgeBackend(Protocol):
-    """A chat model that answers in one call."""
-
-    @property
-    def name(self) -> str:
-        """Model and address, without keys: part of the cache key of answers."""
-
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
-        """The model's answer, JSON of ``schema`` if it can comply. Raises ChatError."""
-
-    async def close(self) -> None:
-        """Close connections."""
 
 
 def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:
@@ -106,7 +92,7 @@ class LocalJudge:
                 completion = await model.generator.generate(prompt, params, model.policy)
         except TimeoutError as error:
             message = f"no answer within ruler.judge.timeout_s {self._timeout_s:g} s"
-            raise ChatError(message, "again") from error
+            raise ChatError(message, "silent") from error
         except EngineDeadError as error:
             raise ChatError(str(error), "refused") from error
         except EngineError as error:
@@ -135,9 +121,11 @@ class ApiJudge:
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)
-        # Each try is paid for from the budget of ``JudgeScorer``, so the client makes only one.
         self._client = ChatClient(
-            "ruler.judge", timeout_s=config.timeout_s, retries=0, limit="max_answer_tokens"
+            "ruler.judge",
+            timeout_s=config.timeout_s,
+            retries=config.retries,
+            limit="max_answer_tokens",
         )
         self._form = self._accepted = 0
 
@@ -181,7 +169,7 @@ def _form_options(form: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": form}} if form == "json_object" else {}
 
 
-def judge_backend(config: JudgeConfig, local: LocalModel | None) -> JudgeBackend:
+def judge_backend(config: JudgeConfig, local: LocalModel | None) -> ApiJudge | LocalJudge:
     """The model ``ruler.judge.model``. Raises ConfigError for a bad name or a missing key.
 
     local: what ``engine`` stands for.

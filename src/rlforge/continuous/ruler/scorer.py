@@ -1,4 +1,4 @@
-"""A scorer without an event loop, for scripts and notebooks."""
+"""The scorer of a configuration, and one without an event loop, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlforge.config.plugins import SCORERS
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
-from rlforge.continuous.ruler.base import DecisionScores, finite_rewards
+from rlforge.continuous.ruler.base import DecisionScorer, DecisionScores, finite_rewards
+from rlforge.continuous.ruler.judge_backends import ENGINE, LocalModel, check_endpoint
 from rlforge.continuous.ruler.pairs import MAX_PAIRS, generate_pairs
-from rlforge.continuous.ruler.registry import make_scorer
+
+
+def make_scorer(
+    config: RulerConfig, *, seed: int = 0, local: LocalModel | None = None
+) -> DecisionScorer:
+    """The scorer ``ruler.scoring_method``, with its memory if it has a model path.
+
+    local: behind ``ruler.judge.model=engine``. Raises ConfigError for an unknown method and a
+    missing key, CheckpointError for a damaged state file.
+    """
+    scorer: DecisionScorer = SCORERS.find(config.scoring_method)(config, seed, local)
+    return scorer
+
+
+def check_judge(config: RulerConfig) -> None:
+    """Raises ConfigError where a judge is configured and its address or API key is missing."""
+    if config.scoring_method == "judge" and config.judge.model != ENGINE:
+        check_endpoint(config.judge)
 
 
 class RULERScorer:
@@ -22,21 +41,11 @@ class RULERScorer:
 
     Example:
         >>> from rlforge.continuous.decisions.records import Metadata
-        >>> scorer = RULERScorer(scoring_method="preference")
-        >>> decisions = [
-        ...     Decision(
-        ...         id=f"{agent}-1",
-        ...         agent_id=agent,
-        ...         window_id="2024-11-13-10:00",
-        ...         state={},
-        ...         action={"type": "NO_OP"},
-        ...         timestamp=1731492000.0,
-        ...         metadata=Metadata(provider="scripted:noise"),
-        ...         reward=reward,
-        ...     )
-        ...     for agent, reward in (("ann", 0.9), ("bob", 0.1))
-        ... ]
-        >>> better, worse = scorer.score_trajectories(decisions)
+        >>> both = {"window_id": "2024-11-13-10:00", "timestamp": 1731492000.0, "state": {}}
+        >>> both |= {"action": {"type": "NO_OP"}, "metadata": Metadata(provider="scripted:noise")}
+        >>> ann = Decision(id="ann-1", agent_id="ann", reward=0.9, **both)
+        >>> bob = Decision(id="bob-1", agent_id="bob", reward=0.1, **both)
+        >>> better, worse = RULERScorer().score_trajectories([ann, bob])
         >>> better > 0.5 > worse
         True
     """
