@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -46,19 +45,11 @@ GpuMemory = Annotated[
 ]
 
 
-class GraphFormat(enum.StrEnum):
-    """Output of ``rlforge graph``."""
-
-    table = "table"
-    json = "json"
-    mermaid = "mermaid"
-
-
 def graph(
     overrides: Overrides = None,
-    output: Annotated[GraphFormat, typer.Option("--format", help="How to print it.")] = (
-        GraphFormat.table
-    ),
+    output: Annotated[
+        Literal["table", "json", "mermaid"], typer.Option("--format", help="How to print it.")
+    ] = "table",
     gpus: GpusThere = None,
     gpu_memory: GpuMemory = None,
     config_dir: ConfigDir = None,
@@ -78,11 +69,8 @@ def graph(
     from rlforge.preflight.plan import to_json, to_mermaid
 
     _, plan = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
-    if output is GraphFormat.json:
-        typer.echo(to_json(plan))
-        return
-    if output is GraphFormat.mermaid:
-        typer.echo(to_mermaid(plan))
+    if output != "table":
+        typer.echo(to_json(plan) if output == "json" else to_mermaid(plan))
         return
     table = Table("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on")
     for node in plan.nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from typing import Any
 
@@ -11,19 +10,14 @@ from rich.console import Console
 
 
 def wrong_usage(error: typer.TyperException) -> str:
-    """What is wrong with a command line, the nearest option, and where help is; two lines."""
+    """What is wrong with a command line, and where help is; two lines."""
     message = " ".join(error.format_message().split())
     context: Any = getattr(error, "ctx", None)
     if context is None:
         return message
-    params = context.command.params
-    if "No such option" in message:
-        known = [name.strip("-") for param in params for name in param.opts]
-        close = difflib.get_close_matches(getattr(error, "option_name", "").strip("-"), known, n=1)
-        mend = f"; did you mean --{close[0]}?" if close else ""
-        if not close and any("KEY=VALUE" in (param.metavar or "") for param in params):
-            mend = "; keys of the configuration have no dashes: KEY=VALUE"
-        message = f"{error.message}{mend}"
+    takes_keys = any("KEY=VALUE" in (param.metavar or "") for param in context.command.params)
+    if takes_keys and not getattr(error, "possibilities", True):  # of an option
+        message += "; keys of the configuration have no dashes: KEY=VALUE"
     return f"{message}\nfor help: {context.command_path} --help"
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
     from rlforge.config.schema import PolicyConfig
     from rlforge.local.evaluate import Measurement
     from rlforge.types import EvalResult
-
-
-class DataType(enum.StrEnum):
-    """Data types of exported weights."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def train(
@@ -215,7 +206,7 @@ def export(
         ),
     ] = "latest",
     dtype: Annotated[
-        DataType | None,
+        Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Data type of whole weights. Default: that of the model."),
     ] = None,
     gguf: Annotated[
@@ -252,7 +243,7 @@ def export(
         folder,
         version=version,
         merge=merge,
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         gguf=gguf,
         push=push,
         public=public,

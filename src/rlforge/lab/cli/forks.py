@@ -9,7 +9,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from rich.text import Text
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
+from rlforge.show.panels import listing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +101,7 @@ def fork(
     console.print(Text(f"{len(found.played)} continuations {begun} turn {turn}{more}", style="dim"))
     console.print(_results(found, record))
     if not found.start.action:
+        console.print()
         console.print(_actions(taken, mover, record.turns[turn - 1].action))
 
 
@@ -189,7 +190,10 @@ def _heading(record: GameRecord) -> Text:
 
 def _results(found: Fork, record: GameRecord) -> Table:
     """Wins, draws, losses and reward of each player."""
-    table = _table("player", "policy", "won", "draw", "lost", "reward", "in the game")
+    figures = ("won", "draw", "lost", "reward", "in the game")
+    table = listing(
+        ("player", "left"), ("policy", "left"), *((title, "right") for title in figures)
+    )
     played, env = found.played, record.spec.env
     for seat in found.records[0].spec.seats:
         player = seat.player_id
@@ -204,7 +208,8 @@ def _results(found: Fork, record: GameRecord) -> Table:
 
 def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
     """What the policy did at the turn, and what came of it."""
-    table = _table("action", "games", f"reward of player {player}", "")
+    figures = (("games", "right"), (f"reward of player {player}", "right"))
+    table = listing(("action", "left"), *figures, ("", "whole"))
     for action, each in list(taken.items())[:_MOST_LISTED]:
         mark = "taken in the game" if action == then else ""
         table.add_row(Text(action or "nothing"), str(each.games), _with_interval(each), mark)
@@ -216,7 +221,10 @@ def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
 def _values(done: Analysis) -> Table:
     """A row per turn: the value after it."""
     first = done.moments[0].before
-    table = _table("turn", "player", "plays", "value", "", "change")
+    table = listing(
+        *(("turn", "right"), ("player", "left"), ("plays", "left")),
+        *(("value", "right"), ("", "whole"), ("change", "right")),
+    )
     ends = [one.after for one in done.moments]
     low, high = min(each.low for each in (first, *ends)), max(each.high for each in (first, *ends))
     table.add_row("", "", "the start", _with_interval(first), _bar(first, low, high), "")
@@ -279,12 +287,3 @@ def _with_interval(each: Estimate) -> str:
 
 def _as_data(each: Estimate) -> dict[str, float]:
     return {"mean": each.mean, "low": each.low, "high": each.high, "games": each.games}
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False, header_style="dim")
-    left = ("policy", "plays", "action", "")
-    for head in heads:
-        side = "left" if head in left or head == "player" else "right"
-        table.add_column(head, justify=side, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    return table
