@@ -241,11 +241,12 @@ def sweep_job(job: DictConfig) -> float:
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
     run_dir = Path(hydra.runtime.output_dir)
-    about = job_of(run_dir, list(hydra.overrides.task)) or f"job {hydra.job.num}"
+    lines = [line.removeprefix("++") for line in hydra.overrides.task]  # as they were typed
+    about = job_of(run_dir, lines) or f"job {hydra.job.num}"
     print(about, file=sys.stderr, flush=True)
     try:
         root = next(root for root in all_roots() if root.primary == hydra.job.config_name)
-        result = checked(from_hydra(whole, list(hydra.overrides.task), dirs, root), check, _say)
+        result = checked(from_hydra(whole, lines, dirs, root), check, _say)
         check_start(result)
         command = _command(root, result.overrides, Path(folder) if folder else None)
         outcome = _run(result.config, *_checked_here(result.config), run_dir, command)

@@ -66,8 +66,9 @@ def test_parts_of_a_template_change_on_the_command_line(tmp_path):
     assert "mine.yaml" in config.origin("prompts.mine.user")
 
 
-def test_templates_are_swept_over_whole():
-    assert as_hydra_takes(["seed=1,2", "prompts.mine.system=a,'b c'"]) == [
-        "seed=1,2",
-        "++prompts={mine: {system: a}},{mine: {system: 'b c'}}",
+def test_keys_of_templates_are_swept_over():
+    assert as_hydra_takes(["seed=1,2", "prompts.mine.system=a,'b c'", "env=kuhn,tictactoe"]) == [
+        "++seed=1,2",
+        "++prompts.mine.system=a,'b c'",
+        "env=kuhn,tictactoe",
     ]

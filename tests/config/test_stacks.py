@@ -29,13 +29,13 @@ def test_every_transform_can_be_built_from_its_name_alone(kind):
 
 
 def test_a_flag_must_be_a_flag_and_a_discount_at_most_one():
-    with pytest.raises(ConfigError, match=r"p\[0\]\.z_score: 1 is not true or false"):
+    with pytest.raises(ConfigError, match=r"p\[0\]\.z_score: 1 must be true or false"):
         build_stack([{"name": "normalize", "z_score": 1}], SAMPLING_REWARDS, "p")
     stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_REWARDS, "p")
     assert stack == [Normalize(z_score=True)]
     with pytest.raises(ConfigError, match=r"rewards\.final\[0\]: 'scale' names no reward"):
         build_final("scale")
-    with pytest.raises(ConfigError, match=r"p\[0\]\.alpha: nan is not a finite"):
+    with pytest.raises(ConfigError, match=r"p\[0\]\.alpha: nan must be a finite"):
         build_stack([{"name": "scale", "alpha": float("nan")}], FINAL_REWARDS, "p")
     with pytest.raises(ConfigError, match=r"p\[0\]\.gamma: 1.1 is outside"):
         build_stack([{"name": "discount", "gamma": 1.1}], STEP_REWARDS, "p")

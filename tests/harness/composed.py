@@ -7,8 +7,6 @@ import functools
 import re
 from typing import Any
 
-from omegaconf.errors import OmegaConfBaseException
-
 from rlforge.config.compose import Composed, compose
 from rlforge.config.roots import compose_any, compose_run
 from rlforge.config.rules import Group, changed
@@ -16,6 +14,7 @@ from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
+from rlforge.errors import ConfigError
 
 #: Command -> the class of its configurations.
 ROOTS: dict[str, type[PolicyConfig]] = {"train": RunConfig, "sft": SftConfig}
@@ -51,6 +50,6 @@ def composed(*lines: str, root: type[PolicyConfig] | None = None) -> Composed[An
                 config = dataclasses.replace(config, **{group: new})
             else:
                 config = changed(config, [line])
-    except OmegaConfBaseException:
+    except ConfigError:
         return _by_hydra(lines, root)
     return dataclasses.replace(base, config=config, overrides=lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,6 +100,9 @@ def show(
         ),
     ] = None,
     config_dir: ConfigDir = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print a JSON schema of all keys, for editors.")
+    ] = False,
 ) -> None:
     """Explain keys and groups: values, range, default and meaning.
 
@@ -108,8 +112,14 @@ def show(
     rlforge show learner.batch_size
     rlforge show pool
     rlforge show learner.batch_size +experiment=simpletak_mirror
+    rlforge show --schema > schema.json
     ```
     """
+    if schema:
+        from rlforge.config.json_schema import json_schema
+
+        typer.echo(json.dumps(json_schema(), indent=2))
+        return
     from rlforge.config.catalog import catalog, subjects
     from rlforge.config.docs import keys
     from rlforge.config.keys import group_dirs

@@ -7,12 +7,9 @@ checks can say it too.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -22,57 +19,35 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlforge.config.explain import explained, first_line, missing_option
-from rlforge.config.keys import all_roots, conf_dir, group_dirs
-from rlforge.config.overrides import as_hydra_takes, check_overrides, key_of, parse_overrides
+from rlforge.config.explain import explained, missing_option
+from rlforge.config.keys import conf_dir, group_dirs, not_there, own_values
+from rlforge.config.overrides import (
+    as_hydra_takes,
+    is_group,
+    key_of,
+    override_problems,
+    parse_overrides,
+)
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.rules import as_values, build, plain, plain_fields
+from rlforge.config.rules import InvalidValuesError, Wrong, as_values, changed, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
-from rlforge.errors import ConfigError, raise_all, refusals
+from rlforge.errors import ConfigError, first_line, raise_all, refusals
 
 C = TypeVar("C", bound=PolicyConfig)
 C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
 
 
-def _schema(root: type[PolicyConfig]) -> type:
-    """The type behind the YAML of ``root``: it has the groups and keys of the other roots, too.
-
-    So one option may set keys of several roots (``learner=tiny_ppo``); ``build`` leaves out those
-    that ``root`` does not have.
-    """
-    own = plain_fields(root)
-    found = [*own.items(), *(item for one in all_roots() for item in plain_fields(one).items())]
-    groups = {name: field for name, field in found if dataclasses.is_dataclass(field[1])}
-    # Own keys last: of one kind ``market`` is a group, of another one a key.
-    keys = {name: field for name, field in own.items() if not dataclasses.is_dataclass(field[1])}
-    fields = dict(found) | groups | keys
-    # Experiments say it; ``rlforge.config.roots`` has compared it with ``root``.
-    fields["kind"] = ("kind", str, dataclasses.field(default=root.kind))
-    return dataclasses.make_dataclass("Configuration", fields.values())
-
-
 def register_schemas(root: type[PolicyConfig]) -> None:
-    """Tell Hydra the types behind the YAML; harmless when repeated."""
-    store = ConfigStore.instance()
-    if root not in _STORED:  # it takes a quarter of a composition
-        store.store(name="schema", node=_schema(root))
-        _STORED[root] = store.repo["schema.yaml"]
-    store.repo["schema.yaml"] = _STORED[root]
-    _register_algorithms()
+    """Give Hydra the defaults of ``root`` as plain YAML; harmless when repeated.
 
-
-_STORED: dict[type[PolicyConfig], Any] = {}
-"""The schemas as Hydra keeps them."""
-
-
-@functools.cache
-def _register_algorithms() -> None:
-    for name, node in ALGORITHM_CONFIGS.items():
-        ConfigStore.instance().store(group="schemas/algorithm", name=name, node=plain(node))
+    It has all keys but those of the algorithm, which depend on its name.
+    """
+    defaults = {**as_values(root()), "kind": root.kind}
+    del defaults["algorithm"]
+    ConfigStore.instance().store(name="schema", node=OmegaConf.create(defaults))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +72,9 @@ class Composed(Generic[C_co]):
             if f"{key}.".startswith(f"{own}."):
                 return place
         typed = [
-            o for o in parse_overrides(self.overrides) if f"{key}.".startswith(f"{key_of(o)}.")
+            o
+            for o in parse_overrides(self.overrides)
+            if f"{key}.".startswith(f"{key_of(o)}.") or key_of(o).startswith(f"{key}.")
         ]
         if typed:  # a single value counts more than the option of a whole group
             last = max(enumerate(typed), key=lambda one: (len(key_of(one[1])), one[0]))[1]
@@ -116,18 +93,27 @@ class Composed(Generic[C_co]):
 
     def said(self, key: str) -> str:
         """A key with its value, and where that was set."""
-        return f"{key}={attrgetter(key)(self.config)} ({self.origin(key)})"
+        return f"{key}={value_at(self.config, key)} ({self.origin(key)})"
 
     def error(self, key: str, problem: str) -> ConfigError:
         """A ``ConfigError`` about ``key``: its value, where it was set, and what is wrong."""
-        current: Any = self.config
-        for part in key.split("."):
-            if isinstance(current, list):
-                current = current[int(part)]
-            else:
-                current = current[part] if isinstance(current, dict) else getattr(current, part)
-        shown = type(current).__name__ if dataclasses.is_dataclass(current) else current
-        return ConfigError(f"{key}={shown} ({self.origin(key)}): {problem}")
+        return self.refusal(Wrong(key, value_at(self.config, key), problem))
+
+    def refusal(self, wrong: Wrong) -> ConfigError:
+        """A ``ConfigError`` about a value, with where it was set."""
+        key, given, origin = wrong.key, wrong.given, self.origin(wrong.key)
+        if wrong.unknown:
+            return ConfigError(f"{key} ({origin}): no such key{not_there(key, type(self.config))}")
+        shown = type(given).__name__ if dataclasses.is_dataclass(given) else given
+        return ConfigError(f"{key}={shown} ({origin}): {wrong.reason}")
+
+    def changed(self, assignments: Sequence[str]) -> Composed[C_co]:
+        """This with ``KEY=VALUE`` on top; ConfigError for impossible values."""
+        try:
+            return dataclasses.replace(self, config=changed(self.config, assignments))
+        except InvalidValuesError as error:
+            raise_all(map(self.refusal, error.wrong))
+            raise  # unreachable: there is a problem
 
     def trial(self, key: str, call: Callable[[], object], mend: str = "") -> Iterator[ConfigError]:
         """An ``error`` about ``key`` where ``call`` raises a ConfigError. mend: the end of it."""
@@ -162,38 +148,23 @@ def compose(
     """
     try:
         return _composed(overrides, config_dir, root)
-    except ConfigError as error:
-        raise_all([error, *_wrong_alone(overrides, config_dir, root)])
+    except ConfigError as error:  # Hydra stops at the first option that it does not find
+        options = [one.input_line or "" for one in parse_overrides(overrides) if is_group(one)]
+        alone = (partial(_composed, [option], config_dir, root) for option in options)
+        raise_all([error, *refusals(*alone)])
         raise  # unreachable: there is a problem
-
-
-def _wrong_alone(
-    overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig]
-) -> Iterator[ConfigError]:
-    """What is wrong with each option alone, or else with each value beside the options."""
-    keys = [override.partition("=")[0].lstrip("+~").split("/")[0] for override in overrides]
-    of_groups = [
-        "=" not in override or (conf_dir() / key).is_dir()
-        for override, key in zip(overrides, keys, strict=True)
-    ]
-    options = list(itertools.compress(overrides, of_groups))
-    wrong = [*refusals(*(partial(_composed, [one], config_dir, root) for one in options))]
-    yield from wrong
-    for override, of_group in zip(overrides, of_groups, strict=True):
-        if not (wrong or of_group):
-            yield from refusals(partial(_composed, [*options, override], config_dir, root))
 
 
 def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     register_schemas(root)
     dirs = group_dirs(config_dir)
-    check_overrides(overrides, root)
+    raise_all(override_problems(overrides, root))
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             composed = _composed_by_hydra(root.primary, [*as_hydra_takes(overrides), *search])
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise explained(error, overrides, dirs, root) from None
+        raise explained(error, dirs) from None
     finally:
         GlobalHydra.instance().clear()
     return from_hydra(composed, overrides, dirs, root)
@@ -215,10 +186,7 @@ def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
             if ":" not in option and option not in ALGORITHMS.names():
                 raise
             offered.add(option)
-            kind = algorithm_config(option)
-            settings = OmegaConf.structured(plain(kind))
-            settings.name = option
-            ConfigStore.instance().store(group="algorithm", name=option, node=settings)
+            ConfigStore.instance().store(group="algorithm", name=option, node={"name": option})
 
 
 def from_hydra(
@@ -230,17 +198,19 @@ def from_hydra(
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
-    try:
-        keys = [field.name for field in dataclasses.fields(root)]
-        values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
-    except OmegaConfBaseException as error:
-        raise explained(error, overrides, tuple(dirs), root) from None
-    return Composed(
-        config=build(root, cast("dict[str, Any]", values)),
-        overrides=tuple(overrides),
-        choices=choices,
-        config_dirs=tuple(dirs),
+    found = Composed(
+        config=root(), overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
+    try:
+        keys = [str(key) for key in composed if key != "hydra"]
+        values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
+        config = read(root, own_values(root, cast("dict[str, Any]", values)))
+    except OmegaConfBaseException as error:
+        raise explained(error, dirs) from None
+    except InvalidValuesError as error:
+        raise_all(map(found.refusal, error.wrong))
+        raise  # unreachable: there is a problem
+    return dataclasses.replace(found, config=config)
 
 
 def to_yaml(config: PolicyConfig) -> str:
@@ -263,34 +233,18 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
     Raises ConfigError when it is missing or damaged.
     """
     try:
-        loaded = load_mapping(path)
-        name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
-        try:
-            base = _defaults(root, algorithm_config(name))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
-        merged = OmegaConf.merge(base, loaded)
-        return build(root, cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True)))
-    except ConfigKeyError as error:
-        raise ConfigError(
-            f"{path}: {error.full_key}: this key is gone, or never was one; delete it there "
-            "(CHANGELOG.md says which keys are constants now)"
-        ) from None
+        values = OmegaConf.to_container(load_mapping(path), resolve=True)
+        return read(root, own_values(root, cast("dict[str, Any]", values)))
+    except InvalidValuesError as error:
+        gone = (
+            "this key is gone, or never was one; delete it there (CHANGELOG.md says which keys are "
+            "constants now)"
+        )
+        raise_all(
+            f"{path}: {one.key}: {gone}" if one.unknown else f"{path}: {one}" for one in error.wrong
+        )
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {first_line(error)}") from None
-
-
-def _defaults(root: type[PolicyConfig], algorithm: type) -> DictConfig:
-    """All keys of ``root`` with the settings of an algorithm; callers only read it."""
-    key = root, algorithm
-    if key not in _DEFAULTS:
-        _DEFAULTS[key] = OmegaConf.structured(_schema(root))
-        _DEFAULTS[key].algorithm = OmegaConf.structured(plain(algorithm))
-    return _DEFAULTS[key]
-
-
-_DEFAULTS: dict[tuple[type, type], DictConfig] = {}
-"""By root and algorithm: to make one takes half as long as to read a file."""
 
 
 def load_mapping(path: Path) -> DictConfig:

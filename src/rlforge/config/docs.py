@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from annotated_types import Ge, Gt, Le, Len, Lt
+
 from rlforge.config.games import EnvEntry, EvalEnvEntry
 from rlforge.config.keys import all_keys, all_roots, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
-from rlforge.config.rules import Length, Range, hints, is_union, optional, parts
+from rlforge.config.rules import hints, is_union, parts
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig, GameLearnerConfig
@@ -101,6 +103,10 @@ nothing, `kind=continuous` says it on the command line, and without it games are
 Where a value is the name of an algorithm, a transform, an opponent or the like, `module:Thing`
 takes [one of your own](extending.md).
 
+Editors complete keys and underline wrong values in YAML files of yours with
+`rlforge show --schema > schema.json`, and `# yaml-language-server: $schema=schema.json` as a line
+of the file.
+
 The groups of a continuous run, and which of these it shares, are [below](#continuous-runs).
 """
 
@@ -125,6 +131,12 @@ def field_comments(cls: type) -> Mapping[str, str]:
             comments[text.split(":")[0]] = " ".join(pending)
             pending = []
     return comments
+
+
+def all_field_comments(cls: type) -> Mapping[str, str]:
+    """The ``field_comments`` of a dataclass and of the ones that it is derived from."""
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    return {name: text for base in bases for name, text in field_comments(base).items()}
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -153,17 +165,33 @@ def _type(hint: Any) -> str:
         text = f"mapping to {_type(inner[1])}"
     else:
         text = {str: "text", typing.Any: "any"}.get(kind, kind.__name__)
-    ranges = [str(rule) for rule in rules if isinstance(rule, Range)]
-    lengths = [f", {rule}" for rule in rules if isinstance(rule, Length)]
-    return " ".join([text, *ranges]) + "".join(lengths) + (" or null" if optional(hint) else "")
+    return f"{text}{_bounds(rules)}" + (" or null" if type(None) in typing.get_args(hint) else "")
+
+
+def _bounds(rules: tuple[Any, ...]) -> str:
+    """Constraints of a number or a list in words: `` in [0, 1)``, ``, 1 to 16 entries``."""
+    above = next((rule for rule in rules if isinstance(rule, Ge | Gt)), None)
+    below = next((rule for rule in rules if isinstance(rule, Le | Lt)), None)
+    length = next((rule for rule in rules if isinstance(rule, Len)), None)
+    text = ""
+    if above is not None and below is not None:
+        low = f"[{above.ge}" if isinstance(above, Ge) else f"({above.gt}"
+        high = f"{below.le}]" if isinstance(below, Le) else f"{below.lt})"
+        text = f" in {low}, {high}"
+    elif above is not None:
+        text = f" ≥ {above.ge}" if isinstance(above, Ge) else f" > {above.gt}"
+    if length is not None and length.max_length is None:
+        text += f", at least {length.min_length} entr{'y' if length.min_length == 1 else 'ies'}"
+    elif length is not None and length.min_length == length.max_length:
+        text += f", {length.min_length} entries"
+    elif length is not None:
+        text += f", {length.min_length} to {length.max_length} entries"
+    return text
 
 
 def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
     """The keys of a class and of those nested in it. only: a field; None is all."""
-    comments, types = dict[str, str](), hints(cls)
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            comments |= field_comments(base)
+    comments, types = all_field_comments(cls), hints(cls)
     nested: list[Iterator[Key]] = []
     for field in dataclasses.fields(cls):
         if only not in (None, field.name):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from rlforge.config.rules import Count, Group, Positive, Problem, Range, Whole
+from rlforge.config.rules import Beta, Count, Group, Part, Positive, Problem, Whole
 from rlforge.types import SamplingParams
 
 
@@ -16,7 +15,7 @@ class VllmConfig(Group):
 
     #: Share of the GPU's memory for weights and KV cache. null: the memory plan gives it what the
     #: learner leaves; on a card without a learner 0.9 of the engine's share.
-    gpu_memory_utilization: Annotated[float, Range(0, 1, open="(")] | None = None
+    gpu_memory_utilization: Part | None = None
     #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
     kv_cache_gb: Positive | None = None
     #: Run without CUDA graphs and compilation: a faster start, slower tokens.
@@ -54,13 +53,13 @@ class EngineConfig(Group):
     temperature: Positive = 1.0
     #: Nucleus sampling: smallest set of tokens with this probability mass, of those that ``min_p``
     #: and ``top_k`` leave. The learner's log-probs are over all tokens.
-    top_p: Annotated[float, Range(0, 1, open="(")] = 1.0
+    top_p: Part = 1.0
     #: Draw from this many likeliest tokens only; 0: all. As with ``top_p``, the learner's log-probs
     #: are over all tokens.
     top_k: Whole = 0
     #: Draw only tokens with at least this share of the likeliest one's probability; 0: all. As with
     #: ``top_p``, the learner's log-probs are over all tokens.
-    min_p: Annotated[float, Range(0, 1, open=")")] = 0.0
+    min_p: Beta = 0.0
     #: Tokens whose keys and values are kept between requests, at most: of the turns of
     #: conversations, and of what many prompts begin with. null: the room that running sequences
     #: leave of ``max_parallel_seq`` times ``max_model_len``, 0: none. Only for ``transformers``;

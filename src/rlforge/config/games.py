@@ -5,21 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Annotated, Any, Literal
 
+from annotated_types import Len
+
 from rlforge.config.rules import (
+    DISTINCT,
     Count,
-    Distinct,
     Group,
-    Length,
     NotNegative,
+    Number,
+    OneOf,
     Positive,
     Problem,
     Text,
     Whole,
 )
 from rlforge.types import Actions, Winners
+
+CountOrAuto = Annotated[Count | Literal["auto"], OneOf("a whole number of 1 or more, or auto")]
 
 
 @dataclass
@@ -47,7 +51,7 @@ class EnvEntry(Group):
     #: Least score that is a win in a game of one player or one team, in rewards
     #: (``win_draw_loss``), metrics and evaluations. TextArena pays 1 for a solution and less for a
     #: part of it.
-    win_score: float = 1.0
+    win_score: Number = 1.0
     #: Which of several players win: ``one``, the highest reward, and a shared one is a draw;
     #: ``team``, those who share it; ``all``, as one team, by ``win_score``. Null takes what is
     #: known of the games of TextArena and OpenSpiel, and ``one`` for any other.
@@ -75,7 +79,7 @@ class EnvConfig(Group):
     """Which games are played (group ``env``)."""
 
     #: Environments that training games are drawn from, by weight.
-    train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
+    train: Annotated[list[EnvEntry], Len(1)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
     eval: list[EvalEnvEntry] = field(default_factory=list)
     #: Opponents of evaluations, each in the games that it can play, unless ``eval.opponents`` names
@@ -122,12 +126,12 @@ class BufferConfig(Group):
     #: The same bound for the oldest turn of a game, whose first turns are as much older as it
     #: lasts. ``auto``: half as much again as games last that are as long as all but 2 % of the
     #: samples' (games in progress, times samples of the game, by ``learner.batch_size``).
-    max_age: Count | Literal["auto"] = "auto"
+    max_age: CountOrAuto = "auto"
     #: Write each batch under the run directory.
     save_batches: bool = True
     #: Formats of those files: ``parquet``, which keeps all types, and ``csv``, where lists are JSON
     #: text.
-    save_batches_as: Annotated[list[Literal["parquet", "csv"]], Length(1, inf), Distinct()] = field(
+    save_batches_as: Annotated[list[Literal["parquet", "csv"]], Len(1), DISTINCT] = field(
         default_factory=lambda: ["parquet"]
     )
 
@@ -140,7 +144,7 @@ class CollectorConfig(Group):
     #: busy. W games of l samples each give turns a mean age of W · l / (2 · ``learner.batch_size``)
     #: updates. ``auto``: as many as give an age of one update, at most the sequences that the
     #: engines generate at once.
-    num_train_workers: Count | Literal["auto"] = "auto"
+    num_train_workers: CountOrAuto = "auto"
     #: Evaluation games under way at once.
     num_eval_workers: Count = 16
     #: Collector processes.

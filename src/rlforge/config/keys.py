@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Sequence
+import typing
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.games import EnvEntry
 from rlforge.config.plugins import RUN_KINDS
+from rlforge.config.rules import hints, parts
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.config.unstable_names import in_place_of, spelled_here
@@ -78,6 +80,51 @@ def nested_class(field: dataclasses.Field[Any]) -> type | None:
     """The configuration class behind a field, if it holds one."""
     factory: Any = field.default_factory
     return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
+
+
+def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` without ``kind``, which chose ``root``, and the keys that only other roots have.
+
+    So one option may set keys of several kinds of runs (``learner=tiny_ppo``).
+    """
+    own, others = set(all_keys(root)), {key for one in all_roots() for key in all_keys(one)}
+
+    def kept(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        keys = {f"{prefix}{name}": value for name, value in values.items()}
+        return {
+            key.removeprefix(prefix): kept(value, f"{key}.")
+            if isinstance(value, dict) and any(one.startswith(f"{key}.") for one in own)
+            else value
+            for key, value in keys.items()
+            if key in own or key not in others
+        }
+
+    return kept({key: value for key, value in values.items() if key != "kind"}, "")
+
+
+def not_there(key: str, root: type) -> str:
+    """The end of a message about a key that ``root`` does not have: where it is, or one like it."""
+    having = [name for name, one in ALGORITHM_CONFIGS.items() if key in all_keys(one, "algorithm.")]
+    if having:
+        end = "has it" if len(having) == 1 else "have it"
+        return f" for this algorithm; algorithm={' and '.join(having)} {end}"
+    head = key.rpartition(".")[0]
+    owner = _class_at(root, head)
+    # Entries of lists and mappings have keys that are in none of the root's.
+    own = [f"{head}.{name}" for name in hints(owner)] if owner else []
+    return alike(key, [*all_keys(root), *own])
+
+
+def _class_at(root: type, key: str) -> type | None:
+    """The configuration class at a dotted key."""
+    kind: Any = root
+    for part in key.split(".") if key else ():
+        if dataclasses.is_dataclass(kind):
+            kind = hints(typing.cast("type", kind)).get(part)
+        else:
+            kind = (None, *typing.get_args(kind))[-1]
+        kind = None if kind is None else parts(kind)[0]
+    return kind if dataclasses.is_dataclass(kind) else None  # type: ignore[return-value]
 
 
 def alike(key: str, known: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rlforge.config.prompts import template_args_problem
-from rlforge.config.rules import Count, Group, Pattern, Problem, Range, Text
+from rlforge.config.rules import Beta, Count, Group, OneOf, Problem, Rule, Text
 
 ALL_LINEAR = "all-linear"
 """The ``model.lora.target_modules`` of every linear layer but the output layer."""
@@ -26,10 +26,12 @@ class LoraConfig(Group):
     use_rslora: bool = False
     #: Dropout in front of A, in the passes that a gradient is taken of. The model's own dropout is
     #: always off, as in the engine.
-    dropout: Annotated[float, Range(0, 1, open=")")] = 0.0
+    dropout: Beta = 0.0
     #: The linear layers that get an adapter: ``all-linear``, all but the output layer; a list of
     #: names, or of the ends of names; or a pattern, a regular expression for whole names.
-    target_modules: Text | list[Text] = ALL_LINEAR
+    target_modules: Annotated[
+        Text | list[Text], OneOf("a text or a list of texts, none of them empty")
+    ] = ALL_LINEAR
     #: Adapt only this many of the last decoder layers; null: all. The backward pass ends there:
     #: with half of the layers an update takes about two thirds of the time. An output layer that is
     #: named in ``target_modules`` is adapted in any case.
@@ -63,11 +65,12 @@ class LoraConfig(Group):
                 yield "target_modules", f"is no pattern: {error}; a list of names is in brackets"
 
 
-_NO_FLOAT16 = Pattern(
-    r"(?!(float16|fp16|half)$).*",
+_NO_FLOAT16 = Rule(
+    lambda name: name not in ("float16", "fp16", "half"),
     "be bfloat16, or float32 where the hardware has none (auto chooses): small gradients vanish in "
     "float16 unless losses are scaled, which the learner does not do; an export can have it "
     "(rlforge export --dtype float16)",
+    first=True,
 )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from rlforge.config.keys import alike, all_keys, all_roots, conf_dir, foreign_keys, kinds_with
-from rlforge.config.rules import plain_fields
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, check_type
 
@@ -31,7 +31,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     """
     for each in overrides:
         check_type(each, str, what="an override is a text, as 'learner.batch_size=64'")
-    keys = {name for root in all_roots() for name in plain_fields(root)}
+    keys = {field.name for root in all_roots() for field in dataclasses.fields(root)}
     lines = [
         f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
         for o in overrides
@@ -51,27 +51,23 @@ MAPPINGS = (
 
 
 def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
-    """Overrides in which entries of ``MAPPINGS`` are whole mappings: Hydra adds no new ones.
+    """Overrides with ``++`` where they set keys: pydantic judges them, together and in one place.
 
     Example:
-        >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'", "market.news.herald=0.8"])
-        ['seed=3', "++prompts={terse: {system: 'Be brief.'}}", '++market.news={herald: 0.8}']
+        >>> as_hydra_takes(["env=kuhn", "seed=3", "prompts.terse.system='Be brief.'"])
+        ['env=kuhn', '++seed=3', "++prompts.terse.system='Be brief.'"]
     """
-    lines = []
-    for override in parse_overrides(overrides):
-        key = override.get_key_element().lstrip("+")
-        line = override.input_line or ""
-        head = next((name for name in MAPPINGS if f"{key}.".startswith(f"{name}.")), None)
-        if head is not None and not override.is_delete():
-            path = key.removeprefix(head).split(".")[1:]
-            texts = [line.partition("=")[2] or "''"]
-            if override.is_discrete_sweep():
-                texts = list(override.sweep_string_iterator())
-            for part in reversed(path):
-                texts = [f"{{{part}: {text}}}" for text in texts]
-            line = f"++{head}={','.join(texts)}"
-        lines.append(line)
-    return lines
+    return [
+        line if is_group(one) or one.is_delete() else f"++{line.lstrip('+')}"
+        for one in parse_overrides(overrides)
+        for line in [one.input_line or ""]
+    ]
+
+
+def is_group(override: Override) -> bool:
+    """Whether an override chooses an option of a group, or of Hydra's own ones."""
+    key = str(override.get_key_element()).lstrip("+~").split("@")[0]
+    return (conf_dir() / key).is_dir() or "/" in key
 
 
 def in_grammar(given: object, quote: str = "'") -> str:
@@ -116,43 +112,47 @@ def _unreadable(override: str) -> str:
     return f"cannot read override {override!r}: {mend}"
 
 
-def check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
-    """Refuse overrides that Hydra would misread or explain in its own terms.
+def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Iterator[str]:
+    """What Hydra would misread in overrides, or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
     """
     for override in parse_overrides(overrides):
         name, line = override.get_key_element(), override.input_line or ""
         if not name:
-            raise ConfigError(_unreadable(line))
+            yield _unreadable(line)
+            continue
         if foreign_keys([key_of(override)], root):
             mend = kinds_with(key_of(override), "kind={}")
-            raise ConfigError(f"{line} (command line): {root.about} has no such key{mend}")
+            yield f"{line} (command line): {root.about} has no such key{mend}"
         if override.is_delete() and key_of(override).rpartition(".")[0] not in MAPPINGS:
-            raise ConfigError(f"{line} (command line): nothing can be left out; choose another")
+            yield f"{line} (command line): nothing can be left out; choose another"
+        if key_of(override) == "algorithm.name":
+            mend = f"write algorithm={override.value()}"
+            yield f"{line} (command line): needs settings of its own; {mend}"
         if key_of(override) in MAPPINGS and override.value() == {}:
-            raise ConfigError(
+            yield (
                 f"{line} (command line): adds nothing to the names that are there; "
                 f"~{key_of(override)}.NAME leaves one out"
             )
         if key_of(override).split(".")[0] == "hydra":
-            raise ConfigError(
+            yield (
                 f"{line} (command line): Hydra's own keys are for sweeps (rlforge train -m); the "
                 "run directory is run_dir=…"
             )
         if override.is_sweep_override():
-            raise ConfigError(
+            yield (
                 f"{line} (command line): several values are a sweep; start it with "
                 f"rlforge train -m, or write a list as '{name}=[…]'"
             )
-        is_group = (conf_dir() / key_of(override)).is_dir()
-        if is_group and not isinstance(override.value(), str | list):
-            raise ConfigError(f"{line} (command line): give the name of an option of this group")
-        if line.startswith("++") and is_group:
-            raise ConfigError(f"{line} (command line): write +{key_of(override)}=…")
+        of_group = (conf_dir() / key_of(override)).is_dir()
+        if of_group and not isinstance(override.value(), str | list):
+            yield f"{line} (command line): give the name of an option of this group"
+        if line.startswith("++") and of_group:
+            yield f"{line} (command line): write +{key_of(override)}=…"
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
             if plain.split(".")[0] != "prompts":
                 known = all_keys(root)
                 mend = f"; write {plain}=… without +" if plain in known else alike(plain, known)
-                raise ConfigError(f"{line} (command line): no such key{mend}")
+                yield f"{line} (command line): no such key{mend}"

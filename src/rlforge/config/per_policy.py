@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
-from rlforge.config.rules import build, hints, plain, with_values
+from rlforge.config.rules import InvalidValuesError, hints, with_values
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import ConfigError, nearest, raise_all
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -71,8 +71,6 @@ def of_policy(config: C, name: str) -> C:
     """
     if not name:
         return config
-    from omegaconf.errors import OmegaConfBaseException  # here: a learner alone needs no OmegaConf
-
     entry = entries(config)[name]
     groups: dict[str, Any] = {}
     for group in GROUPS:
@@ -81,17 +79,17 @@ def of_policy(config: C, name: str) -> C:
         if group == "algorithm" and values.get("name", base.name) != base.name:
             if (problem := ALGORITHMS.problem(values["name"])) is not None:
                 raise ConfigError(f"policies.{name}.algorithm.name={values['name']}: {problem}")
-            kind = algorithm_config(values["name"])
-            base = build(kind, dataclasses.asdict(plain(kind)()))
-        for key in values:
-            if key not in (known := hints(type(base))):
-                near = nearest(key, known)
-                raise ConfigError(f"policies.{name}.{group}.{key}: no such key{near}")
+            base = algorithm_config(values["name"])()
         try:
             groups[group] = with_values(base, values) if values else base
-        except OmegaConfBaseException as error:
-            place, text = f"policies.{name}.{group}", str(error).splitlines()[0]
-            raise ConfigError(f"{place}={dict(values)}: {text}") from None
+        except InvalidValuesError as error:
+            place, known = f"policies.{name}.{group}", hints(type(base))
+            raise_all(
+                f"{place}.{one.key}: no such key{nearest(one.key, known)}"
+                if one.unknown
+                else f"{place}.{one}"
+                for one in error.wrong
+            )
     return dataclasses.replace(without_entries(config), **groups)
 
 

@@ -6,17 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from rlforge.config.rules import (
-    Count,
-    Distinct,
-    Group,
-    Length,
-    Pattern,
-    Probability,
-    Problem,
-    Text,
-    Whole,
-)
+from annotated_types import Len
+
+from rlforge.config.rules import DISTINCT, Count, Group, Probability, Problem, Text, Whole, pattern
 from rlforge.errors import nearest
 
 START = "start"
@@ -64,11 +56,11 @@ class PolicyEntry(Group):
     """
 
     #: Seats that it can take; null: each.
-    seats: Annotated[list[Whole], Length(1, 16), Distinct()] | None = None
+    seats: Annotated[list[Whole], Len(1, 16), DISTINCT] | None = None
     #: Updates of it for each of a policy with 1.
     share: Count = 1
     #: Policies, by name, whose versions it meets, by ``pool.mode``; null: itself.
-    opponents: Annotated[list[Text], Length(1, 64), Distinct()] | None = None
+    opponents: Annotated[list[Text], Len(1, 64), DISTINCT] | None = None
     #: Prompt template of its seats; null takes the environment's.
     prompt_template: str | None = None
     #: Action extraction of its seats; null takes the environment's.
@@ -101,7 +93,7 @@ class PolicyEntry(Group):
 Policies = dict[
     Annotated[
         str,
-        Pattern(
+        pattern(
             r"(?!(step|base|start|deploy|latest|best|average)$)[a-z][a-z0-9_]*",
             "be lower-case letters, digits and '_', and no word that names versions",
         ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rlforge.config.plugins import PROMPTS
-from rlforge.config.rules import Group, Pattern, Problem, Text
+from rlforge.config.rules import Group, Problem, Rule, Text, pattern
 from rlforge.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{(\{\w+\})\}|\{(\w+)\}")
@@ -20,13 +20,9 @@ PLACES = ("observation", "legal_actions", "request", "board", "grid")
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True)
-class NewName:
-    """Names that rlforge's templates do not have."""
-
-    def problem(self, name: str) -> str | None:
-        taken = PROMPTS.has_own(name)
-        return f"rlforge has a template {name}; choose another name" if taken else None
+NEW_NAME = Rule(
+    lambda name: not PROMPTS.has_own(name), "have another name than rlforge's own templates"
+)
 
 
 @dataclass
@@ -85,7 +81,7 @@ class PromptConfig(Group):
 
 
 Prompts = dict[
-    Annotated[str, Pattern(r"[\w.-]+", "consist of letters, digits, '.', '_' and '-'"), NewName()],
+    Annotated[str, pattern(r"[\w.-]+", "consist of letters, digits, '.', '_' and '-'"), NEW_NAME],
     PromptConfig,
 ]
 """Templates by the name that chooses them."""

@@ -1,30 +1,30 @@
-"""What configuration classes share: rules in annotations, and the way from and to plain values.
+"""What configuration classes share: rules in annotations, and validation by pydantic.
 
 A field's annotation says which values it takes::
 
     learning_rate: Positive = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[Beta], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
 
-``problems()`` reads the annotations of a class and of the classes nested in it; rules about several
-keys of one class are in its ``clashes()``. OmegaConf knows neither ``Literal`` nor ``Annotated``:
-``plain`` derives the classes that it gets, ``build`` makes the real ones of what it returns.
-Alternatives such as ``Text | list[Text]`` are ``Any`` to OmegaConf, and judged here.
+Rules about several keys of one class are in its ``clashes()``. ``validated`` makes a configuration
+from plain values and checks all of it; pydantic is imported there, so that a process which is
+given a configuration does without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from rlforge.errors import nearest, raise_all
+from annotated_types import Ge, Gt, Le, Lt
+
+from rlforge.errors import ConfigError, nearest
 
 C = TypeVar("C", bound="Group")
 
@@ -42,30 +42,55 @@ class Group:
         TypeError: a configuration does not change: make another with dataclasses.replace
     """
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "coerce_numbers_to_str": True,  # name=3
+        "revalidate_instances": "always",  # dataclasses.replace checks nothing
+    }
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.with_info_wrap_validator_function(cls._checked, handler(source))
+
+    @classmethod
+    def _checked(cls, value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+        kind = cls.variant(value)
+        if kind is not cls:
+            return adapter(kind).validate_python(value, context=info.context)
+        made = handler(value)
+        vars(made).update((name, _frozen(inside)) for name, inside in vars(made).items())
+        if info.context is not _EACH_ALONE and (found := list(made.clashes())):
+            raise _clash_error(made, found)
+        return made
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):
             raise TypeError(_UNCHANGED)
         object.__setattr__(self, name, _frozen(value))
 
-    def problems(self) -> Iterator[Problem]:
-        """Keys with impossible values, and why: those of annotations, or else the ``clashes``."""
-        fine = True
-        for name, hint in hints(type(self)).items():
-            for key, reason in _judged(hint, getattr(self, name)):
-                fine = False
-                yield f"{name}{key}", reason
-        if fine:
-            yield from self.clashes()
+    def problems(self) -> list[Problem]:
+        """Keys with impossible values, and why; those of ``clashes`` once all are possible."""
+        try:
+            validated(type(self), self)
+        except InvalidValuesError as error:
+            return [(one.key, one.reason) for one in error.wrong]
+        return []
 
     def clashes(self) -> Iterator[Problem]:
         """Keys that contradict other keys of the class; asked once each value alone is possible."""
         return iter(())
 
     @classmethod
-    def variant(cls, values: Mapping[str, Any]) -> type[Any]:
-        """The class, this one or one derived from it, that ``values`` are of."""
-        return cls
+    def variant(cls, value: Any) -> type[Any]:
+        """The class, this one or one derived from it, that ``value`` is of."""
+        return type(value) if isinstance(value, cls) else cls
 
+
+_EACH_ALONE = {"clashes": False}
+"""Context of a validation that asks for no ``clashes``."""
 
 _UNCHANGED = "a configuration does not change: make another with dataclasses.replace"
 
@@ -106,145 +131,136 @@ def _frozen(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside.
+class Rule:
+    """A condition on a value that no constraint of pydantic says.
 
-    Example:
-        >>> Range(0, 1, open=")").problem(1.0)
-        'must lie in [0, 1)'
+    Args:
+        holds: Whether a value meets it; a ValueError is a no.
+        must: What the value must do or be, as in "must ...".
+        first: Ask before anything else, for a better reason than that of the type.
     """
 
-    low: float
-    high: float = math.inf
-    open: str = ""
+    holds: Callable[[Any], object]
+    must: str
+    first: bool = False
 
-    def problem(self, number: float) -> str | None:
-        above = number > self.low if "(" in self.open else number >= self.low
-        below = number < self.high if ")" in self.open else number <= self.high
-        if above and below:
-            return None
-        if not math.isinf(self.high):
-            return f"must lie {self}"
-        return f"must be above {self.low}" if "(" in self.open else f"must be {self.low} or more"
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
 
-    def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f"> {self.low}" if "(" in self.open else f"≥ {self.low}"
-        left, right = "(" if "(" in self.open else "[", ")" if ")" in self.open else "]"
-        return f"in {left}{self.low}, {self.high}{right}"
+        if self.first:
+            return core_schema.no_info_before_validator_function(self._checked, handler(source))
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
-
-@dataclass(frozen=True)
-class Length:
-    """Lists and mappings of ``least`` to ``most`` entries; of ``least`` where ``most`` is None."""
-
-    least: int
-    most: float | None = None
-
-    def problem(self, entries: typing.Sized) -> str | None:
-        most = self.least if self.most is None else self.most
-        return None if self.least <= len(entries) <= most else f"must have {self}"
-
-    def __str__(self) -> str:
-        if self.most is None:
-            return f"{self.least} entries"
-        if math.isinf(self.most):
-            return f"at least {self.least} entr{'y' if self.least == 1 else 'ies'}"
-        return f"{self.least} to {self.most} entries"
+    def _checked(self, value: Any) -> Any:
+        try:
+            holds = self.holds(value)
+        except ValueError:
+            holds = False
+        if not holds:
+            raise ValueError(f"must {self.must}")
+        return value
 
 
-@dataclass(frozen=True)
-class Distinct:
-    """Lists in which no entry stands twice."""
-
-    def problem(self, entries: list[Any]) -> str | None:
-        return None if len(set(entries)) == len(entries) else "must not name an entry twice"
-
-
-@dataclass(frozen=True)
-class Pattern:
+def pattern(regex: str, must: str) -> Rule:
     """Text that matches ``regex`` as a whole; ``must`` says what that comes to."""
+    return Rule(re.compile(regex).fullmatch, must)
 
-    regex: str
+
+@dataclass(frozen=True)
+class OneOf:
+    """Alternatives of different types; ``must`` names them, as in "must be ..."."""
+
     must: str
 
-    def problem(self, text: str) -> str | None:
-        return None if re.fullmatch(self.regex, text) else f"must {self.must}"
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
 
-
-@dataclass(frozen=True)
-class Address:
-    """Addresses of HTTP servers."""
-
-    def problem(self, text: str) -> str | None:
-        try:
-            parts = urlsplit(text)
-            # The port is read here: one that is no number up to 65535 raises.
-            whole = parts.scheme in ("http", "https") and parts.port != 0 and bool(parts.hostname)
-        except ValueError:
-            whole = False
-        return (
-            None
-            if whole and not re.search(r"\s", text)
-            else "must be an http:// or https:// address"
+        message = f"must be {self.must}"
+        return core_schema.custom_error_schema(
+            handler(source), "one_of", custom_error_message=message
         )
 
 
-Count = Annotated[int, Range(1)]
+@dataclass(frozen=True)
+class Strict:
+    """Numbers that are written as such: neither texts, nor true and false, which Python counts."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "strict": True}
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is the http:// or https:// address of a server."""
+    try:
+        parts = urlsplit(text)
+        # The port is read here: one that is no number up to 65535 raises.
+        whole = parts.scheme in ("http", "https") and parts.port != 0 and bool(parts.hostname)
+    except ValueError:
+        return False
+    return whole and not re.search(r"\s", text)
+
+
+ADDRESS = Rule(is_address, "be an http:// or https:// address")
+DISTINCT = Rule(lambda entries: len(set(entries)) == len(entries), "not name an entry twice")
+
+Int = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
+Count = Annotated[Int, Ge(1)]
 """An annotation of configuration classes: an int of 1 or more.
 
 Example:
     >>> @dataclass
     ... class Config(Group):
     ...     setting: Count = 8
-    >>> list(Config(setting=0).problems())
+    >>> Config(setting=0).problems()
     [('setting', 'must be 1 or more')]
 """
-Whole = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, open="(")]
+Whole = Annotated[Int, Ge(0)]
+Positive = Annotated[Number, Gt(0)]
 """An annotation of configuration classes: a float above 0.
 
 Example:
     >>> @dataclass
     ... class Config(Group):
     ...     setting: Positive = 0.1
-    >>> list(Config(setting=0.0).problems())
+    >>> Config(setting=0.0).problems()
     [('setting', 'must be above 0')]
 """
-NotNegative = Annotated[float, Range(0)]
+NotNegative = Annotated[Number, Ge(0)]
 """An annotation of configuration classes: a float of 0 or more.
 
 Example:
     >>> @dataclass
     ... class Config(Group):
     ...     setting: NotNegative = 0.0
-    >>> list(Config(setting=-0.1).problems())
+    >>> Config(setting=-0.1).problems()
     [('setting', 'must be 0 or more')]
 """
-Beta = Annotated[float, Range(0, 1, open=")")]
-Share = Annotated[float, Range(0, 1)]
+Beta = Annotated[Number, Ge(0), Lt(1)]
+Share = Annotated[Number, Ge(0), Le(1)]
 """An annotation of configuration classes: a float in [0, 1].
 
 Example:
     >>> @dataclass
     ... class Config(Group):
     ...     setting: Share = 0.5
-    >>> list(Config(setting=1.5).problems())
-    [('setting', 'must lie in [0, 1]')]
+    >>> Config(setting=1.5).problems()
+    [('setting', 'must be 1 or less')]
 """
-Probability = Annotated[float, Range(0, 1, open="()")]
+Part = Annotated[Number, Gt(0), Le(1)]
+Probability = Annotated[Number, Gt(0), Lt(1)]
 """An annotation of configuration classes: a float in (0, 1).
 
 Example:
     >>> @dataclass
     ... class Config(Group):
     ...     setting: Probability = 0.5
-    >>> list(Config(setting=1.0).problems())
-    [('setting', 'must lie in (0, 1)')]
+    >>> Config(setting=1.0).problems()
+    [('setting', 'must be below 1')]
 """
-Text = Annotated[str, Pattern(r"(?s).*\S.*", "not be empty")]
-Url = Annotated[str, Address()]
-FolderName = Annotated[str, Pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
+Text = Annotated[str, Rule(str.strip, "not be empty")]
+Url = Annotated[str, ADDRESS]
+FolderName = Annotated[str, pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
 
 
 def hints(cls: type) -> Mapping[str, Any]:
@@ -257,7 +273,7 @@ def hints(cls: type) -> Mapping[str, Any]:
 
 
 _HINTS: dict[type, Mapping[str, Any]] = {}
-"""By class; a composition asks for those of each class many times."""
+_ADAPTERS: dict[type, Any] = {}
 
 
 def is_union(hint: Any) -> bool:
@@ -284,115 +300,156 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, rules
 
 
-def _judged(hint: Any, value: Any) -> Iterator[Problem]:
-    """Problems of one value; keys begin with a dot, or are empty where it is the value itself."""
-    kind, rules = parts(hint)
-    origin, choices, found = typing.get_origin(kind), typing.get_args(kind), False
-    if value is None and (not is_union(kind) or type(None) in choices):  # OmegaConf judged others
-        return
-    if is_union(kind):
-        fit = [one for one in choices if _is_of(value, one)]
-        if fit:
-            yield from _judged(fit[0], value)
+# ---------------------------------------------------------------- from plain values, and back
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A key, relative to what was validated, the value that it was given, and what is wrong."""
+
+    key: str
+    given: Any
+    reason: str
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.given}: {self.reason}"
+
+
+class InvalidValuesError(ConfigError):
+    """Values that make no configuration: ``wrong`` has all of them."""
+
+    def __init__(self, wrong: list[Wrong]) -> None:
+        super().__init__("\n".join(map(str, wrong)))
+        self.wrong = wrong
+
+
+def adapter(cls: type) -> Any:
+    """The ``pydantic.TypeAdapter`` of a class."""
+    from pydantic import TypeAdapter
+
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
+
+
+def read(cls: type[C], values: object) -> C:
+    """A ``cls`` as from ``validated``, of which ``problems`` still has to judge the ``clashes``."""
+    return _made(cls, values, _EACH_ALONE)
+
+
+def validated(cls: type[C], values: object) -> C:
+    """A ``cls`` from nested mappings and lists, with defaults for keys that they do not have.
+
+    Raises InvalidValuesError, which has all unknown keys, impossible values and clashes.
+
+    Example:
+        >>> from rlforge.config.training import GrpoConfig
+        >>> validated(GrpoConfig, {"group_size": 1, "clip_lo": 0.1})
+        Traceback (most recent call last):
+        rlforge.config.rules.InvalidValuesError: group_size=1: must be 2 or more
+        clip_lo=0.1: no such key
+    """
+    return _made(cls, values)
+
+
+def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = None) -> C:
+    from pydantic import ValidationError
+
+    try:
+        made: C = adapter(cls).validate_python(values, context=context)
+    except ValidationError as error:
+        raise InvalidValuesError([_wrong(one, values) for one in error.errors()]) from None
+    return made
+
+
+def value_problem(hint: Any, value: object) -> str | None:
+    """What is wrong with a single value of an annotation; numbers are neither texts nor truths."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    try:
+        TypeAdapter(hint, config=settings).validate_python(value, strict=True)
+    except ValidationError as error:
+        return _wrong(error.errors()[0], value).reason
+    return None
+
+
+def _clash_error(made: Group, found: list[Problem]) -> Exception:
+    from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+    return ValidationError.from_exception_data(
+        type(made).__name__,
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("clash", "{reason}", {"key": key, "reason": reason}),
+                input=value_at(made, key),
+            )
+            for key, reason in found
+        ],
+    )
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    for part in key.split(".") if key else ():
+        if isinstance(config, list):
+            config = config[int(part)]
         else:
-            yield "", f"must be {' or '.join(map(_in_words, choices))}"
-    elif kind is str and not isinstance(value, str):
-        found = True
-        yield "", "must be a text"
-    elif origin is Literal and value not in choices and not _broken(rules, value):
-        mend = nearest(str(value), choices)
-        yield "", f"no such choice{mend} (there are {', '.join(choices)})"
-    elif kind is float and not math.isfinite(value):
-        found = True
-        yield "", NOT_FINITE
-    elif isinstance(value, Group):
-        for key, reason in value.problems():
-            yield f".{key}", reason
-    elif origin in (list, dict):
-        named, inner = typing.get_args(kind)[0], typing.get_args(kind)[-1]
-        for index, entry in value.items() if origin is dict else enumerate(value):
-            problems = [*_judged(inner, entry), *(_judged(named, index) if origin is dict else ())]
-            found = found or bool(problems)
-            yield from ((f".{index}{key}", reason) for key, reason in problems)
-    yield from (("", reason) for reason in ([] if found else _broken(rules, value)))
+            config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+def _wrong(error: Mapping[str, Any], values: Any) -> Wrong:
+    """What pydantic says of one value, in the words of rlforge."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    path: list[str] = []
+    for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
+        inside = vars(values) if isinstance(values, Group) else values
+        try:
+            values = inside[part]
+        except (KeyError, IndexError, TypeError):
+            break
+        path.append(str(part))
+    if kind == "clash":
+        path.append(context["key"])
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        reason = f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
+    elif kind in ("clash", "value_error"):
+        reason = str(context.get("reason") or context["error"])
+    elif given is None and "_type" in kind:
+        reason = "cannot be null"
+    elif kind in ("too_short", "too_long"):
+        number = context["min_length" if kind == "too_short" else "max_length"]
+        least = "at least" if kind == "too_short" else "at most"
+        reason = f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
+    else:
+        words = next((text for name, text in _WORDS.items() if kind.startswith(name)), "{msg}")
+        bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
+        reason = words.format(msg=error["msg"], **bounds)
+    return Wrong(".".join(path), given, reason, unknown=kind == "unexpected_keyword_argument")
 
 
 NOT_FINITE = "must be a finite number"
 
-
-def _broken(rules: tuple[Any, ...], value: Any) -> list[str]:
-    return [reason for rule in rules if (reason := rule.problem(value)) is not None]
-
-
-_WORDS = {str: "a text", list: "a list", int: "a whole number"}
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value is one of an alternative's choices, or of its class."""
-    kind, _ = parts(hint)
-    if typing.get_origin(kind) is Literal:
-        return value in typing.get_args(kind)
-    return isinstance(value, typing.get_origin(kind) or kind)
-
-
-def _in_words(hint: Any) -> str:
-    kind, _ = parts(hint)
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(typing.get_args(kind))
-    cls = typing.cast("type", typing.get_origin(kind) or kind)
-    return _WORDS.get(cls, cls.__name__)
-
-
-# ---------------------------------------------------------------- to OmegaConf and back
-
-
-_PLAIN: dict[type, type] = {}
-
-
-def plain(cls: type) -> type:
-    """``cls`` as OmegaConf can check it: choices as text, without rules."""
-    if cls not in _PLAIN:
-        bases = tuple(plain(base) for base in cls.__bases__ if dataclasses.is_dataclass(base))
-        fields = plain_fields(cls).values()
-        _PLAIN[cls] = dataclasses.make_dataclass(cls.__name__, fields, bases=bases)
-    return _PLAIN[cls]
-
-
-def plain_fields(cls: type) -> dict[str, tuple[str, Any, Any]]:
-    """Name, type and default of each field of ``plain(cls)``."""
-    resolved = hints(cls)
-    return {
-        field.name: (field.name, _plain_hint(resolved[field.name]), _plain_default(field))
-        for field in dataclasses.fields(typing.cast("Any", cls))
-    }
-
-
-def _plain_hint(hint: Any) -> Any:
-    kind, _ = parts(hint)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if is_union(kind):
-        return Any  # OmegaConf's unions take no lists
-    if origin is Literal:
-        kind = str
-    elif origin in (list, dict):
-        kind = origin[tuple(_plain_hint(one) for one in inner)]
-    elif dataclasses.is_dataclass(kind):
-        kind = plain(kind)  # type: ignore[arg-type]
-    return kind | None if optional(hint) else kind
-
-
-def optional(hint: Any) -> bool:
-    """Whether an annotation ends in ``| None``."""
-    inner = typing.get_args(hint)
-    return optional(inner[0]) if typing.get_origin(hint) is Annotated else type(None) in inner
-
-
-def _plain_default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return dataclasses.field(default=field.default)
-    factory = field.default_factory
-    assert factory is not dataclasses.MISSING
-    return dataclasses.field(default_factory=lambda: _plain_value(factory()))
+_BOUNDS = ("gt", "ge", "lt", "le")
+_WORDS = {
+    "greater_than_equal": "must be {ge} or more",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be {le} or less",
+    "less_than": "must be below {lt}",
+    "finite_number": NOT_FINITE,
+    "int_": "must be a whole number",
+    "float_": "must be a number",
+    "bool_": "must be true or false",
+    "string_": "must be a text",
+    "list_": "must be a list, in brackets: [ONE, TWO]",
+    "dict_": "must be a mapping: {{name: NAME}}",
+    "dataclass_type": "must be a mapping: {{name: NAME}}",
+    "unexpected_keyword_argument": "no such key",
+}
+"""The words for types of errors that begin so; the first that fits counts."""
 
 
 def as_values(value: Any) -> Any:
@@ -406,68 +463,23 @@ def as_values(value: Any) -> Any:
     return value
 
 
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain_value(entry) for entry in value]
-    if isinstance(value, dict):
-        return {key: _plain_value(entry) for key, entry in value.items()}
-    if not isinstance(value, Group):
-        return value
-    return plain(type(value))(**{k: _plain_value(v) for k, v in vars(value).items()})
-
-
-def build(cls: type[C], values: Mapping[str, Any]) -> C:
-    """A ``cls`` from nested mappings and lists; keys that it has not are left out."""
-    kind = cls.variant(values)
-    made: C = kind(
-        **{name: _built(h, values[name]) for name, h in hints(kind).items() if name in values}
-    )
-    return made
-
-
-def read(cls: type[C], loaded: Any) -> C:
-    """A ``cls`` from loaded YAML, with defaults where it says nothing.
-
-    Raises OmegaConfBaseException for unknown keys and wrong types.
-    """
-    from omegaconf import OmegaConf  # here: the classes alone need no OmegaConf
-
-    merged = OmegaConf.merge(OmegaConf.structured(plain(cls)), as_values(loaded))
-    return build(cls, typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
-
-
 def with_values(config: C, values: Mapping[str, Any]) -> C:
     """A copy of ``config`` with nested ``values`` in place of its own; raises as ``read`` does."""
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.merge(OmegaConf.structured(_plain_value(config)), as_values(values))
-    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(node)))
+    return read(type(config), _merged(as_values(config), values))
 
 
-def checked(config: C, where: object) -> C:
-    """``config``, read from ``where``; ConfigError for its problems."""
-    raise_all(f"{where}: {key}: {problem}" for key, problem in config.problems())
-    return config
+def _merged(base: Any, values: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(values, Mapping)):
+        return values
+    return {**base, **{key: _merged(base.get(key), value) for key, value in values.items()}}
 
 
 def changed(config: C, assignments: typing.Sequence[str]) -> C:
     """A copy of ``config`` after ``KEY=VALUE`` assignments; raises as ``read`` does."""
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf  # here: the classes alone need no OmegaConf
 
-    node = OmegaConf.structured(_plain_value(config))
+    node = OmegaConf.create(as_values(config))
     for assignment in assignments:
         key, _, value = assignment.partition("=")
         OmegaConf.update(node, key, OmegaConf.from_dotlist([f"value={value}"]).value)
-    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(node)))
-
-
-def _built(hint: Any, value: Any) -> Any:
-    kind, _ = parts(hint)
-    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
-        return build(kind, value)  # type: ignore[type-var,arg-type]
-    inner = typing.get_args(kind)[-1:]
-    if isinstance(value, dict) and inner:
-        return {key: _built(inner[0], entry) for key, entry in value.items()}
-    if isinstance(value, list) and inner:
-        return [_built(inner[0], entry) for entry in value]
-    return value
+    return read(type(config), OmegaConf.to_container(node))

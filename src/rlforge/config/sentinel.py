@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from rlforge.config.rules import Count, Distinct, Group, Positive, Problem, Range
+from annotated_types import Ge
+
+from rlforge.config.rules import DISTINCT, Count, Group, Number, Positive, Probability, Problem
 
 Signal = Literal["score", "exploitability", "past", "entropy", "seat_gap", "no_advantage"]
 Action = Literal["opponents", "rollback", "magnet", "smaller_steps"]
@@ -20,23 +22,21 @@ class SentinelConfig(Group):
     #: ``eval.exploitability``; ``past``, the score against own earlier versions; ``entropy`` of the
     #: sampled answers; ``seat_gap``, reward of the first seat above that of the
     #: others; ``no_advantage``, the share of turns without one. Empty: nothing is watched.
-    watch: Annotated[list[Signal], Distinct()] = field(
-        default_factory=lambda: list(get_args(Signal))
-    )
+    watch: Annotated[list[Signal], DISTINCT] = field(default_factory=lambda: list(get_args(Signal)))
     #: What is done when a signal collapses, in this order: ``opponents``, draw them from the past
     #: as well (``pool.mode=fictitious``); ``rollback``, train on from the last version before the
     #: change; ``magnet``, take a new snapshot as the reference of the KL penalty;
     #: ``smaller_steps``, multiply the learning rate by ``step_factor``. Empty: it is only reported.
-    actions: Annotated[list[Action], Distinct()] = field(default_factory=list)
+    actions: Annotated[list[Action], DISTINCT] = field(default_factory=list)
     #: Mean number of observations of a signal between two false alarms.
-    rarity: Annotated[float, Range(10)] = 100_000.0
+    rarity: Annotated[Number, Ge(10)] = 100_000.0
     #: Updates from which the course of a signal is learned before it is judged, at the start and
     #: after each action.
     warmup: Count = 20
     #: Change of ``score`` and ``past`` that matters, in shares of points; a draw is half a win.
     shift: Positive = 0.2
     #: Factor of the learning rate with ``smaller_steps``, each time.
-    step_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
+    step_factor: Probability = 0.5
 
     def clashes(self) -> Iterator[Problem]:
         if self.actions and not self.watch:

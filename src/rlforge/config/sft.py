@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from rlforge.config.plugins import TEACHERS
-from rlforge.config.rules import Count, Group, Positive, Problem, Range, Text
+from rlforge.config.rules import Beta, Count, Group, Number, Positive, Problem, Text
 from rlforge.config.schema import GamesConfig
 from rlforge.config.training import AlgorithmConfig, LearnerConfig, SupervisedConfig
 from rlforge.types import Outcome
@@ -45,7 +45,7 @@ class DataConfig(Group):
     keep: Literal["all", "wins", "wins_and_draws"] = "all"
     #: Least reward of the game, in a market of the decision, for the player that answered; null:
     #: any.
-    min_reward: float | None = None
+    min_reward: Number | None = None
     #: Learn only so many last turns of each player in a game, which lead to its outcome most
     #: directly; null: all.
     last_turns: Count | None = None
@@ -54,7 +54,7 @@ class DataConfig(Group):
     #: Most samples to learn from, drawn at random; null: all.
     max_samples: Count | None = None
     #: Share of the games, or rows of a file, that is held out and measured.
-    validation: Annotated[float, Range(0, 1, open=")")] = 0.05
+    validation: Beta = 0.05
     #: Passes over the samples.
     epochs: Positive = 2.0
 

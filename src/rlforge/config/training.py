@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Gt, Len
+
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import (
     Beta,
     Count,
     Group,
-    Length,
+    Int,
     NotNegative,
+    Number,
+    Part,
     Positive,
     Problem,
-    Range,
     Share,
     Text,
     Whole,
@@ -63,7 +66,7 @@ class LearnerConfig(Group):
     #: AdamW weight decay.
     weight_decay: NotNegative = 0.0
     #: AdamW betas.
-    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[Beta], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
     #: Largest global gradient norm.
     grad_clip: Positive = 0.2
     #: Keep an average of the trained weights w over updates, saved with every version in a folder
@@ -71,7 +74,7 @@ class LearnerConfig(Group):
     #: ``uniform``, the mean of all so far.
     average: Literal["off", "moving", "uniform"] = "off"
     #: Weight of the past in the ``moving`` average.
-    average_decay: Annotated[float, Range(0, 1, open=")")] = 0.95
+    average_decay: Beta = 0.95
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: Count | None = None
     #: Keep the input of each decoder layer only, and recompute the layer for the gradient.
@@ -145,7 +148,7 @@ class GameLearnerConfig(LearnerConfig):
     #: Samples per update: turns, or episodes with ``buffer.kind: episode``.
     batch_size: Count = 384
     #: The learner waits for batch_size times this many samples.
-    batch_delay_buffer: Annotated[float, Range(1)] = 1.0
+    batch_delay_buffer: Annotated[Number, Ge(1)] = 1.0
     #: Save and register a version every this many updates.
     save_every: Count = 1
     #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
@@ -157,8 +160,8 @@ class GameLearnerConfig(LearnerConfig):
             yield "optimizer_steps", f"does not divide learner.batch_size={self.batch_size}"
 
 
-ClipLow = Annotated[float, Range(0, 1, open="(")]
-DualClip = Annotated[float, Range(1, open="(")]
+ClipLow = Part
+DualClip = Annotated[Number, Gt(1)]
 
 
 @dataclass
@@ -231,12 +234,12 @@ class AlgorithmConfig(Group):
     entropy_over: Literal["vocabulary", "legal"] = "vocabulary"
 
     @classmethod
-    def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
-        """The class with the keys of ``values``: of the algorithm that they name, if it fits."""
-        name, kinds = values.get("name"), [*ALGORITHM_CONFIGS.values()]
+    def variant(cls, value: Any) -> type[AlgorithmConfig]:
+        """The class of the algorithm that a mapping names; that of a configuration."""
+        name = value.get("name") if isinstance(value, Mapping) else None
         if isinstance(name, str) and ALGORITHMS.problem(name) is None:
-            kinds.insert(0, algorithm_config(name))
-        return next((kind for kind in kinds if set(hints(kind)) == set(values)), cls)
+            return algorithm_config(name)
+        return super().variant(value)
 
     @property
     def over_legal(self) -> bool:
@@ -337,7 +340,7 @@ class GrpoConfig(RatioConfig):
 
     name: str = "grpo"
     #: Games per group.
-    group_size: Annotated[int, Range(2)] = 8
+    group_size: Annotated[Int, Ge(2)] = 8
     #: Advantage of a game with score R in its group: ``group_relative``, R minus the group's mean;
     #: ``leave_one_out``, R minus the mean of the others (RLOO); ``max_rl``, (R - mean) / mean, for
     #: scores of 0 or more (MaxRL). The score is the mean reward of the seat's turns.

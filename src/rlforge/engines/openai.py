@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlforge.config.pool import ApiConfig
-from rlforge.config.rules import Address
+from rlforge.config.rules import ADDRESS, is_address
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
 from rlforge.record.results import ApiUsage
@@ -161,8 +161,8 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         )
     if provider == "openai":
         base_url = base_url or config.openai_base_url or os.environ.get(_URL_VARIABLE, "").strip()
-        if base_url and (problem := Address().problem(base_url)):  # of the variable
-            raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} {problem}")
+        if base_url and not is_address(base_url):  # of the variable
+            raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} must {ADDRESS.must}")
     elif provider == "openrouter":
         base_url = base_url or OPENROUTER_URL
     else:

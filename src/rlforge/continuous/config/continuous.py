@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
+
 from rlforge.config.rules import (
     Count,
     FolderName,
     Group,
+    Int,
     NotNegative,
+    Number,
+    Part,
     Positive,
     Problem,
-    Range,
     Share,
     Text,
     Whole,
@@ -41,7 +45,7 @@ class StoreConfig(Group):
     #: scores and metrics of all windows in the store; null: none.
     push: Text | None = None
     #: Hour of the day, in UTC by the clock of the decisions, from which it is.
-    push_hour: Annotated[int, Range(0, 23)] = 2
+    push_hour: Annotated[Int, Ge(0), Le(23)] = 2
 
     def clashes(self) -> Iterator[Problem]:
         if self.push is not None and len(self.push.split("/")) != 2:
@@ -96,7 +100,7 @@ class WindowConfig(Group):
     completeness: Share = 1.0
     #: Least average reward of the learning agents' decisions that were not refused, where there
     #: are any; null: any. The document's is 0.3, which untrained models seldom reach.
-    avg_reward_threshold: float | None = None
+    avg_reward_threshold: Number | None = None
     #: Decisions of a batch in mode ``rolling``.
     rolling_decisions: Count = 512
 
@@ -111,15 +115,15 @@ class DecisionRewardConfig(Group):
     """How the outcome of a decision becomes a number (group ``decision_reward``)."""
 
     #: Weight of profit and loss as a share of the investment.
-    pnl_weight: float = 0.5
+    pnl_weight: Number = 0.5
     #: Weight of the speed term.
-    speed_weight: float = 0.2
+    speed_weight: Number = 0.2
     #: Weight of the consistency term, the agent's win rate.
-    consistency_weight: float = 0.3
+    consistency_weight: Number = 0.3
     #: Speed term of a decision that is held for an hour or longer; of any other it is 1.
-    slow_reward: float = 0.5
+    slow_reward: Number = 0.5
     #: Profit-and-loss term of a decision that invested nothing.
-    uninvested_reward: float = 0.0
+    uninvested_reward: Number = 0.0
     #: Rewards of one window before training: ``none``; ``center`` (less their mean); ``zscore``
     #: (and divided by their deviation); ``minmax`` (stretched to -1 … 1).
     normalize: Literal["none", "center", "zscore", "minmax"] = "none"
@@ -149,12 +153,12 @@ class ContinuousSettings(Group):
     #: ``requests``.
     select_by: Literal["score", "reward", "all"] | None = None
     #: Threshold of ``select_by``; scores range from 0 to 1.
-    threshold: float = 0.5
+    threshold: Number = 0.5
     #: Least number of decisions to learn from, selected or refused ones, for an update.
     min_selected: Count = 5
     #: Most of the decisions learned from that may be one agent's, or one user's of a service;
     #: further ones, drawn by seed, are left out. 1: no limit.
-    max_agent_share: Annotated[float, Range(0, 1, open="(")] = 1.0
+    max_agent_share: Part = 1.0
     #: Training reward of a decision: ``reward``; ``return``, the sum of it and its agent's later
     #: rewards in the window, discounted by ``decision_reward.gamma``; ``score``; or ``mix``:
     #: (1 - w) reward + w (2 score - 1). Invalid actions always have ``invalid_reward``.
@@ -166,7 +170,7 @@ class ContinuousSettings(Group):
     max_staleness: Whole | None = None
     #: Reward of an answer without an action that the market accepts; such answers are always
     #: selected. null: they count as decisions to do nothing.
-    invalid_reward: float | None = -1.0
+    invalid_reward: Number | None = -1.0
     #: In a market in prose: answers are one JSON action that the agent's state allows, and nothing
     #: else, because the engine draws no other tokens. Not for models that reason before they act.
     constrained: bool = False

@@ -10,26 +10,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Len
+
 from rlforge.config.rules import (
+    DISTINCT,
     Count,
-    Distinct,
     Group,
-    Length,
+    Int,
     NotNegative,
-    Pattern,
     Positive,
     Probability,
     Problem,
-    Range,
     Share,
     Whole,
+    pattern,
 )
 
 TraderKind = Literal["noise", "momentum", "value", "insider"]
 """Kinds of scripted traders, from the least to the most skilled."""
 
-AccountName = Annotated[str, Pattern("[a-z]+", "be named in small letters")]
-Ticker = Annotated[str, Pattern("[A-Z]{1,8}", "be a word of up to 8 capitals")]
+AccountName = Annotated[str, pattern("[a-z]+", "be named in small letters")]
+Ticker = Annotated[str, pattern("[A-Z]{1,8}", "be a word of up to 8 capitals")]
 
 #: Balance of every agent at the start of an episode.
 STARTING_BALANCE = 1000.0
@@ -56,7 +57,7 @@ class MarketConfig(Group):
     #: Liquidity b of the scoring rule: buying b shares moves a price of 0.50 to 0.73.
     liquidity: Positive = 4000.0
     #: Tickers of the perpetual futures.
-    tickers: Annotated[list[Ticker], Distinct()] = field(
+    tickers: Annotated[list[Ticker], DISTINCT] = field(
         default_factory=lambda: ["ACME", "BOLT", "CRUX"]
     )
     #: Relative change of an index price per tick of a trend.
@@ -69,7 +70,7 @@ class MarketConfig(Group):
     vault: Positive = 100000.0
     #: News accounts and the share of posts in which each is right; entries are added to these, and
     #: null leaves an account out. Compact text names them by the letters A to E.
-    news: Annotated[dict[AccountName, Share | None], Length(0, 5)] = field(
+    news: Annotated[dict[AccountName, Share | None], Len(0, 5)] = field(
         default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
     #: Chance per tick that an account posts about a market on which it has not posted yet.
@@ -80,13 +81,13 @@ class MarketConfig(Group):
     feed_length: Count = 24
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
     #: and in a continuous run as much as fits the model's context.
-    prompt_chars: Annotated[int, Range(200)] | None = None
+    prompt_chars: Annotated[Int, Ge(200)] | None = None
     #: Number of scripted traders of each kind.
     traders: dict[TraderKind, Whole] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
     )
     #: Stakes of the compact actions, of the starting balance.
-    stakes: Annotated[list[Probability], Length(3)] = field(
+    stakes: Annotated[list[Probability], Len(3, 3)] = field(
         default_factory=lambda: [0.02, 0.05, 0.1]
     )
 

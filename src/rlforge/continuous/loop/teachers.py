@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -11,10 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf.errors import OmegaConfBaseException
-
 from rlforge.config.compose import Composed
-from rlforge.config.rules import read
+from rlforge.config.rules import InvalidValuesError, validated
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig, DecisionRewardConfig
 from rlforge.continuous.config.market import MarketConfig
@@ -25,7 +24,6 @@ from rlforge.continuous.market.traders import Crowd, make_trader
 from rlforge.continuous.market.trading import AgentPrompter, asked_form
 from rlforge.continuous.market.world import World
 from rlforge.continuous.preflight.continuous import agent_problems, check_answers
-from rlforge.errors import ConfigError, collected
 from rlforge.kinds import Say
 from rlforge.preflight.policy import Problems
 from rlforge.rollout.datasets import AnswerEncoder, given_sample, written
@@ -53,12 +51,13 @@ class Traders(Players):
     def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
         """Whether they trade, and their actions can be written and read."""
         data = composed.config.data
-        if unread := collected(composed.trial("market", lambda: market_of(composed.config))):
-            yield from unread
+        try:
+            market = market_of(composed.config)
+        except InvalidValuesError as error:
+            for one in error.wrong:
+                yield composed.refusal(dataclasses.replace(one, key=f"market.{one.key}"))
             return
-        market = market_of(composed.config)
-        impossible = [composed.error(f"market.{key}", reason) for key, reason in market.problems()]
-        yield from impossible or agent_problems(composed, market, AGENTS)
+        yield from agent_problems(composed, market, AGENTS)
         for name in data.players:
             if name not in KINDS:
                 reason = f"{name} does not trade in markets; there are {', '.join(KINDS)}"
@@ -93,11 +92,8 @@ TRADERS = Traders()
 
 
 def market_of(config: SftConfig) -> MarketConfig:
-    """The market in which a supervised run's traders act; ConfigError for impossible keys."""
-    try:
-        return read(MarketConfig, config.market)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from None
+    """The market in which a supervised run's traders act; raises as ``validated`` does."""
+    return validated(MarketConfig, config.market)
 
 
 def trader_samples(

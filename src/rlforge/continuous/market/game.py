@@ -155,17 +155,13 @@ def load_market(env_id: str) -> MarketConfig:
             f"market {env_id!r} is unknown{nearest(env_id, env_ids())}; there are "
             f"{', '.join(env_ids())}"
         )
-    # Imported here: a learner process that loads no preset needs no OmegaConf.
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from yaml import YAMLError, safe_load  # here: a learner process loads no preset
 
     path = conf_dir() / "market" / f"{env_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
     try:
-        config = rules.read(MarketConfig, OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
-    return rules.checked(config, path)
+        return rules.validated(MarketConfig, safe_load(path.read_text(encoding="utf-8")) or {})
+    except (rules.InvalidValuesError, YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def check(env: EnvSpec) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from rlforge.config.rules import Address
+from rlforge.config.rules import ADDRESS, is_address
 from rlforge.continuous.serving.adapter import checkpoint_of
 from rlforge.continuous.serving.journal import Journal
 from rlforge.continuous.serving.records import Deployment
@@ -64,8 +64,8 @@ class AdminClient:
     def __init__(self, url: str, state_dir: Path) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._shown = without_credentials(self._url)
-        if problem := Address().problem(url):
-            raise ConfigError(f"the service's address {self._shown} {problem}")
+        if not is_address(url):
+            raise ConfigError(f"the service's address {self._shown} must {ADDRESS.must}")
         self._token = read_admin_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.roots import kind_of_run, read_run
-from rlforge.config.rules import changed
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.preflight.serving import check_service
@@ -136,11 +134,8 @@ def _of_run(
     config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
     if any(_head(o) == "hardware" for o in overrides):
         config = dataclasses.replace(config, hardware=service.hardware)
-    try:
-        config = changed(config, changes)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{' '.join(changes)} (command line): {error}".split("\n")[0]) from None
-    return Composed(config=config, overrides=tuple(overrides), rest=str(run / "config.yaml"))
+    found = Composed(config=config, overrides=tuple(overrides), rest=str(run / "config.yaml"))
+    return found.changed(changes)
 
 
 def _head(override: str) -> str:

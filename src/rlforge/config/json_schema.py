@@ -1,0 +1,75 @@
+"""A JSON schema of configurations, with which editors complete and check YAML files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rlforge.config.docs import all_field_comments
+from rlforge.config.keys import all_roots
+from rlforge.config.rules import Group, adapter
+from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of experiments and of ``config.yaml``: one class for each ``kind``.
+
+    Without ``kind`` a file may be of any. An algorithm is one of rlforge's, or has the name of a
+    plug-in's. Descriptions are the comments of the fields.
+
+    Example:
+        >>> learner = json_schema()["$defs"]["GameLearnerConfig"]["properties"]
+        >>> learner["batch_size"]["minimum"], learner["batch_size"]["description"]
+        (1, 'Samples per update: turns, or episodes with ``buffer.kind: episode``.')
+    """
+    from pydantic import TypeAdapter
+
+    roots = {root.kind: root for root in all_roots()}
+    classes = [*roots.values(), *ALGORITHM_CONFIGS.values()]
+    made, shared = TypeAdapter.json_schemas(
+        (cls.__name__, "validation", adapter(cls)) for cls in classes
+    )
+    refs = {name: schema for (name, _), schema in made.items()}
+    definitions: dict[str, Any] = shared["$defs"]
+    for cls in _groups(definitions):
+        about = all_field_comments(cls)
+        for name, field in definitions[cls.__name__]["properties"].items():
+            field |= {"description": about[name]} if name in about else {}
+    for algorithm, cls in ALGORITHM_CONFIGS.items():
+        definitions[cls.__name__]["properties"]["name"] = {"const": algorithm}
+    of_plugins = {"type": "object", "required": ["name"]}
+    known = {"properties": {"name": {"enum": list(ALGORITHM_CONFIGS)}}}
+    definitions[AlgorithmConfig.__name__] = {
+        "anyOf": [
+            *(refs[cls.__name__] for cls in ALGORITHM_CONFIGS.values()),
+            {"allOf": [of_plugins, {"not": known}]},
+        ]
+    }
+    for kind, root in roots.items():
+        definitions[root.__name__]["properties"] |= {
+            "kind": {"const": kind, "description": f"What it is: {root.about}."},
+            "defaults": {"type": "array", "description": "The options that it builds on."},
+        }
+    of_kind = [
+        {
+            "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+            "then": refs[root.__name__],
+        }
+        for kind, root in roots.items()
+    ]
+    of_any = {"anyOf": [refs[root.__name__] for root in roots.values()]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "allOf": [*of_kind, {"if": {"not": {"required": ["kind"]}}, "then": of_any}],
+        "$defs": definitions,
+    }
+
+
+def _groups(names: Collection[str]) -> list[type[Group]]:
+    """The classes of rlforge's configuration with one of these names."""
+    classes = Group.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+    own = [cls for cls in classes if cls.__module__.startswith("rlforge.")]
+    return [cls for cls in own if cls.__name__ in names]
