@@ -11,10 +11,12 @@ from pkgutil import resolve_name
 import pytest
 
 import rlforge
+from rlforge import launch
 from rlforge.config.compose import Composed
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.rules import Group
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.continuous.serving import server
 from rlforge.errors import ConfigError
 from rlforge.kinds import RunKind, kind_of
 from rlforge.record.recorded import Recorded
@@ -83,6 +85,34 @@ def test_another_package_can_add_a_kind() -> None:
     assert [node.name for node in found.nodes(NapConfig(), HardwareConfig())] == ["bed"]
     with pytest.raises(ConfigError, match="--more: a nap cannot be made longer"):
         found.longer(NapConfig(), 3)
+
+
+def test_values_of_another_packages_kind_are_checked_as_all_others() -> None:
+    config = NapConfig(seed=-5, hardware=HardwareConfig(threads=-3))
+    with pytest.raises(ConfigError, match=r"seed=-5 .*must be 0 or more\n(.*\n)?hardware.threads=-3"):
+        launch.check(Composed(config=config))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("kind=games", "is a run that plays games: start it with rlforge train"),
+        ("kind=gmaes", "kind of run 'gmaes'"),
+        ("kind=games,sft", "one kind of run"),
+        ("kind=null", "one kind of run"),
+    ],
+)
+def test_a_service_is_of_no_other_kind(line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        server.compose_service([line, "model=tiny"])
+
+
+def test_a_configuration_takes_no_further_fields_and_loses_none() -> None:
+    config = RunConfig()
+    with pytest.raises(TypeError, match="does not change"):
+        config.learner.total_update = 5  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="does not change"):
+        del config.seed
 
 
 def test_a_value_without_the_methods_of_a_kind_is_refused() -> None:

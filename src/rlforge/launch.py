@@ -141,6 +141,7 @@ def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], l
 
 def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
+    raise_all(result.error(key, problem) for key, problem in result.config.problems())
     kind_of(result.config).check(result, keys=keys)
 
 

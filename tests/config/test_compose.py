@@ -72,6 +72,12 @@ def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path):
         from_yaml(tmp_path / "config.yaml")
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "config.yaml").write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: 'utf-8' codec"):
+        from_yaml(tmp_path / "config.yaml")
+
+
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_texts_in_either_quotes_are_read_as_they_are(quote):
     texts = ["a b", 'it\'s "so"', "\\boxed{x}\n\\", "\\'\\\"", "null", "[1, 2]", "é: $5"]

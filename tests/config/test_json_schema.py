@@ -24,7 +24,9 @@ def test_every_experiment_and_every_whole_configuration_is_valid(schema):
     for command, root in ROOTS.items():
         lines = ["data=random_legal"] if command == "sft" else []
         texts[command] = to_yaml(composed(*lines, root=root).config)
-    contents = {name: OmegaConf.to_container(OmegaConf.create(text)) for name, text in texts.items()}
+    contents = {
+        name: OmegaConf.to_container(OmegaConf.create(text)) for name, text in texts.items()
+    }
     assert [name for name, content in contents.items() if not schema.is_valid(content)] == []
 
 

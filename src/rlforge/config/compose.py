@@ -253,7 +253,7 @@ def load_mapping(path: Path) -> DictConfig:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {first_line(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: not a mapping of configuration keys")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -88,8 +89,8 @@ def in_grammar(given: object, quote: str = "'") -> str:
         return f"{{{', '.join(parts)}}}"
     if isinstance(given, float):
         return float.__repr__(given)  # also of numpy's
-    if isinstance(given, int):
-        return repr(given)
+    if isinstance(given, Integral):  # numpy's, too
+        return str(int(given))
     text = str(given)
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")
     if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:

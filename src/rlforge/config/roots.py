@@ -8,6 +8,7 @@ supervised run takes the experiments of other kinds, too: what it shares with th
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -61,12 +62,7 @@ def started_by(
 
 def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     """Compose what a command runs; ConfigError when it is said to be of another kind."""
-    typed, named = _typed_kind(overrides), _experiment(overrides, group_dirs(config_dir))
-    rest = [one for one in overrides if not one.lstrip("+").startswith("kind=")]
-    if typed is not None and (other := _root(typed)) is not root:
-        raise ConfigError(
-            f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
-        )
+    rest, named = of_kind(overrides, root), _experiment(overrides, group_dirs(config_dir))
     if named.kind is not None and (other := _root(named.kind)) is not root:
         if root is SftConfig:
             composed: Composed[Any] = _as_sft(rest, config_dir, other)
@@ -80,6 +76,16 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
             f"{kinds_with(foreign[0], 'an experiment with kind: {}')}"
         )
     return compose(rest, config_dir, root=root)
+
+
+def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
+    """The overrides without ``kind=``; ConfigError where it says another kind than ``root``."""
+    typed = _typed_kind(overrides)
+    if typed is not None and (other := _root(typed)) is not root:
+        raise ConfigError(
+            f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
+        )
+    return [one for one in overrides if not re.match(r"[+~]*kind(=|$)", one)]
 
 
 def read_any(run_dir: Path) -> PolicyConfig:
@@ -116,8 +122,12 @@ def _root(kind: str) -> type[PolicyConfig]:
 
 def _typed_kind(overrides: Sequence[str]) -> str | None:
     """The kind that the command line says."""
-    kinds = [str(one.value()) for one in parse_overrides(overrides) if key_of(one) == "kind"]
-    return kinds[-1] if kinds else None
+    kinds = [one for one in parse_overrides(overrides) if key_of(one) == "kind"]
+    if wrong := [one for one in kinds if one.is_delete() or not isinstance(one.value(), str)]:
+        raise ConfigError(
+            f"{wrong[0].input_line} (command line): give one kind of run, by its name"
+        )
+    return str(kinds[-1].value()) if kinds else None
 
 
 def _as_sft(

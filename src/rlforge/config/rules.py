@@ -67,9 +67,12 @@ class Group:
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self):
+        if name in vars(self) or name not in hints(type(self)):
             raise TypeError(_UNCHANGED)
         object.__setattr__(self, name, _frozen(value))
+
+    def __delattr__(self, name: str) -> None:
+        raise TypeError(_UNCHANGED)
 
     def problems(self) -> list[Problem]:
         """Keys with impossible values, and why; those of ``clashes`` once all are possible."""

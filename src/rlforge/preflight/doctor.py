@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from rlforge.config.compose import Composed
-from rlforge.config.rules import NOT_FINITE
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, lacking
 from rlforge.errors import ConfigError
@@ -103,8 +102,8 @@ def examine(
         unused += gpu_notes(whole, config, hardware, machine)
     findings += [Finding(what="hardware", state="note", detail=note) for note in unused]
     findings += [finding, *_packages(config, hardware, assumed=assumed)]
-    tried, infinite = config, [key for key, wrong in config.problems() if wrong == NOT_FINITE]
-    if hardware is not None and not infinite:
+    tried = config
+    if hardware is not None:
         tried, engine = engine_tried(config, hardware, machine)
         findings += [] if not engine else [Finding(what="engine", state="ok", detail=engine)]
     findings += _model(composed, assumed=assumed)
@@ -121,11 +120,9 @@ def examine(
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
     if hardware is not None:
-        capacity = None if infinite else capacity_of(hardware, cards)
+        capacity = capacity_of(hardware, cards)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
-        elif infinite:
-            findings.append(_unplanned(f"{', '.join(infinite)} {NOT_FINITE}"))
         elif capacity is None:
             findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
         else:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
-from rlforge.config.roots import kind_of_run, read_run
+from rlforge.config.roots import kind_of_run, of_kind, read_run
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.preflight.serving import check_service
@@ -82,7 +82,7 @@ MakeChecks = Callable[[Engine, Any], Checks]
 def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
     """The configuration of ``[RUN] KEY=VALUE …``; ConfigError for an invalid one."""
     runs = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    overrides = of_kind([one for one in arguments if "=" in one], ServingConfig)
     if len(runs) > 1:
         raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
     if runs:
