@@ -89,7 +89,9 @@ def test_another_package_can_add_a_kind() -> None:
 
 def test_values_of_another_packages_kind_are_checked_as_all_others() -> None:
     config = NapConfig(seed=-5, hardware=HardwareConfig(threads=-3))
-    with pytest.raises(ConfigError, match=r"seed=-5 .*must be 0 or more\n(.*\n)?hardware.threads=-3"):
+    with pytest.raises(
+        ConfigError, match=r"seed=-5 .*must be 0 or more\n(.*\n)?hardware.threads=-3"
+    ):
         launch.check(Composed(config=config))
 
 

@@ -162,7 +162,9 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
     if provider == "openai":
         base_url = base_url or config.openai_base_url or os.environ.get(_URL_VARIABLE, "").strip()
         if base_url and not is_address(base_url):  # of the variable
-            raise ConfigError(f"{_URL_VARIABLE}={without_credentials(base_url)} must {ADDRESS.must}")
+            raise ConfigError(
+                f"{_URL_VARIABLE}={without_credentials(base_url)} must {ADDRESS.must}"
+            )
     elif provider == "openrouter":
         base_url = base_url or OPENROUTER_URL
     else:
