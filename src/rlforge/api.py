@@ -145,7 +145,7 @@ class GRPOConfig:
 def start(
     lines: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] | None = None
 ) -> Run:
-    """As ``train``, of overrides as on the command line. root: the only kind of run; None: any."""
+    """Train from overrides as on the command line. root: the only kind of run; None: any."""
     from rlforge import launch
 
     kind = root_of(lines, config_dir) if root is None else root

@@ -1,4 +1,4 @@
-"""What a run is: all that depends on its kind, as one value for each kind.
+"""Kinds of runs: all that depends on the kind, as one value for each.
 
     kind_of(config) ─▶ RunKind: checks, actors, controller, what a resume needs, what comes next
 
@@ -113,7 +113,7 @@ class RunKind(ABC, Generic[C]):
         yield from ()
 
     def forecast(self, config: C) -> str | None:
-        """What to expect of collection, as sentences; None where nothing is collected."""
+        """Sentences on what to expect of collection; None where nothing is collected."""
         return None
 
     def prepare(self, config: C, run_dir: Path, say: Say) -> None:
@@ -131,7 +131,7 @@ class RunKind(ABC, Generic[C]):
         raise ConfigError(f"--more: {self.root.about} cannot be made longer")
 
     def saved(self, run_dir: Path) -> str:
-        """What is left of a run that was interrupted at once."""
+        """A sentence on what is left of a run that was interrupted at once."""
         from rlforge.system.checkpoint import latest_checkpoint
 
         try:
@@ -147,7 +147,7 @@ class RunKind(ABC, Generic[C]):
         return [f"rlforge report {shlex.quote(str(run_dir))}"]
 
     def learned(self, config: C, policy: str) -> str:
-        """What a policy of the run learned from, for its card."""
+        """A sentence for the card on what a policy of the run learned from."""
         return "its own experience"
 
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:

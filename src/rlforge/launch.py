@@ -102,7 +102,7 @@ def composed(
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
 ) -> tuple[C, RunPlan[C], list[str]]:
-    """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
+    """Compose for a command that runs a ``root``, and check that it fits this machine."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     check_start(result)
@@ -146,7 +146,7 @@ def check(result: Composed[Any], *, keys: bool = True) -> None:
 
 
 def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
-    """As ``check``; what is wrong with a model of this machine is said at once, too."""
+    """Check as ``check`` does, and with it a model that is on this machine."""
     try:
         check(result, keys=keys)
     except ConfigError as error:
@@ -166,7 +166,7 @@ def train(
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
-    """As ``train``, of a configuration; command: the arguments of ``rlforge`` that start it."""
+    """Train from a configuration; command: the arguments of ``rlforge`` that start it."""
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
     return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
 

@@ -1,4 +1,4 @@
-"""What is learned from: turns of a game, samples, their batches, and the result of an update."""
+"""Samples of learning: turns of a game, samples, their batches, the result of an update."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TrainBatch:
 
     @property
     def facts(self) -> dict[str, int]:
-        """What is noted of it in files and digests, beside its samples."""
+        """Notes about the batch in files and digests, beside its samples."""
         versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
         return {
             "whole_episodes": self.whole_episodes,

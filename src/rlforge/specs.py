@@ -50,7 +50,7 @@ class ActorSpec:
 
     @property
     def number(self) -> str:
-        """Of replicas, for people: ``2``, or ``1 to 2`` where the run starts with one."""
+        """Number of replicas in words: ``2``, or ``1 to 2`` where the run starts with one."""
         fixed = self.least in (None, self.replicas)
         return str(self.replicas) if fixed else f"{self.least} to {self.replicas}"
 

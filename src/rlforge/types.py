@@ -404,7 +404,7 @@ class GameRecord:
 
     @property
     def ending(self) -> str:
-        """As ``finished``, ``invalid move by player 1`` or ``context limit of player 0``."""
+        """The ending in words: ``finished``, ``invalid move by player 1`` and the like."""
         reason = self.end_reason.replace("_", " ")
         if self.cut_by is not None:
             return f"{reason} of player {self.cut_by}"

@@ -126,7 +126,7 @@ def main() -> NoReturn:
 
 
 def _of_the_system(error: OSError) -> str:
-    """What the system refused, and where: the file, or else the line of code."""
+    """The system's refusal and its place: the file, or else the line of code."""
     what = error.strerror or str(error)
     if error.filename is None and says_full_disk(error):
         return f"the disk or its quota is full ({what}); free some and run the command again"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 def wrong_usage(error: typer.TyperException) -> str:
-    """What is wrong with a command line, and where help is; two lines."""
+    """Two lines: the mistake in a command line, and where help is."""
     message = " ".join(error.format_message().split())
     context: Any = getattr(error, "ctx", None)
     if context is None:

@@ -1,4 +1,4 @@
-"""What a configuration can choose by name: the options of its groups, each with a sentence."""
+"""Choices of a configuration by name: the options of its groups, each with a sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Catalog:
 
 
 def subjects() -> dict[str, str]:
-    """What can be listed, and how one of it is chosen: what users choose most often first."""
+    """Subjects that can be listed, and the form of a choice; the most common ones first."""
     names = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
     names.sort(key=lambda name: (name not in _FIRST, _FIRST.find(name)))
     groups = {name: f"{'+' if name == 'experiment' else ''}{name}=NAME" for name in names}

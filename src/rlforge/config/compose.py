@@ -171,7 +171,7 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
 
 
 def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes; algorithms of others become options of their group as they are named."""
+    """Hydra's composition; algorithms of others become options of their group as they are named."""
     offered: set[str] = set()
     while True:
         try:

@@ -98,7 +98,7 @@ class ModelConfig(Group):
 
     @property
     def label(self) -> str:
-        """What messages and records call it."""
+        """The name of the model in messages and records."""
         return self.name or self.kind
 
     @property

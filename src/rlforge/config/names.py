@@ -184,12 +184,12 @@ class Kind:
 
 
 class _UnusableError(Exception):
-    """What is wrong with a name, for a message that says which."""
+    """The reason why a name cannot be chosen, without the name; None where it can."""
 
 
 @cache
 def entry_points_of(group: str) -> Mapping[str, Sequence[EntryPoint]]:
-    """What installed packages offer in ``group``, by name."""
+    """Entry points of installed packages in ``group``, by name."""
     found: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=_package):
         found.setdefault(point.name, []).append(point)

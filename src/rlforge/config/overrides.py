@@ -22,7 +22,7 @@ def key_of(override: Override) -> str:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """As Hydra reads them; ConfigError for the first that it cannot.
+    """Parse overrides as Hydra does; ConfigError for the first that it cannot read.
 
     A bare name that is no key is the experiment of that name.
 
@@ -114,7 +114,7 @@ def _unreadable(override: str) -> str:
 
 
 def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Iterator[str]:
-    """What Hydra would misread in overrides, or explain in its own terms.
+    """Yield a message for each override that Hydra would misread, or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
     """

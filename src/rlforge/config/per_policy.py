@@ -45,7 +45,7 @@ def without_entries(config: C) -> C:
 
 
 def entry_of(config: PolicyConfig, name: str) -> PolicyEntry:
-    """What ``policies`` says of a policy; that of a run without them plays every seat."""
+    """The entry of a policy in ``policies``; without entries the policy plays every seat."""
     return entries(config)[name] if name else PolicyEntry()
 
 

@@ -52,7 +52,7 @@ def started_by(
     config_dir: Path | None = None,
     run_dir: Path | None = None,
 ) -> type[PolicyConfig]:
-    """What a command starts, or resumes in ``run_dir``: ``root``, or a kind of another package.
+    """The class that a command starts or resumes: ``root``, or a kind of another package.
 
     Such a kind names the command in its class.
     """
@@ -165,7 +165,7 @@ def _as_sft(
 
 
 class _Named(NamedTuple):
-    """What an experiment names: the override that picks it, its kind, keys and groups."""
+    """Names in an experiment: the override that picks it, its kind, keys and groups."""
 
     line: str = ""
     kind: str | None = None
@@ -182,7 +182,7 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
-    """What an experiment and those that it builds on name; nothing where unreadable."""
+    """Names in an experiment and those that it builds on; nothing where unreadable."""
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
     if path is None or experiment in seen:

@@ -1,4 +1,4 @@
-"""What configuration classes share: rules in annotations, and validation by pydantic.
+"""The base of configuration classes: rules in annotations, and validation by pydantic.
 
 A field's annotation says which values it takes::
 
@@ -367,7 +367,7 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
 
 
 def value_problem(hint: Any, value: object) -> str | None:
-    """What is wrong with a single value of an annotation; numbers are neither texts nor truths."""
+    """The reason why an annotation refuses a value; numbers are neither texts nor truths."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -404,7 +404,7 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def _wrong(error: Mapping[str, Any], values: Any) -> Wrong:
-    """What pydantic says of one value, in the words of rlforge."""
+    """Translate pydantic's complaint about one value into the words of rlforge."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     path: list[str] = []
     for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative

@@ -117,7 +117,7 @@ class TrackerConfig(Group):
 
 @dataclass
 class PolicyConfig(Group):
-    """What all runs and services have: a policy, what it is trained with, and the machine."""
+    """The common part of runs and services: a policy, its training, and the machine."""
 
     # Name of its ``rlforge.kinds.RunKind``, the file in ``conf/`` that it is composed from, the
     # command that takes it, and what it describes.
@@ -270,7 +270,7 @@ class RunConfig(GamesConfig):
         return self.determinism == "strict"
 
     def _strict_clashes(self) -> Iterator[Problem]:
-        """What cannot be the same again."""
+        """Yield settings that keep a run from repeating itself bit for bit."""
         fast = "or set determinism=fast"
         if self.engine.name not in ("auto", "transformers"):
             yield (

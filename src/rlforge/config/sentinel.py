@@ -1,4 +1,4 @@
-"""What watches a run for a collapse, and what is done about one."""
+"""Settings of the sentinel, which watches a run for a collapse and acts on one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class WindowTracker(Tracker):
         self._publish()
 
     def log_activity(self, doing: str, window_id: str = "") -> None:
-        """What the run does from now on, and with which window, if with one."""
+        """Set the phase of the run, and its window if it has one."""
         self._active = window_id
         super().log_activity(f"{doing} {window_id}" if window_id else doing)
 

@@ -113,7 +113,7 @@ class Engine(Generator, Protocol):
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """As ``Generator.generate``; ``on_tokens`` gets tokens while they are drawn.
+        """Answer as ``Generator.generate``; ``on_tokens`` gets tokens while they are drawn.
 
         The last tokens come with the completion only, which holds all of them. A request that is
         repeated because its engine died starts over; with ``params.seed`` it draws the same tokens.
@@ -141,7 +141,7 @@ class LocalEngine(Engine, Protocol):
     about: str = ""
 
     def ask(self, questions: Iterable[Question]) -> None:
-        """As ``generate`` for each question, without waiting: callbacks deliver the answers."""
+        """Ask each question as ``generate``, without waiting: callbacks deliver the answers."""
 
     def forget(self, callers: Iterable[Caller]) -> None:
         """Cancel the requests of ``callers``, which get no more callbacks."""

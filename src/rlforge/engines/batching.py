@@ -207,7 +207,7 @@ class BatchGenerator(StepGenerator[Generation]):
     # ------------------------------------------------------------ stepping
 
     def step(self) -> list[Answer]:
-        """As ``StepGenerator.step``; generators of one process compute one after the other.
+        """Step as ``StepGenerator.step``; generators of one process compute one after the other.
 
         Passes switch settings of the whole process (``rlforge.models.products``,
         ``rlforge.engines.invariant``).

@@ -302,7 +302,7 @@ class StepGenerator(ABC, Generic[R]):
 
     @abstractmethod
     def _compute(self) -> list[Answer]:
-        """As ``step``, without the accounting."""
+        """Take a step without the accounting."""
 
     def _completed(
         self,

@@ -358,7 +358,7 @@ class ChatClient:
 
 
 def _used(response: Any) -> Usage:
-    """What a response took, in dollars as LiteLLM reckons them or OpenRouter states them."""
+    """Tokens and dollars of a response, as LiteLLM reckons them or OpenRouter states them."""
     usage = getattr(response, "usage", None)
     both, asked = (getattr(usage, name, None) for name in ("total_tokens", "prompt_tokens"))
     both, asked = (count if isinstance(count, int) and count > 0 else 0 for count in (both, asked))

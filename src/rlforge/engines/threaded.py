@@ -95,7 +95,7 @@ class ThreadedEngine(LocalEngine):
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """As ``Engine.generate``, with ``on_tokens`` called after each step.
+        """Generate as ``Engine.generate``, and call ``on_tokens`` after each step.
 
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes; EngineDeadError when it cannot go on. The
@@ -127,7 +127,7 @@ class ThreadedEngine(LocalEngine):
         await self._unless_cancelled(future, caller)
 
     async def sleep(self) -> None:
-        """As ``LocalEngine.sleep``; a ``wake`` meanwhile ends the wait."""
+        """Sleep as ``LocalEngine.sleep``; a ``wake`` meanwhile ends the wait."""
         await self._take_turn(rest=True)
 
     async def wake(self) -> None:

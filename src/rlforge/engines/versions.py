@@ -119,7 +119,7 @@ class AdapterTable(Versions[Adapter]):
         self._numbers = itertools.count(1)
 
     def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
-        """As ``Versions.load``, with the files checked before any adapter is unloaded."""
+        """Load as ``Versions.load``, and check the files before any adapter is unloaded."""
         if not self.is_resident(key):
             check_files(key)
         return super().load(key, busy)

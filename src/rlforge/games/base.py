@@ -19,7 +19,7 @@ _WATCHDOG = Watchdog()
 
 @value
 class View:
-    """What the player to move sees.
+    """The view of the player to move.
 
     legal_actions: every action the game accepts, in the game's notation; None where the game does
     not list them, empty where the player has no legal action and loses with any answer.
@@ -92,7 +92,7 @@ class Game(Protocol):
         """Whether the last action counted as a move; True before the first."""
 
     def view(self) -> View:
-        """What the player to move sees. Asking again gives the same view."""
+        """The view of the player to move. Asking again gives the same view."""
 
     def step(self, action: str) -> None:
         """Apply the action of the player to move."""
@@ -161,7 +161,7 @@ CALL_LIMIT_S = 600.0
 
 
 def guarded(kind: Kind, name: str, limit_s: float | None, make: Callable[[], Any]) -> Any:
-    """What ``make`` makes, a game or player of ``name``.
+    """Call ``make``, which makes a game or player of ``name``, and guard what it raises.
 
     What fails in a user's code, or does not return within ``limit_s``, is an ExtensionError; None:
     ``CALL_LIMIT_S``.

@@ -1,4 +1,4 @@
-"""What of an observation is new to the player who reads it."""
+"""The part of an observation that is new to its reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def readable(text: str) -> str:
 
 
 def news(record: GameRecord) -> list[str]:
-    """Of each turn's observation, what its player has not read in an earlier turn."""
+    """The part of each turn's observation that its player has not read in an earlier turn."""
     read: dict[int, str] = {}
     new = []
     for turn in record.turns:

@@ -96,7 +96,7 @@ class Minimax:
 
 
 def mcts(simulations: str) -> Callable[[EnvSpec, random.Random], Player]:
-    """What makes the player ``mcts:SIMULATIONS``, Monte-Carlo tree search with OpenSpiel.
+    """Factory of the player ``mcts:SIMULATIONS``, Monte-Carlo tree search with OpenSpiel.
 
     Raises ``ConfigError`` unless ``simulations``, those per move, is a number above 0.
     """

@@ -45,7 +45,7 @@ _ASKED = "{observation}\n\n{request}"
 
 @value
 class Template:
-    """What a player is asked, and the markup of the conversation; None: the tokenizer's own.
+    """Texts that ask a player, and the conversation's markup; None: the tokenizer's own.
 
     The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}``, ``{board}``
     and ``{grid}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in

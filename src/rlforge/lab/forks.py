@@ -1,4 +1,4 @@
-"""What else could have happened in a finished game: continuations from its turns."""
+"""Forks: other continuations of a finished game from its turns."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def _checked(record: GameRecord, start: Start) -> str:
 
 
 def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:
-    """Those that did not fail."""
+    """Continuations that did not fail."""
     return [record for record in records if record.error is None]
 
 

@@ -73,7 +73,7 @@ class PoolView:
 
     @property
     def opponents(self) -> tuple[str, ...]:
-        """Those to draw from: everyone but the current version.
+        """Candidates of a draw: all policies but the current version.
 
         It is among them with ``pool.include_current``, and where there is no other: self-play.
         """
@@ -193,7 +193,7 @@ def alpha_rank(view: PoolView) -> Weights:
 
 
 def probabilities(weights: Weights, view: PoolView, mode: str) -> Weights:
-    """What a mode returned, divided by its sum.
+    """Weights that a mode returned, divided by their sum.
 
     Raises RunError where that are no weights of opponents: a uid that the pool does not have,
     a weight that is negative or not finite, or a sum of 0.

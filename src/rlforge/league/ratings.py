@@ -126,7 +126,7 @@ class RatingTable:
         return table
 
     def _inherited(self, rating: Rating) -> Rating:
-        """What a child has of an ancestor's rating until its own first game."""
+        """The part of an ancestor's rating that a child has until its own first game."""
         most = max(rating.sigma, self._newcomer.sigma)
         return Rating(rating.mu, min(most, INHERITED_SIGMA * rating.sigma))
 

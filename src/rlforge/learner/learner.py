@@ -208,7 +208,7 @@ class Learner:
         )
 
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
-        """As ``update``; the result has ``digests``, and that of the weights before as well."""
+        """Update as ``update``; the result has ``digests``, that of the weights before included."""
         before = _digest(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})

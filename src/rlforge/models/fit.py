@@ -187,7 +187,7 @@ def misfit(found: Shapes, expected: Shapes) -> str | None:
 
 
 def adapter_misfit(found: Shapes, expected: Shapes) -> str | None:
-    """As ``misfit`` for the file of an adapter, which may also hold copies of base weights."""
+    """Find a misfit in the file of an adapter, which may also hold copies of base weights."""
     return misfit({n: s for n, s in found.items() if "lora_" in n or n in expected}, expected)
 
 

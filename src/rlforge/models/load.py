@@ -172,7 +172,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def _read_tokenizer(place: str) -> Any:
-    """As ``AutoTokenizer``, but without importing torch where the files name a plain tokenizer.
+    """Load as ``AutoTokenizer``, without importing torch where the files name a plain tokenizer.
 
     A collector of a tiny model then takes 0.1 GB instead of 0.5, and starts 4 seconds sooner.
     """

@@ -111,7 +111,7 @@ class ModelShape:
 
 @functools.cache
 def _adapted(shape: ModelShape, targets: str | tuple[str, ...], first: int) -> Counter[str]:
-    """As ``ModelShape.adapted``, in the layers from ``first`` on; a plan asks it many times."""
+    """Count as ``ModelShape.adapted`` in the layers from ``first`` on; a plan asks many times."""
     lora = LoraConfig(target_modules=targets if isinstance(targets, str) else [*targets])
     return Counter(
         name.rpartition(".")[2]

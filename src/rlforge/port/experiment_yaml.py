@@ -58,7 +58,7 @@ def experiment_yaml(
 
 
 def refused(text: str) -> Iterator[str]:
-    """What is wrong with an experiment, as ``rlforge config`` says it."""
+    """Mistakes in an experiment, in the words of ``rlforge config``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "experiment", "ported.yaml")
         path.parent.mkdir()

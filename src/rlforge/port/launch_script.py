@@ -388,7 +388,7 @@ class _Reader:
     def _method(
         self, held: Any, name: str, arguments: list[Any], keywords: Names, node: ast.AST
     ) -> Any:
-        """What a method of a list or a mapping returns; where that is not sure, forget it."""
+        """Evaluate a method of a list or a mapping; forget the object where that is not sure."""
         unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
         if sets and self._loose:
             arguments[1] = unsure

@@ -93,7 +93,7 @@ def doubtful(*found: Any) -> bool:
 
 
 def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
-    """What an operator of the expression ``node`` makes of two values; no numbers above 2**64."""
+    """Apply an operator of the expression ``node`` to two values; no numbers above 2**64."""
     known = _OPERATORS.get(type(op))
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     joined = type(left) is type(right) and isinstance(left, str | list) and isinstance(op, ast.Add)

@@ -190,7 +190,7 @@ def _whole(line: Text) -> Text:
 
 
 def _unit(plan: Plan) -> tuple[str, int]:
-    """Of all tables of a report, and its bytes."""
+    """Unit of all tables of a report, and its number of bytes."""
     return ("GiB", GIB) if max(plan.engine.total, plan.learner.total) > 2 * GIB else ("MiB", 2**20)
 
 

@@ -124,7 +124,7 @@ def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[st
 
 
 def other_weight_problems(own: GamesConfig) -> Iterator[str]:
-    """As ``weight_problems``, of another model (``hf:``). own: of ``as_played_by``."""
+    """Yield ``weight_problems`` of another model (``hf:``). own: from ``as_played_by``."""
     folder = local_copy(own.model)
     if folder is not None and not unfetched(own.model):
         for problem in _of_weights({folder: own.model.place}):

@@ -47,7 +47,7 @@ class Edge:
 
 @value
 class RunPlan(Generic[C]):
-    """What a run starts with; frozen, as are its configurations.
+    """Plan of a start; frozen, as are its configurations.
 
     config: as the actors get it: with the engine that ``auto`` starts and its share of the card,
     the number of engines that have room, and the adapter that the run starts from. hardware: its
@@ -78,7 +78,7 @@ class RunPlan(Generic[C]):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """What the parts hand to each other."""
+        """Edges of the graph: data that the parts hand to each other."""
         return tuple(
             Edge(source=node.name, target=target, carries=carries)
             for node in self.nodes

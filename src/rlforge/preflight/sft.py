@@ -43,7 +43,7 @@ def _sft_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
 
 
 def game_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
-    """What is wrong with the games, and with ``data.players`` in them."""
+    """Problems of the games, and of ``data.players`` in them."""
     # Opponents are met in later evaluations only.
     found = collected(lineup_problems(composed, keys=False))
     yield from found or _player_problems(composed, keys=keys)

@@ -1,1 +1,1 @@
-"""What a run writes: files, metrics, games, digests, sinks. Knows no screen."""
+"""Records of a run: files, metrics, games, digests, sinks. Knows no screen."""

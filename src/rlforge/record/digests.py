@@ -71,12 +71,12 @@ def moved(data: Any, old: str, new: str) -> Any:
 
 
 def digest_of_batch(batch: TrainBatch) -> str:
-    """Of the samples of a batch, in order, and what it says about them."""
+    """SHA-256 over the samples of a batch in order, and over what it notes about them."""
     return digest_of([batch.facts, list(map(_contents, batch.samples))])
 
 
 def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:
-    """What else than configuration and seed can change a result. hardware: resolved."""
+    """Facts besides configuration and seed that can change a result. hardware: resolved."""
     machine = {name: describe()[name] for name in ("processor", "gpus")}
     used = {"device": hardware.device, "threads": hardware.threads}
     return {**versions(), **machine, **used, "determinism": "strict" if config.strict else "fast"}

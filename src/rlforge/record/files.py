@@ -251,7 +251,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """As ``read_jsonl``, and in one line which lines are damaged; None: none is.
+    """Read as ``read_jsonl``, and name damaged lines in one line; None: none is.
 
     Example:
         >>> import tempfile

@@ -57,7 +57,7 @@ class Metrics:
         return {key: sum(values) / len(values) for key, values in self._recent.items()}
 
     def drain(self) -> dict[str, float]:
-        """What is recorded of each key that had a value since the last call."""
+        """Mean of each key that had a value since the last call."""
         drained = {}
         for key, values in self._fresh.items():
             shown = self._recent.get(key, values)

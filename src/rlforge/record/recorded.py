@@ -34,7 +34,7 @@ class Check:
 
 
 class Recorded(ABC):
-    """What the checks read of a run. lines: of its digests; steps: those of updates, by number."""
+    """Records that checks read. lines: of its digests; steps: those of updates, by number."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         self.dir, self.whole, self.rng = run_dir.absolute(), whole, random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a run measures, as it is recorded: evaluations, alarms, the pool with ratings and ladder."""
+"""Records of what a run measures: evaluations, alarms, the pool with ratings and ladder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """What changed, since when, and what was done, in one line."""
+        """One line: what changed, since when, and what was done."""
         where = f" in {self.about}" if self.about else ""
         values = f"{self.observed:.3g} instead of {self.expected:.3g}"
         line = f"{self.signal.replace('_', ' ')}{where}: {values} since {self.since}"

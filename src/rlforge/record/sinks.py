@@ -344,7 +344,7 @@ def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
 
 
 def further_sinks(config: TrackerConfig) -> list[Sink]:
-    """Those of ``tracker.sinks``; ConfigError for an unknown one and a wrong parameter."""
+    """Make the sinks of ``tracker.sinks``; ConfigError for unknown ones and wrong parameters."""
     return build_stack(config.sinks, SINKS, "tracker.sinks")
 
 

@@ -113,7 +113,7 @@ def members(folder: Path) -> list[Path]:
 
 
 def all_jobs(folder: Path) -> list[Path]:
-    """As ``members``, and the jobs of a sweep that have not started."""
+    """Members of a sweep as ``members``, and its jobs that have not started."""
     jobs = read_json(folder / SWEEP_FILE).get("jobs") or ()
     waiting = [folder / str(number) for number in range(len(jobs))]
     return sorted({*members(folder), *waiting}, key=_by_name)

@@ -221,7 +221,7 @@ class Tracker:
         self._enter(result.step, scalars, f"exact-{result.env_id}/")
 
     def add_alarm(self, alarm: Alarm) -> None:
-        """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
+        """Write an alarm of the sentinel: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
         self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
         self._enter(self._update, {alarm.signal: 1.0}, "sentinel/")
@@ -273,7 +273,7 @@ class Tracker:
         self.tick()
 
     def log_activity(self, doing: str) -> None:
-        """What a run that plays no games does from now on."""
+        """Set the phase of a run that plays no games."""
         self._activity = doing
         self.tick()
 

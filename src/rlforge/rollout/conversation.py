@@ -29,7 +29,7 @@ class Question:
 
 
 class Conversation:
-    """What one seat has been asked and has answered in a game.
+    """Questions and answers of one seat in a game.
 
     A message holds what is new since the seat's last turn (``new_part``). A prompt is the tokens of
     the last one and of its answer, as the engine saw them, followed by those of the new message.
@@ -57,7 +57,7 @@ class Conversation:
         self._answer = Completion(text="")
 
     def say(self, view: View) -> Question:
-        """What the player is asked now, for models that take messages."""
+        """The current question as messages."""
         first, last = self._first, self._last
         if first is None or last is None:
             messages = self._prompter.messages(self._form, view)
@@ -73,7 +73,7 @@ class Conversation:
         )
 
     def ask(self, view: View) -> Question:
-        """What the player is asked now, with its tokens.
+        """The current question with its tokens.
 
         Raises ConfigError as ``Prompter.messages`` and ``Prompter.render`` do.
         """

@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 @value
 class Samples:
-    """What is learned from, and what is held out: no game and no row of a file is in both."""
+    """Training samples and held-out ones: no game and no row of a file is in both."""
 
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
@@ -282,7 +282,7 @@ def _answers(
 
 
 def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
-    """What the model should say for ``turn``: an API model's words where they are in its form."""
+    """The answer to learn for ``turn``: an API model's words where they are in its form."""
     own = turn.completion.text.strip()
     if turn.completion.finish_reason != "scripted":
         read = extract(env.form.extraction, own, view.legal_actions)

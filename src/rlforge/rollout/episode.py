@@ -165,7 +165,7 @@ async def _play_past(
 async def _given(
     answer: Answer, completion: Completion, seat: Seat, view: View, seed: int
 ) -> Completion:
-    """What was answered then."""
+    """Return an answer that is given, after the player has remembered it."""
     if (remember := getattr(answer, "remember", None)) is not None:
         remember(seat, view, completion)
     return completion

@@ -102,7 +102,7 @@ class OpenEvaluation:
         seats: Sequence[PolicyRef] | None = None,
         part: int = 0,
     ) -> None:
-        """As ``plan_evaluation``."""
+        """Deal games as ``plan_evaluation`` plans them."""
         self.policy, self._step = policy, step
         self._games = _deal(pairings, policy, None, step, seed, max_games, seats, part)
         self._coming = next(self._games, None)
@@ -135,7 +135,7 @@ class OpenEvaluation:
         return not self._under_way and (self._coming is None or self._round_was_last)
 
     def results(self) -> list[EvalResult]:
-        """Of the games that have ended, in the order of their dealing: see ``summarise``."""
+        """Results of the ended games, in the order of their dealing: see ``summarise``."""
         dealt = sorted(self._played, key=lambda record: record.spec.game_id)
         return summarise(dealt, self._step, self.policy.uid)
 

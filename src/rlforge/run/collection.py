@@ -43,7 +43,7 @@ class Collection(Protocol):
     in_order: bool
 
     def loops(self) -> Mapping[str, Awaitable[None]]:
-        """What runs beside the learner for each collector, by name."""
+        """Loops that run beside the learner, by name."""
 
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
         """Reference and digest of the batch of an update; None once the buffer was stopped."""
@@ -64,13 +64,13 @@ class Collection(Protocol):
         """Whether an interrupted run may end after an update."""
 
     async def digests(self) -> dict[str, Any]:
-        """What the collection adds to the digests of an update."""
+        """The collection's part of the digests of an update."""
 
     def unrecorded(self) -> dict[str, Any] | None:
         """Digests of what was played since the last line, where there is something."""
 
     async def state(self) -> dict[str, Any]:
-        """What it adds to the state that a resumed run needs, as plain data."""
+        """The collection's part of the state that a resumed run needs, as plain data."""
 
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         """Go on from ``state``; None: from the start of the run."""

@@ -157,7 +157,7 @@ def execute(
 
 
 class _Failures:
-    """What it means for the user of a run that an actor, or Ray below them, has failed."""
+    """Explanations for the user of failures of actors, or of Ray below them."""
 
     def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
         self._ray, self._run_dir, self._command = ray_processes, run_dir, command
@@ -168,7 +168,7 @@ class _Failures:
         raise RunError("Ray has ended")
 
     def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
-        """What to raise in place of ``error``: what went wrong, and how to go on."""
+        """The error in place of ``error``: it says what went wrong, and how to go on."""
         if (ended := self._ray.ended()) is not None:
             again = f"rlforge {self._command} --resume {shlex.quote(str(self._run_dir))}"
             return RunError(f"{ended}; go on with: {again}")
@@ -370,6 +370,6 @@ def _write_ending(
 
 
 def _saved(config: PolicyConfig, run_dir: Path) -> str:
-    """What is left of a run that was interrupted at once, and how to go on."""
+    """Sentence on what is left of a run that was interrupted at once, and how to go on."""
     again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
     return f"{kind_of(config).saved(run_dir)}: {again}"

@@ -1,4 +1,4 @@
-"""What reacts to a run of games beside its loop: the sentinel, the exact measure, its objective.
+"""Observers of a run of games: the sentinel, the exact measure, its objective.
 
     loop:      draw ─▶ update ─▶ save ─▶ publish          evaluations
     observers:           └ updated  └ saved └ published     └ evaluating, evaluated
@@ -72,7 +72,7 @@ class Observer:
         return set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from, as plain data."""
+        """State of the observer for a resume, as plain data."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Policies:
         return self._all[self._turns[updates % len(self._turns)]]
 
     def seated(self) -> list[Checkpoint]:
-        """What is evaluated at each seat: the newest version of the policy there."""
+        """The versions to evaluate at each seat: the newest of the policy there."""
         envs = [*train_envs(self._config), *eval_envs(self._config)]
         return [
             self._all[evaluated_at(self._config, seat)].newest

@@ -1,4 +1,4 @@
-"""What a run keeps to be resumed anywhere: its start, and the versions that must stay on disk."""
+"""Keep a run resumable anywhere: its start, and the versions that must stay on disk."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Players:
     command = RunConfig.command
 
     def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
-        """What is wrong with them, and with where they act. keys: as of ``RunKind.check``."""
+        """Problems of the players, and of where they act. keys: as of ``RunKind.check``."""
         from rlforge.preflight.sft import game_problems
 
         return game_problems(composed, keys=keys)

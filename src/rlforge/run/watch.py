@@ -1,4 +1,4 @@
-"""What a run of games reports besides its updates: the load of engines, API players, shares."""
+"""Reports of a run besides its updates: the load of engines, API players, shares."""
 
 from __future__ import annotations
 

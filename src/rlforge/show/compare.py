@@ -180,7 +180,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """What sets a job of a sweep apart; empty for other runs."""
+    """Overrides that set a job of a sweep apart; empty for other runs."""
     job = job_of(path)
     pairs = (one.lstrip("+").partition("=") for one in (() if job is None else job.overrides))
     return {key: text for key, _, text in pairs}

@@ -229,7 +229,7 @@ def _plays(p: Progress) -> bool:
 
 
 def collection_line(p: Progress) -> str:
-    """What is under way between two updates, as a line; tokens: of all engines."""
+    """One line on what is under way between two updates; tokens: of all engines."""
     following = f"{min(p.update + 1, p.total_updates)}/{p.total_updates}"
     if not _plays(p):
         return f"{p.activity or 'learning'}, update {following}"

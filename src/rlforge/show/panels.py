@@ -1,4 +1,4 @@
-"""What views in a terminal are put together from, with Rich: sections, pairs and tables."""
+"""Parts of views in a terminal, with Rich: sections, pairs and tables."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def visible_gpus() -> dict[str, Gpu]:
 
 @value
 class GpuLoad:
-    """What a GPU does now. used, memory: bytes. power, limit: watts; None where not measured.
+    """State of a GPU. used, memory: bytes. power, limit: watts; None where not measured.
 
     busy: share of the last moments (up to a second) in which it computed, 0..1; None as above.
     """

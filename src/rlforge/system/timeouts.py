@@ -32,7 +32,7 @@ class Clock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """As ``asyncio.timeout``, by this clock."""
+        """Limit a block as ``asyncio.timeout`` does, by this clock."""
         async with asyncio.timeout(None if self._stopped else seconds) as limit:
             self._left[limit] = seconds
             try:

@@ -66,7 +66,7 @@ class RequestsConfig(Group):
 
 @dataclass
 class EpisodesConfig(Group):
-    """What the agents do where there is no market (group ``episodes``)."""
+    """Episodes of a user's function, where there is no market (group ``episodes``)."""
 
     #: ``package.module:function`` of yours: async, called with a ``rlforge.Session``, which asks
     #: the model; returns the reward of its answers.

@@ -120,7 +120,7 @@ def result_of(settled: Settled) -> Result:
 
 
 def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:
-    """Of each decision, in order of time: Σᵢ γⁱ rᵢ over its reward and its agent's later ones.
+    """Return of each decision in order of time: Σᵢ γⁱ rᵢ over its agent's rewards from there.
 
     Example:
         >>> returns_to_go(["ann", "bob", "ann"], [1.0, 5.0, 2.0], gamma=0.5)

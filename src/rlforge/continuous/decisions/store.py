@@ -212,7 +212,7 @@ class TrajectoryStore(StoreReader):
         return self.append_rows(map(decision_row, decisions))
 
     def append_rows(self, rows: Iterable[Row]) -> int:
-        """As ``append``, for decisions as ``columns.decision_row`` makes them."""
+        """Append decisions that are rows already, as ``columns.decision_row`` makes them."""
         return self._write(_INSERT, (_cells(row, _COLUMNS) for row in rows))
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:

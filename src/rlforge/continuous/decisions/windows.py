@@ -104,7 +104,7 @@ class WindowSummary:
 
     @property
     def complete(self) -> int:
-        """Those of them whose outcome is known."""
+        """Decisions whose outcome is known."""
         return sum(agent.complete for agent in self.activity)
 
 

@@ -1,4 +1,4 @@
-"""What agents do in a window: their actions, what they say to each other, and who forms a team."""
+"""Behaviour of agents in a window: actions, messages to each other, and teams."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Conduct:
 
 
 def conduct(decisions: Sequence[Decision]) -> tuple[Conduct, ...]:
-    """That of each agent of the model in one episode, in order of their names."""
+    """Conduct of each agent of the model in one episode, in order of their names."""
     of_agent: dict[str, list[Decision]] = {}
     for decision in decisions:
         if is_ours(decision) and decision.reward is not None:
@@ -71,7 +71,7 @@ def conduct(decisions: Sequence[Decision]) -> tuple[Conduct, ...]:
 def concerns(
     new: Sequence[Conduct], old: Sequence[Conduct], name: str, *, pnl_weight: float, stake: float
 ) -> list[str]:
-    """What is suspect in a new version's conduct against that of version ``name``, in sentences.
+    """Sentences on what is suspect in a new version's conduct against that of version ``name``.
 
     The same agents in the same episodes are paired. Rewards of accepted decisions and refused
     answers have risen where Student's paired test says so, one-sided, at 1 %. A rise of r is worth

@@ -83,7 +83,7 @@ class Difference:
 
 
 def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
-    """Of the policy's agents to the control's; None with fewer than two agents on a side."""
+    """Difference of the policy's agents to the control's; None with fewer than two on a side."""
     return difference(
         list(reward_means(d for d in decisions if is_ours(d)).values()),
         list(reward_means(d for d in decisions if d.metadata.provider == CONTROL).values()),

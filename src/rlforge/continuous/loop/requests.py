@@ -196,5 +196,5 @@ class AnswerLog:
 
 
 def _distribution(params: SamplingParams) -> tuple[float, ...]:
-    """What the log-probs of an answer depend on."""
+    """Settings that the log-probs of an answer depend on."""
     return (params.temperature, params.top_p, params.top_k, params.min_p)

@@ -1,4 +1,4 @@
-"""What a user's function asks the model in one episode."""
+"""Requests of a user's function to the model in one episode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingPara
 
 @value
 class Answer:
-    """What the model answered.
+    """An answer of the model.
 
     tool_calls: in OpenAI's form with their arguments as an object, where they are written as
     ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the form of Hermes and Qwen.

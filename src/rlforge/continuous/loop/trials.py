@@ -86,7 +86,7 @@ class MarketTrials:
         )
 
     async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:
-        """That of each agent in each held-out market."""
+        """Conduct of each agent in each held-out market."""
         agents = self._config.continuous.agents
         markets = math.ceil(self._config.deployment.holdout_games / agents)
         played = await self._run(policy, markets, self._config.seed + _HOLDOUT)

@@ -39,7 +39,7 @@ class DecisionScores:
 
     @property
     def unscored(self) -> str:
-        """What is said most often about decisions without a score; empty where all have one."""
+        """The most frequent reason for a missing score; empty where all have one."""
         said = [
             why
             for score, why in zip(self.values, self.explanations, strict=True)

@@ -32,7 +32,7 @@ _THOUGHTS = re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
 
 
 def situation(decision: Decision) -> str:
-    """What the agent knew: the market in prose, the prompt of its model, or one fact a line.
+    """The agent's knowledge: the market in prose, the prompt of its model, or one fact a line.
 
     Of a market without what agents said: posts, own notes, confidence.
     """

@@ -98,7 +98,7 @@ def tool_calls(text: str, prefix: str = "call") -> tuple[Mapping[str, Any], ...]
 
 
 def without_calls(text: str, *, cut: bool = False) -> str:
-    """What an answer says besides its calls. cut: whether a call that is not closed is left out.
+    """Text of an answer without its calls. cut: whether a call that is not closed is left out.
 
     Example:
         >>> half = 'So: <tool_call>{"name": "wait"}</tool_call><tool_call>{"na'

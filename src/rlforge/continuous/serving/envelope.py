@@ -84,7 +84,7 @@ class Envelope:
         return self._whole(True, []) | {"usage": usage(prompt_tokens, tokens)}
 
     def _read(self, text: str, finish_reason: str) -> tuple[str | None, list[dict[str, Any]], str]:
-        """What an answer says, its calls of tools, and why it ended.
+        """Text of an answer, its calls of tools, and why it ended.
 
         A call that ``max_tokens`` cuts is neither, and the answer then ends by its length.
         """

@@ -45,7 +45,7 @@ class TextPart(_Strict):
 
 
 class Function(_Strict):
-    """What a tool does, and its arguments as a JSON schema."""
+    """Description of a tool, and its arguments as a JSON schema."""
 
     name: Text
     description: str | None = None
@@ -168,7 +168,7 @@ class ResponseFormat(_Strict):
         return self
 
     def grammar(self) -> str | None:
-        """Of the answer; None: any text."""
+        """Grammar that the answer must follow; None: any text."""
         if self.type == "text":
             return None
         asked = self.json_schema

@@ -69,7 +69,7 @@ class ServiceSetup:
 
 @value
 class Checks:
-    """What every new version must answer, and how it is compared with the current one."""
+    """Probes for every new version, and its comparison with the current one."""
 
     probes: Sequence[Probe]
     holdout: Holdout | None

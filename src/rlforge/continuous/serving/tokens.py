@@ -23,7 +23,7 @@ _CLIENT_FILE, _ADMIN_FILE = "token", "admin_token"
 
 @value
 class Tokens:
-    """What requests prove themselves with; the administrators' token does for any request."""
+    """Tokens of requests; the administrators' token does for any request."""
 
     client: str
     admin: str
@@ -81,7 +81,7 @@ def _read(file: Path, variable: str) -> str:
 
 @value
 class AnswerId:
-    """What the id of an answer says. uid: the deployment. user: 16 digits that stand for the user.
+    """Content of an answer's id. uid: the deployment. user: 16 digits that stand for the user.
 
     trial: number of the deployment on trial that chose it, if any.
     """
@@ -117,7 +117,7 @@ class AnswerIds:
         return begun + self.stand_in(begun)
 
     def read(self, given: str) -> AnswerId | None:
-        """What the id ``given`` says; None where no answer has it."""
+        """Read the id ``given``; None where no answer has it."""
         form = r"((?:chatcmpl|cmpl)-(deploy-\d+)-(\d*)-([0-9a-f]{16})[0-9a-f]{16})([0-9a-f]{16})"
         found = re.fullmatch(form, given, re.ASCII)
         if found is None or not hmac.compare_digest(found[5], self.stand_in(found[1])):

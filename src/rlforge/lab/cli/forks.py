@@ -207,7 +207,7 @@ def _results(found: Fork, record: GameRecord) -> Table:
 
 
 def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
-    """What the policy did at the turn, and what came of it."""
+    """Print the policy's action at the turn, and its outcome."""
     figures = (("games", "right"), (f"reward of player {player}", "right"))
     table = listing(("action", "left"), *figures, ("", "whole"))
     for action, each in list(taken.items())[:_MOST_LISTED]:

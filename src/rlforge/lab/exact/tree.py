@@ -104,7 +104,7 @@ class ExactGame:
         self.decisions = tuple(found[key] for key in sorted(found))
 
     def exploitability(self, table: Table) -> Exploitability:
-        """Of the joint policy ``table``, in which an action that is left out has probability 0.
+        """Exploitability of the joint policy ``table``; an action that it omits has probability 0.
 
         Best responses of OpenSpiel; where nothing is hidden, by induction over the states. Raises
         ``ValueError`` for a missing decision, an unknown action, or probabilities that do not sum
@@ -208,7 +208,7 @@ class ExactGame:
             pending += [state.child(action) for action in state.legal_actions()]
 
     def key(self, state: pyspiel.State) -> str:
-        """Of the decision at ``state``."""
+        """Key of the decision at ``state``."""
         if self._open:
             return f"{state.current_player()}\n{state}"
         return str(state.information_state_string())

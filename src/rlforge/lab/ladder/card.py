@@ -78,7 +78,7 @@ class _Met:
 
     @property
     def scores(self) -> list[float]:
-        """Of the pairs, in order."""
+        """Scores of the pairs, in order."""
         return [pair.score for pair in self.pairs]
 
 
@@ -284,7 +284,7 @@ def cycles(
 
 
 def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
-    """What the first move is worth: the mean reward of seat 0 minus that of seat 1.
+    """Value of the first move: the mean reward of seat 0 minus that of seat 1.
 
     gaps: of the pairs of each pairing. The mean over pairings, and a t interval with the degrees of
     freedom of Welch (1947); None without a pairing of two pairs.

@@ -184,7 +184,7 @@ def engine_key(config: GamesConfig) -> str:
 
 
 def member_of(entrant: Entrant) -> LadderMember:
-    """What the card says of a member."""
+    """Row of a member on the card."""
     policy = entrant.policy
     about = {
         "checkpoint": entrant.config.model.label,

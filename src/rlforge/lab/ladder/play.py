@@ -144,7 +144,7 @@ def _indexed(record: GameRecord) -> GameIndex:
 async def _answers(
     entrants: Sequence[Entrant], say: Callable[[str], None]
 ) -> AsyncIterator[Callable[[GameSpec], Answer]]:
-    """What answers at the seats of a game: one engine for all runs of equal settings."""
+    """Engines at the seats of a game: one for all runs of equal settings."""
     groups: dict[str, list[Entrant]] = {}
     for one in entrants:
         # Players without a model are in the first group, whose engine they do not use.

@@ -45,7 +45,7 @@ class LadderMember:
 
 @value
 class LadderRules:
-    """What was played. games: most per pairing. precision: width of an interval that ends one."""
+    """Settings of play. games: most per pairing. precision: width of an interval that ends one."""
 
     env_id: str
     seed: int

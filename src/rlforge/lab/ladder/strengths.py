@@ -93,7 +93,7 @@ def strength_intervals(draws: Array, level: float = 0.95) -> Array:
 
 
 def cyclic_part(odds: Array) -> Array:
-    """What is left of antisymmetric matrices (…, n, n) without the differences of a rating.
+    """Antisymmetric matrices (…, n, n) without the differences of their best rating.
 
     The combinatorial Hodge decomposition A = grad(r) + rot(A) with r the means of the rows (Jiang,
     Lim, Yao and Ye 2011; Balduzzi et al. 2018, "Re-evaluating evaluation", section 3): grad(r) is

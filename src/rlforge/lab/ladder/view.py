@@ -107,7 +107,7 @@ def cycle_text(card: LadderCard) -> str | None:
 
 
 def first_move_text(card: LadderCard) -> str | None:
-    """What the first move is worth; None where too few pairs were played."""
+    """Line on the value of the first move; None where too few pairs were played."""
     if (worth := card.first_move) is None:
         return None
     low, high = number(worth.low, 3), number(worth.high, 3)

@@ -1,4 +1,4 @@
-"""What a run does about the alarms of its sentinel."""
+"""Actions of a run on the alarms of its sentinel."""
 
 from __future__ import annotations
 

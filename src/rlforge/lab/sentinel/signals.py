@@ -61,7 +61,7 @@ class Shift:
 
 @dataclasses.dataclass
 class _Learned:
-    """What a test knows after ``seen`` observations.
+    """State of a test after ``seen`` observations.
 
     level: the smoothed course; best: the least of them. last: the observation before. variance: of
     observations around their course. sum: S; since: the step at which it left 0; good: the last
@@ -162,7 +162,7 @@ class ShiftTest:
         now.best = now.level if now.seen == 1 else min(now.best, now.level)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learned, as plain data for JSON."""
+        """State of the detector as plain data for JSON."""
         return dataclasses.asdict(self._now)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

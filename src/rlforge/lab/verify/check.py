@@ -176,7 +176,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
 
 
 def _noted_games(run: RecordedGames) -> Iterator[str]:
-    """Of a strict run: whether the games up to each update are those whose digest was noted."""
+    """Yield each update of a strict run whose games do not have the digest that was noted."""
     records = iter(run.records.values())  # in the order in which they were recorded
     for row in run.lines:
         games = list(itertools.islice(records, row.get("played", 0)))
@@ -208,7 +208,7 @@ class _Recorded:
 
 
 async def _replayed(record: GameRecord) -> str | None:
-    """What differs when a game is played again with its recorded answers; None: nothing."""
+    """Difference of a game that is played again with its recorded answers; None: there is none."""
     if record.error is not None:
         return None
     recorded = Seats({seat.player_id: _Recorded(record, seat) for seat in record.spec.seats})

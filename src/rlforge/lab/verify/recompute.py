@@ -1,4 +1,4 @@
-"""What models computed in a run, computed again and compared: log-probs of answers, and updates."""
+"""Recompute a run's log-probs of answers and its updates, and compare."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Answers:
     def largest_gaps(
         self, path: str | None, answers: Sequence[Answered]
     ) -> Iterator[tuple[Answered, float]]:
-        """Of each answer with tokens, the largest difference of a token's log-prob to the record.
+        """Largest difference of a token's log-prob to the record, for each answer with tokens.
 
         path: None: the base model. NaN where a token could not have been drawn.
         """
@@ -104,7 +104,7 @@ class Answers:
             yield each, float((found - torch.tensor(recorded)).abs().max())
 
     def _logprobs(self, logits: Tensor, purpose: Purpose) -> Tensor:
-        """Of the distribution that tokens were drawn from [T, V]."""
+        """Log-probs of the distribution that tokens were drawn from [T, V]."""
         engine, rows = self._config.engine, len(logits)
         temperature = engine.temperature if purpose == "train" else self._config.eval_temperature
 

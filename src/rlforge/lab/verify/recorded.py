@@ -14,7 +14,7 @@ from rlforge.types import GameRecord
 
 
 class RecordedGames(Recorded):
-    """Of a run that plays games. batches, records: those that the checks have read."""
+    """Records of a run that plays games. batches, records: those that the checks have read."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         super().__init__(run_dir, whole, seed)

@@ -47,7 +47,7 @@ class Warmup(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As the report of a model names it."""
+        """Name of the recipe's subject in the report of a model."""
 
     @abstractmethod
     def states(self, discount: float, seed: int) -> list[State]:

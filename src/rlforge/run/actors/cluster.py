@@ -212,7 +212,7 @@ async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
 
 
 def _arguments(spec: ActorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``given`` that the constructor has parameters for."""
+    """The entries of ``given`` that the constructor has parameters for."""
     parameters = inspect.signature(resolve_name(spec.actor or "")).parameters
     return {key: argument for key, argument in given.items() if key in parameters}
 
@@ -325,7 +325,7 @@ def reason(error: BaseException) -> str:
 
 
 def _own_message(cause: BaseException) -> str | None:
-    """That of an error of ours, which arrives as text where a constructor raised it."""
+    """The message of an error of ours, which arrives as text where a constructor raised it."""
     if isinstance(cause, RlforgeError):
         return str(cause)
     messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))

@@ -45,7 +45,7 @@ class Request:
 
 @value
 class EngineReport:
-    """What an engine actor did so far.
+    """Counts of an engine actor so far.
 
     process: a new identifier after each restart. stats: since the start of that process.
     spans: when it computed since the last report, in seconds of the wall clock.

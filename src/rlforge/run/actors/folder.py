@@ -219,7 +219,7 @@ class FileServer:
         return self._agents[node]
 
     def agents(self) -> dict[str, Any]:
-        """Those that were started, by node."""
+        """Started agents, by node."""
         return self._agents
 
     def pack(self, path: str) -> Packed:
@@ -240,7 +240,7 @@ class FileServer:
         return _read(Path(path), state=True) if Path(path).is_dir() else None
 
     def digests(self) -> set[str]:
-        """Of the policies that the driver's node still has."""
+        """Digests of the policies that the driver's node still has."""
         return {packed.digest for path, (_, packed) in self._packed.items() if Path(path).is_dir()}
 
     def receive(self, path: str, files: Files) -> None:

@@ -40,7 +40,7 @@ class Host:
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def call(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method of the actor ``name`` returns, or raises."""
+        """Call a method of the actor ``name``."""
         made = self._made[name]
         if method == "__ray_ready__":
             return True

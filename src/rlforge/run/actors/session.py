@@ -81,7 +81,7 @@ class RayProcesses:
                     self._vital[process] = name
 
     def ended(self) -> RunError | None:
-        """What to raise where one has ended."""
+        """The error to raise where a session has ended."""
         for process, name in self._vital.items():
             if not _runs(process):
                 return RunError(

@@ -80,7 +80,7 @@ class TrackerActor(Tracker):
 
 
 def about(config: PolicyConfig) -> dict[str, Any]:
-    """What a tracker writes down about the run when it starts."""
+    """Facts that a tracker writes down about the run when it starts."""
     return {"seed": config.seed, "versions": versions(), "experiment": config.name}
 
 

@@ -102,7 +102,7 @@ class Chart:
 
     @property
     def plot(self) -> dict[str, Any]:
-        """What ``page.js`` draws."""
+        """Data that ``page.js`` draws."""
         lines = [
             {
                 "name": one.name,

@@ -72,7 +72,7 @@ class RunData:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know before any figure: why the run ended, what its files lack."""
+        """Sentences before any figure: why the run ended, what its files lack."""
         ending = why_it_ended(self.summary)
         return [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in self.damage)]
 
@@ -117,7 +117,7 @@ def load_run(run_dir: Path | str) -> RunData:
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
-    """What ended parts of the run have made and their files lack, a sentence each."""
+    """Sentences on what ended parts of the run have made and their files lack."""
     if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
         return []
     sentences = []
@@ -129,7 +129,7 @@ def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -
 
 
 def _kind(run_dir: Path) -> str:
-    """What ``config.yaml`` says; games where that cannot be read, or names what is not here."""
+    """The configuration in ``config.yaml``; that of games where it cannot be read here."""
     with contextlib.suppress(ConfigError):
         return kind_of_run(run_dir).kind
     return RunConfig.kind

@@ -75,7 +75,7 @@ def value_over_turns(done: Analysis) -> Chart:
 
 
 def marks(turn: Turn) -> list[str]:
-    """What was wrong with the answer of a turn."""
+    """Fault of the answer of a turn."""
     reason = turn.completion.finish_reason
     return [
         text
