@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from recording import ROOT, Results, heading, recorded, rlforge, write_study
 from study import nash_conv
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
 from rlforge.lab.exact.exploit import exploit_run
+from rlforge.show.report.charts import Chart, Series
+from rlforge.show.report.plots import draw
 
 Curve = list[tuple[int, float]]
 
@@ -209,26 +207,19 @@ def table(comparison: Comparison, results: Results) -> list[str]:
     return lines
 
 
-def plot(comparison: Comparison, results: Results, path: Path) -> None:
-    """The first measure over what was spent: a panel per game, a colour per arm."""
-    games = list(dict.fromkeys(result["game"] for result in results))
-    colours = {arm: f"C{place}" for place, arm in enumerate(comparison.arms)}
-    figure, grid = plt.subplots(1, len(games), figsize=(4 * len(games), 3.4), squeeze=False)
-    for axis, game in zip(grid[0], games, strict=True):
-        named: set[str] = set()
-        for result in results:
-            if result["game"] != game:
-                continue
-            arm, (measure, curve) = result["arm"], next(iter(result["curves"].items()))
-            label = None if arm in named else arm
-            axis.plot(*zip(*curve, strict=True), color=colours[arm], label=label)
-            named.add(arm)
-        axis.set(title=game, xlabel=comparison.budget, ylabel=measure, ylim=(0, None))
-        axis.grid(alpha=0.3)
-    grid[0][0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+def plot(comparison: Comparison, results: Results) -> str | None:
+    """The first measure over what was spent: a chart per game, a colour per arm."""
+    colours = {arm: f"c{place}" for place, arm in enumerate(comparison.arms)}
+    charts = []
+    for game in dict.fromkeys(result["game"] for result in results):
+        own = [result for result in results if result["game"] == game]
+        lines = []
+        for result in own:
+            xs, ys = zip(*next(iter(result["curves"].values())), strict=True)
+            lines.append(Series(name=result["arm"], xs=xs, ys=ys, colour=colours[result["arm"]]))
+        title = f"{game}: {next(iter(own[0]['curves']))}"
+        charts.append(Chart(title=title, series=lines, x_name=comparison.budget))
+    return draw(charts, columns=3)
 
 
 def main() -> None:
@@ -255,7 +246,7 @@ def main() -> None:
                     arguments.name,
                     command,
                     results,
-                    lambda found, path: plot(comparison, found, path),
+                    lambda found: plot(comparison, found),
                     lambda name, record: page(comparison, name, record),
                 )
     print("\n".join(table(comparison, results)))

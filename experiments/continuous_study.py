@@ -18,17 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from recording import ROOT, heading, rlforge, write_study
+
+from rlforge.show.report.charts import Chart, Series
+from rlforge.show.report.plots import draw
 
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
 #: More presets than these are drawn in panels of their own.
 FEW = 3
 #: Other agents whose rewards are drawn next to the policy's.
-OTHERS = {"control": "control, first version, mean", "scripted:momentum": "momentum trader, mean"}
+OTHERS = {"control": "control, mean", "scripted:momentum": "momentum, mean"}
 
 
 def run_seed(
@@ -144,39 +143,31 @@ def _say(number: float | None) -> str:
     return "–" if number is None else f"{number:.3f}"
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Curves over the windows; of many presets the reward alone, in a panel each."""
+def plot(results: list[dict[str, Any]]) -> str | None:
+    """Curves over the windows; of many presets the reward alone, in a chart each."""
     presets = list(dict.fromkeys(result["preset"] for result in results))
-    (_panels if len(presets) > FEW else _curves)(results, presets, path)
+    if len(presets) > FEW:
+        return draw(_of_presets(results, presets), columns=4, shared=True)
+    return draw(_of_figures(results, presets), columns=3)
 
 
-def _panels(results: list[dict[str, Any]], presets: list[str], path: Path) -> None:
-    """A panel per preset: its seeds, and dotted the mean of the first preset's."""
-    columns = 4
-    rows = -(-len(presets) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False
-    )
-    reference = _mean_curve([r for r in results if r["preset"] == presets[0]])
-    for index, axis in enumerate(axes.flat):
-        if index >= len(presets):
-            axis.set_visible(False)
-            continue
-        for result in (r for r in results if r["preset"] == presets[index]):
-            windows = [row for row in result["windows"] if row["policy_reward"] is not None]
-            axis.plot(
-                [w["window"] for w in windows], [w["policy_reward"] for w in windows], alpha=0.8
-            )
-        axis.plot(*reference, ":", color="black", label=f"{presets[0]}, mean")
-        axis.set_title(presets[index], fontsize=9)
-        axis.grid(alpha=0.3)
-    for axis in axes[-1]:
-        axis.set_xlabel("window")
-    for axis in axes[:, 0]:
-        axis.set_ylabel(FIGURES["policy_reward"])
-    axes[0][0].legend(frameon=False, fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
+def _of_presets(results: list[dict[str, Any]], presets: list[str]) -> list[Chart]:
+    """A chart per preset: its seeds, and grey the mean of the first preset's."""
+    xs, ys = _mean_curve([r for r in results if r["preset"] == presets[0]])
+    reference = Series(name=f"{presets[0]}, mean", xs=xs, ys=ys, colour="draw")
+    charts = []
+    for preset in presets:
+        lines = [reference] if preset != presets[0] else []
+        for place, result in enumerate(r for r in results if r["preset"] == preset):
+            lines.append(_line(result, "policy_reward", f"seed {result['seed']}", place))
+        charts.append(Chart(title=preset, series=lines, x_name="window"))
+    return charts
+
+
+def _line(result: dict[str, Any], key: str, name: str, colour: int) -> Series:
+    rows = result["windows"]
+    xs, ys = [row["window"] for row in rows], [row[key] for row in rows]
+    return Series(name=name, xs=xs, ys=ys, colour=f"c{colour}")
 
 
 def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
@@ -187,35 +178,21 @@ def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
     return list(curves), [statistics.fmean(rewards) for rewards in curves.values()]
 
 
-def _curves(results: list[dict[str, Any]], presets: list[str], path: Path) -> None:
-    """Each figure over the windows: a colour per preset, a line per seed, other agents dotted."""
-    figure, axes = plt.subplots(1, len(FIGURES), figsize=(4.2 * len(FIGURES), 3.4))
-    for axis, (key, title) in zip(axes, FIGURES.items(), strict=True):
-        for index, preset in enumerate(presets):
-            for number, result in enumerate(r for r in results if r["preset"] == preset):
-                rows = [row for row in result["windows"] if row[key] is not None]
-                axis.plot(
-                    [row["window"] for row in rows],
-                    [row[key] for row in rows],
-                    color=f"C{index}",
-                    alpha=0.8,
-                    label=preset if number == 0 else None,
-                )
+def _of_figures(results: list[dict[str, Any]], presets: list[str]) -> list[Chart]:
+    """A chart per figure: a colour per preset, a line per seed, and other agents."""
+    charts = []
+    for key, title in FIGURES.items():
+        lines = [
+            _line(result, key, result["preset"], presets.index(result["preset"]))
+            for result in results
+        ]
         if key == "policy_reward":
-            rows = results[0]["windows"]
-            for (player, label), color in zip(OTHERS.items(), ("black", "gray"), strict=True):
-                axis.plot(
-                    [row["window"] for row in rows],
-                    [_mean_of(results, row["window"], player) for row in rows],
-                    ":",
-                    color=color,
-                    label=label,
-                )
-        axis.set(title=title, xlabel="window")
-        axis.grid(alpha=0.3)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
+            xs = [row["window"] for row in results[0]["windows"]]
+            for (player, label), colour in zip(OTHERS.items(), ("draw", "c7"), strict=True):
+                ys = [_mean_of(results, window, player) for window in xs]
+                lines.append(Series(name=label, xs=xs, ys=ys, colour=colour))
+        charts.append(Chart(title=title, series=lines, shares=key == "win_rate", x_name="window"))
+    return charts
 
 
 def _mean_of(results: list[dict[str, Any]], window: int, player: str) -> float | None:

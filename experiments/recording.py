@@ -39,7 +39,7 @@ def write_study(
     name: str,
     command: str,
     results: Results,
-    plot: Callable[[Results, Path], None],
+    plot: Callable[[Results], str | None],
     page: Callable[[str, dict[str, Any]], str],
 ) -> None:
     """Write ``results`` with command, curves and page, each with its day, machine and versions.
@@ -52,7 +52,7 @@ def write_study(
     results = [{**origin, **result} for result in results]
     record = {"command": command, "results": results}
     (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(results, out / "curves.svg")
+    (out / "curves.svg").write_text(plot(results) or "")
     (out / "README.md").write_text(page(name, record))
 
 

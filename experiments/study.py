@@ -25,10 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from recording import ROOT, heading, recorded, rlforge, write_study
 
 from rlforge.config.roots import read_run
@@ -36,6 +32,8 @@ from rlforge.config.schema import RunConfig
 from rlforge.lab.exact.exploit import exploit_run
 from rlforge.lab.exact.tree import ExactGame
 from rlforge.record.results import ExactResult
+from rlforge.show.report.charts import COLOURS, Chart, Series
+from rlforge.show.report.plots import draw
 
 #: Points of a curve of NashConv after the start.
 CURVE = 16
@@ -167,53 +165,45 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Win and loss rate against every opponent over updates, a line per seed; NashConv if known."""
-    names, exact = opponents(results), "nash_conv" in results[0]
-    panels = len(names) + exact
-    figure, grid = plt.subplots(1, panels, figsize=(4.2 * panels, 3.4), squeeze=False)
-    axes = list(grid[0])
-    if exact:
-        plot_nash_conv(results, axes.pop())
-    for axis, name in zip(axes, names, strict=True):
+def plot(results: list[dict[str, Any]]) -> str | None:
+    """Win and loss rate against every opponent, a colour per seed; NashConv where it is known."""
+    charts = []
+    for name in opponents(results):
+        lines = []
         for index, result in enumerate(results):
             rows = sorted(
                 (row for row in result["evals"] if row["opponent"] == name),
                 key=lambda row: row["step"],
             )
-            steps = [row["step"] for row in rows]
-            for key, style in (("wins", "-"), ("losses", ":")):
-                axis.plot(
-                    steps,
-                    [row[key] / row["games"] for row in rows],
-                    style,
-                    color=f"C{index}",
-                    label=f"seed {result['seed']}" if key == "wins" else None,
+            for key in ("wins", "losses"):
+                lines.append(
+                    Series(
+                        name=f"seed {result['seed']}",
+                        xs=[row["step"] for row in rows],
+                        ys=[row[key] / row["games"] for row in rows],
+                        colour=f"c{index % COLOURS}",
+                        faint=key == "losses",
+                    )
                 )
-        axis.set(title=f"against {name}", xlabel="updates", ylim=(0, 1))
-        axis.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("share of games (— won, ··· lost)")
-    figure.axes[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
+        charts.append(Chart(title=f"won against {name} (thin: lost)", series=lines, shares=True))
+    if "nash_conv" in results[0]:
+        charts.append(nash_conv_chart(results))
+    return draw(charts, columns=3)
 
 
-def plot_nash_conv(results: list[dict[str, Any]], axis: Any) -> None:
+def nash_conv_chart(results: list[dict[str, Any]]) -> Chart:
     """NashConv of the versions, thin where their averages are known too."""
     averaged = bool(results[0]["nash_conv"]["average"])
+    last, uniform = results[0]["nash_conv"]["own"][-1][0], results[0]["nash_conv"]["uniform"]
+    lines = [Series(name="uniform policy", xs=[0, last], ys=[uniform] * 2, colour="draw")]
     for index, result in enumerate(results):
-        found = result["nash_conv"]
-        steps, values = zip(*found["own"], strict=True)
-        axis.plot(steps, values, color=f"C{index}", alpha=0.35 if averaged else 1.0, linewidth=1)
-        if averaged:
-            axis.plot(*zip(*found["average"], strict=True), color=f"C{index}", linewidth=2)
-    axis.axhline(results[0]["nash_conv"]["uniform"], color="grey", linestyle=":", linewidth=1)
-    axis.set(
-        title="NashConv" + (" (thick: averaged weights)" if averaged else ""),
-        xlabel="updates",
-        yscale="log",
-    )
-    axis.grid(alpha=0.3)
+        for kind in ("own", "average") if averaged else ("own",):
+            steps, values = zip(*result["nash_conv"][kind], strict=True)
+            faint = averaged and kind == "own"
+            name, colour = f"seed {result['seed']}", f"c{index % COLOURS}"
+            lines.append(Series(name=name, xs=steps, ys=values, colour=colour, faint=faint))
+    title = "NashConv" + (" (thin: before averaging)" if averaged else "")
+    return Chart(title=title, series=lines, log=True)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,36 +27,7 @@ _COLOURS = {"win": "#0b7f5f", "draw": "#98a1ae", "loss": "#b4520a"} | dict(
         strict=True,
     )
 )
-_STYLE: dict[Any, Any] = {
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.12,
-    "figure.constrained_layout.h_pad": 0.1,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "rlforge",  # the same curves are the same file
-    "font.size": 9.5,
-    "text.color": "#1c2430",
-    "axes.edgecolor": "#98a1ae",
-    "axes.labelcolor": "#5c6675",
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": "#e6e9ee",
-    "xtick.color": "#98a1ae",
-    "xtick.labelcolor": "#5c6675",
-    "ytick.labelcolor": "#5c6675",
-    "ytick.left": False,
-    "lines.linewidth": 2.0,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+_STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
 def draw_curves(run: RunData) -> str | None:
@@ -65,8 +37,11 @@ def draw_curves(run: RunData) -> str | None:
     return draw([*charts, *(curves.metric(run, key, LEARNER_LABELS[key]) for key in learning)])
 
 
-def draw(charts: Sequence[Chart], columns: int = 2) -> str | None:
-    """The charts that have points as SVG, or None; ConfigError where matplotlib is missing."""
+def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str | None:
+    """The charts that have points as SVG, or None; ConfigError where matplotlib is missing.
+
+    shared: all have the same axes. Lines of one name have one entry in a legend.
+    """
     drawn = [chart for chart in charts if chart.shown]
     if not drawn:
         return None
@@ -76,12 +51,13 @@ def draw(charts: Sequence[Chart], columns: int = 2) -> str | None:
 
     columns = min(columns, len(drawn))
     rows = -(-len(drawn) // columns)
-    with rc_context(_STYLE):
+    with rc_context(fname=_STYLE):
         figure = Figure(figsize=(4.3 * columns, 2.7 * rows))
-        places = list(figure.subplots(rows, columns, squeeze=False).flat)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
+        places = list(grid.flat)
         for n, chart in enumerate(drawn):
             row = drawn[n - n % columns :][:columns]
-            most = max(sum(not one.faint for one in other.shown) for other in row)
+            most = max(len(_names_of(other)) for other in row)
             lines = -(-most // _NAMES) if most > 1 else 0  # one has no legend
             places[n].set_title(chart.caption, pad=8 + 16 * lines)
             _draw(places[n], chart)
@@ -98,10 +74,12 @@ def _draw(axes: Any, chart: Chart) -> None:
     """Draw the lines of ``chart`` that have points."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+    names = _names_of(chart)
+    unnamed = {*names}
     for one in chart.shown:
         colour = _COLOURS[one.colour]
         look: dict[str, Any] = {"color": colour, "clip_on": False, "zorder": 3}
-        pale = look | {"alpha": 0.28, "linewidth": 1}
+        pale = look | {"alpha": 0.4, "linewidth": 1}
         ys, mean = (
             [math.nan if y is None else y for y in ys or ()] for ys in (one.ys, chart.mean(one))
         )
@@ -111,13 +89,14 @@ def _draw(axes: Any, chart: Chart) -> None:
             axes.plot(one.xs, ys, **pale)
         if not one.faint:
             marker = "o" if len(ys) <= _MARKED else ""
-            axes.plot(one.xs, mean or ys, **look, label=one.name, marker=marker, markersize=4)
-    names = sum(not one.faint for one in chart.shown)
-    if names > 1:
+            label = one.name if one.name in unnamed else None
+            unnamed.discard(one.name)
+            axes.plot(one.xs, mean or ys, **look, label=label, marker=marker, markersize=4)
+    if len(names) > 1:
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.01, 0.99),
-            ncols=min(names, _NAMES),
+            ncols=min(len(names), _NAMES),
             borderaxespad=0,
             handlelength=1.2,
             columnspacing=1.4,
@@ -127,8 +106,13 @@ def _draw(axes: Any, chart: Chart) -> None:
     if chart.log:
         axes.set_yscale("log")
         return
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4 if chart.shares else 5, steps=[1, 2, 2.5, 5, 10]))
     if chart.shares:
         highest = max(max(one.measured) for one in chart.shown)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(0, 1 if highest > 0.5 else max(highest, 0.01))
+
+
+def _names_of(chart: Chart) -> set[str]:
+    """The names in a legend."""
+    return {one.name for one in chart.shown if not one.faint}
