@@ -116,8 +116,9 @@ def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir):
     rows = json.loads(Path("runs.json").read_text())
     assert [row["path"] for row in rows] == paths
     last = read_jsonl(run_dir / "evals.jsonl")[-2:]
-    figures = [(f"vs {row['opponent']}", row["win_rate"], *row["ci95"]) for row in last]
-    assert [(*each.values(),)[:4] for each in rows[0]["results"]] == figures
+    for row in last:
+        result = rows[0]["results"][f"vs {row['opponent']}"]
+        assert [result["mean"], result["low"], result["high"]] == [row["win_rate"], *row["ci95"]]
     headings = [line for line in answer.out.splitlines() if line.startswith("runs/")]
     assert headings == [f"{Path(path).parent}  1 run: 1 done" for path in paths]
     for path in paths:

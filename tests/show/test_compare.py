@@ -35,16 +35,16 @@ def simple_run(path, config):
 
 def test_only_settings_that_differ_are_named(found):
     assert sorted(found.keys) == ["learner.learning_rate", "seed"]
-    assert [found.name(run) for run in found.runs] == ["0", "2", "1", "3"]
-    assert found.runs[1].settings == {"seed": "1", "learner.learning_rate": "0.001"}
+    assert [run.name for run in found.by_configuration] == ["0", "2", "1", "3"]
+    assert found.by_configuration[1].settings == {"seed": "1", "learner.learning_rate": "0.001"}
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_configuration(found):
     slow, fast = found.configurations
     assert slow.settings == {"learner.learning_rate": "0.001"}
     assert [len(one.runs) for one in (slow, fast)] == [2, 2]
-    (result,) = fast.results
-    assert (result.name, result.low, result.high) == ("vs random_legal", 0.6, 0.9)
+    ((name, result),) = fast.results.items()
+    assert (name, result.low, result.high) == ("vs random_legal", 0.6, 0.9)
     assert (result.mean, fast.objective) == (pytest.approx(0.75), pytest.approx(0.75))
 
 
@@ -55,15 +55,15 @@ def test_runs_with_different_results_have_no_best(tmp_path):
     write_json(create_run(other).summary, {"status": "done", "objective": 9.0})
     comparison = compare(runs_of([sweep, other]))
     assert comparison.best is None
-    assert [one.mean for one in comparison.runs[-1].results] == [0.25]
+    assert [one.mean for one in comparison.runs[-1].results.values()] == [0.25]
 
 
 def test_a_seed_that_still_runs_is_not_in_the_mean(tmp_path):
     sweep = write_jobs(tmp_path / "sweep", (0, 1, 3))
     write_job(sweep, 2, done=False)
     slow, fast = compare(runs_of([sweep])).configurations
-    assert [(one.counted, len(one.runs)) for one in (slow, fast)] == [(1, 2), (2, 2)]
-    assert slow.results[0].mean == 0.4
+    assert [one.name for one in (slow, fast)] == ["n=1 of 2", "n=2"]
+    assert slow.results["vs random_legal"].mean == 0.4
     assert (slow.runs[1].status, slow.runs[1].done) == ("running", "2/2 updates")
     assert "n=1 of 2" in shown(compare(runs_of([sweep])), 80)
 
@@ -80,7 +80,7 @@ def test_environments_are_named_where_there_are_several(tmp_path):
     for env in ("TicTacToe-v0", "KuhnPoker-v0"):
         tracker = Tracker(tmp_path / env, TrackerConfig(), "demo", 2, ())
         tracker.add_eval(evaluation(0, 30, env_id=env))
-    names = [one.name for run in compare(runs_of([tmp_path])).runs for one in run.results]
+    names = [name for run in compare(runs_of([tmp_path])).runs for name in run.results]
     assert sorted(names) == ["KuhnPoker-v0 vs random_legal", "TicTacToe-v0 vs random_legal"]
 
 

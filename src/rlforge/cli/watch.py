@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from rlforge.cli.arguments import FIRST_RUN, RUNS, JsonFile, must_be_run, offered_runs, write_result
 from rlforge.errors import ConfigError
@@ -61,11 +62,12 @@ def runs(
     from rlforge.record.files import runs_below
     from rlforge.record.sweeps import all_jobs, is_sweep
     from rlforge.show.compare import compare as compared
-    from rlforge.show.compare_view import show_list
+    from rlforge.show.compare_view import headline
+    from rlforge.show.compare_view import listed as table
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
-    found, listed = runs_below(folder), []
+    found, listed, console = runs_below(folder), [], Console()
     for parent in dict.fromkeys(path.parent for path in found):
         inside = [path for path in found if path.parent == parent]
         listed.append(compared(all_jobs(parent) if is_sweep(parent) else inside))
@@ -74,7 +76,9 @@ def runs(
     if not found:
         typer.echo(f"{folder}/ holds no runs yet; {FIRST_RUN}")
     for comparison in listed:
-        show_list(comparison, Console())
+        head = Text.assemble((comparison.folder, "bold"), f"  {headline(comparison)}")
+        console.print(head, soft_wrap=True)
+        console.print(table(comparison), Text())
 
 
 def compare(

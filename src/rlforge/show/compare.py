@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from rlforge.record.files import RunPaths, open_run, read_jsonl
 from rlforge.record.results import read_evals
 from rlforge.record.status import read_progress, read_summary
 from rlforge.record.sweeps import FAILED, job_of, members
+from rlforge.show.formatting import duration, number, percent
 from rlforge.types import EvalResult, value
 
 #: Keys of config.yaml that say where a run is, not what it is.
@@ -35,68 +36,97 @@ _OF_UPDATES = {"reward_mean": "reward", "validation_loss": "held-out loss", "los
 
 @value
 class Result:
-    """A figure with its 95 % interval, or a mean over seeds with the range. share: of 0 to 1."""
+    """A figure with its 95 % interval, or a mean over seeds with the range. share: of 0 to 1.
 
-    name: str
+    Example:
+        >>> print(Result(mean=0.7, low=0.52, high=0.83, share=True))
+        70% (52 to 83)
+        >>> print(Result(mean=0.17418))
+        0.174
+    """
+
     mean: float
     low: float | None = None
     high: float | None = None
     share: bool = False
 
+    def __str__(self) -> str:
+        mean, ends = percent(self.mean), [self.low, self.high]
+        if not self.share:
+            mean, known = number(self.mean, 3), [number(end, 3) for end in ends]
+        else:
+            known = [f"{100 * (end or 0.0):.0f}" for end in ends]
+        return mean if None in ends else f"{mean} ({' to '.join(known)})"
+
 
 @value
-class ComparedRun:
+class Compared:
+    """A row of a comparison.
+
+    name: of a run from the folder of all on, or how many seeds. settings: those that differ, as
+    text, by key of config.yaml; of a job without one, its overrides. results: by what they measure.
+    objective: what a sweep maximises, None until the run ends.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    results: Mapping[str, Result]
+    wall_s: float | None
+    objective: float | None
+
+    @property
+    def state(self) -> str:
+        """How a run stands, and how far it has come."""
+        return ""
+
+
+@value
+class ComparedRun(Compared):
     """A run, or a job that waits.
 
-    done: updates or windows, of how many. settings: those that differ between the runs, as text, by
-    key of config.yaml; of a job without one, its overrides. eta_s: seconds left, of a running one.
-    objective: what a sweep maximises, None until the run ends.
+    done: updates or windows, of how many. eta_s: seconds left, of a running one.
     """
 
     path: str
     status: str
     done: str
-    settings: Mapping[str, str]
-    results: tuple[Result, ...]
-    wall_s: float | None
     eta_s: float | None
-    objective: float | None
+
+    @property
+    def state(self) -> str:
+        """How it stands, and how far it has come."""
+        done = "" if self.status == "not started" else f" {self.done.partition(' ')[0]}"
+        left = "" if self.eta_s is None else f", ETA {duration(self.eta_s)}"
+        return f"{self.status}{done}{left}"
 
 
 @value
-class Configuration:
+class Configuration(Compared):
     """Runs that differ at most in their seed; figures are of those that are done, else of all."""
 
-    settings: Mapping[str, str]
     runs: tuple[ComparedRun, ...]
-    counted: int
-    results: tuple[Result, ...]
-    wall_s: float | None
-    objective: float | None
 
 
-Row = Mapping[str, Any]
-
-T = TypeVar("T", ComparedRun, Configuration)
+Row = TypeVar("Row", bound=Compared)
 
 
 @value
 class Comparison:
     """Several runs.
 
-    paths: as they were given. folder: the nearest that holds all. keys: in which they differ.
-    best: path.
+    folder: the nearest that holds all. keys: in which they differ. runs: as they were given. best:
+    path.
     """
 
-    paths: tuple[str, ...]
     folder: str
     keys: tuple[str, ...]
+    runs: tuple[ComparedRun, ...]
     configurations: tuple[Configuration, ...]
     best: str | None
 
     @property
-    def runs(self) -> list[ComparedRun]:
-        """All runs, by configuration."""
+    def by_configuration(self) -> list[ComparedRun]:
+        """All runs, those of a configuration together."""
         return [run for one in self.configurations for run in one.runs]
 
     @property
@@ -104,10 +134,6 @@ class Comparison:
         """The configurations, where one of them has several runs."""
         several = any(len(one.runs) > 1 for one in self.configurations)
         return [*self.configurations] if several else []
-
-    def name(self, run: ComparedRun) -> str:
-        """The path of a run, from ``folder`` on."""
-        return os.path.relpath(run.path, self.folder)
 
 
 def runs_of(paths: Iterable[Path]) -> list[Path]:
@@ -130,34 +156,36 @@ def compare(paths: Sequence[Path]) -> Comparison:
     keys = [*dict.fromkeys([*differing, *(key for own in waiting for key in own)])]
     evals = [read_evals(RunPaths(root=path)) for path in paths]
     several = len({one.env_id for own in evals for one in own}) > 1
+    places = {str(path): place for place, path in enumerate(paths)}
+    folders = [path.parent for path in paths]
+    try:  # the nearest folder above, as the user wrote it where that is possible
+        folder = os.path.commonpath(folders) or "."
+    except ValueError:  # some are absolute
+        folder = os.path.commonpath([one.absolute() for one in folders])
     groups: dict[str, list[ComparedRun]] = {}
     for path, config, own, rows in zip(paths, configs, waiting, evals, strict=True):
         known = {**own, **config}
         settings = {key: known[key] for key in keys if key in known}
         same = {key: text for key, text in config.items() if key != "seed"} or str(path)
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(
-            _run(path, settings, rows, several)
+            _run(path, folder, settings, _results(RunPaths(root=path), rows, several))
         )
     configurations = tuple(map(_configuration, groups.values()))
-    best = best_of([run for one in configurations for run in one.runs])
-    folders = [path.parent for path in paths]
-    try:  # the nearest folder above, as the user wrote it where that is possible
-        folder = os.path.commonpath(folders) or "."
-    except ValueError:  # some are absolute
-        folder = os.path.commonpath([one.absolute() for one in folders])
+    runs = [run for one in configurations for run in one.runs]
+    best = best_of(runs)
     return Comparison(
-        paths=tuple(map(str, paths)),
         folder=folder,
         keys=tuple(keys),
+        runs=tuple(sorted(runs, key=lambda run: places[run.path])),
         configurations=configurations,
         best=None if best is None else best.path,
     )
 
 
-def best_of(candidates: Sequence[T]) -> T | None:
+def best_of(candidates: Sequence[Row]) -> Row | None:
     """The one with the highest objective; None where results differ in kind, or all are equal."""
     known = [one for one in candidates if one.objective is not None]
-    kinds = {tuple(sorted(result.name for result in one.results)) for one in known}
+    kinds = {tuple(sorted(one.results)) for one in known}
     if len(kinds) != 1 or len({one.objective for one in known}) < 2:
         return None
     return max(known, key=lambda one: one.objective or 0.0)
@@ -218,7 +246,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _run(
-    path: Path, settings: Mapping[str, str], evals: Sequence[EvalResult], several: bool
+    path: Path, folder: str, settings: Mapping[str, str], results: Mapping[str, Result]
 ) -> ComparedRun:
     run = RunPaths(root=path)
     summary, progress = read_summary(run), read_progress(run)
@@ -229,64 +257,59 @@ def _run(
         done, total = progress.get("update", 0), progress.get("total_updates") or total
     running = status == "running"
     return ComparedRun(
+        name=os.path.relpath(path, folder),
         path=str(path),
         status=status,
         done=f"{done} {unit}" if total is None else f"{done}/{total} {unit}",
         settings=settings,
-        results=tuple(_results(run, evals, several)),
+        results=results,
         wall_s=progress.get("elapsed_s") if running else summary.get("wall_time_s"),
         eta_s=progress.get("eta_s") if running else None,
         objective=summary.get("objective"),
     )
 
 
-def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> list[Result]:
+def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> dict[str, Result]:
     """Figures of the last evaluations, window or update. several: name the environments, too."""
-    last = {(one.env_id, one.opponent): one for one in evals}
-    if last:
-        return [
-            Result(
-                name=f"{env} vs {opponent}" if several else f"vs {opponent}",
-                mean=one.win_rate,
-                low=one.ci95[0],
-                high=one.ci95[1],
-                share=True,
+    if last := {(one.env_id, one.opponent): one for one in evals}:
+        return {
+            f"{env} vs {opponent}" if several else f"vs {opponent}": Result(
+                mean=one.win_rate, low=one.ci95[0], high=one.ci95[1], share=True
             )
             for (env, opponent), one in sorted(last.items())
-        ]
+        }
     windows = read_jsonl(run.windows)
     names = _OF_WINDOWS if windows else _OF_UPDATES
     *_, row = windows or read_jsonl(run.metrics) or [{}]
-    return [
-        Result(name=name, mean=row[key], low=row.get(f"{key}_low"), high=row.get(f"{key}_high"))
+    return {
+        name: Result(mean=row[key], low=row.get(f"{key}_low"), high=row.get(f"{key}_high"))
         for key, name in names.items()
         if row.get(key) is not None
-    ]
+    }
 
 
 def _configuration(runs: Sequence[ComparedRun]) -> Configuration:
     counted = [run for run in runs if run.status == "done"] or [run for run in runs if run.results]
     found: dict[str, list[Result]] = {}
-    for result in (result for run in counted for result in run.results):
-        found.setdefault(result.name, []).append(result)
-    results = []
-    for name, of_runs in found.items():
-        means = [result.mean for result in of_runs]
-        low, high = (min(means), max(means)) if len(means) > 1 else (None, None)
-        mean, share = statistics.fmean(means), of_runs[0].share
-        results.append(Result(name=name, mean=mean, low=low, high=high, share=share))
+    for name, result in (each for run in counted for each in run.results.items()):
+        found.setdefault(name, []).append(result)
+    missing = f" of {len(runs)}" if len(counted) != len(runs) else ""
     return Configuration(
+        name=f"n={len(counted)}{missing}",
         settings={key: text for key, text in runs[0].settings.items() if key != "seed"},
         runs=tuple(runs),
-        counted=len(counted),
-        results=tuple(results),
-        wall_s=_mean(counted, lambda run: run.wall_s),
-        objective=_mean(counted, lambda run: run.objective),
+        results={name: _over_seeds(results) for name, results in found.items()},
+        wall_s=_mean([run.wall_s for run in counted]),
+        objective=_mean([run.objective for run in counted]),
     )
 
 
-def _mean(
-    runs: Sequence[ComparedRun], figure: Callable[[ComparedRun], float | None]
-) -> float | None:
-    known = [number for run in runs if (number := figure(run)) is not None]
+def _over_seeds(results: Sequence[Result]) -> Result:
+    means = [result.mean for result in results]
+    low, high = (min(means), max(means)) if len(means) > 1 else (None, None)
+    return Result(mean=statistics.fmean(means), low=low, high=high, share=results[0].share)
+
+
+def _mean(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
     return statistics.fmean(known) if known else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -14,14 +15,12 @@ from rich.text import Text
 
 from rlforge.record.files import read_json
 from rlforge.record.sweeps import SWEEP_FILE
-from rlforge.show.compare import Comparison, Result, best_of
-from rlforge.show.formatting import NOTHING, duration, number, percent
+from rlforge.show.compare import Compared, ComparedRun, Comparison, best_of
+from rlforge.show.formatting import NOTHING, duration, number
 from rlforge.show.panels import STATUS_STYLE, Fitting, listing
-from rlforge.types import value
 
 #: Most settings of a run in the terminal and in reports; files have all.
 MOST_SETTINGS = 8
-
 #: In lists of runs, which may be many.
 MOST_LISTED = 4
 
@@ -30,94 +29,32 @@ OF_RUNS = "result (95 % interval)"
 BEST = "best"
 
 
-@value
-class Line:
-    """A row of a table. name: of the run, or how many seeds. done: updates or windows of how many.
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the tables; no run's name and no setting that fits a line is broken."""
 
-    left: until the end of a running one.
-    """
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    name: str
-    status: str
-    done: str
-    left: str
-    wall: str
-    settings: dict[str, str]
-    results: dict[str, str]
-    best: bool
-
-    @property
-    def state(self) -> str:
-        """How it stands, in a few words."""
-        return f"{self.status} {self.done}".strip()
-
-    def as_text(self) -> str:
-        """The row without a table."""
-        name = " ".join([self.name, *settings_text(self.settings)])
-        results = (f"{result} {text}" for result, text in self.results.items())
-        return f"{name}: {', '.join([self.state, *results])}"
+    if seeds := comparison.seeds:
+        console.print(table_of(seeds, "seeds", OF_SEEDS))
+        say("")
+    say(f"{comparison.folder}:")
+    runs = comparison.by_configuration
+    console.print(table_of(runs, "run", OF_RUNS))
+    if (best := best_of(runs)) is not None:
+        say(f"best: {best.path} (objective {number(best.objective)})")
 
 
-def result_text(result: Result) -> str:
-    """A figure with its interval, where it has one.
-
-    Example:
-        >>> result_text(Result(name="vs base", mean=0.7, low=0.52, high=0.83, share=True))
-        '70% (52 to 83)'
-        >>> result_text(Result(name="loss", mean=0.17418))
-        '0.174'
-    """
-    mean = percent(result.mean) if result.share else number(result.mean, 3)
-    if result.low is None or result.high is None:
-        return mean
-    ends = [
-        f"{100 * end:.0f}" if result.share else number(end, 3) for end in (result.low, result.high)
-    ]
-    return f"{mean} ({' to '.join(ends)})"
-
-
-def of_runs(comparison: Comparison, *, as_given: bool = False) -> list[Line]:
-    """A line per run, those of a configuration together.
-
-    as_given: in the order of their paths, and keys by their last part where that tells them apart.
-    """
-    runs = comparison.runs
-    if as_given:
-        runs.sort(key=lambda run: comparison.paths.index(run.path))
-    names = {key: key.rpartition(".")[2] if as_given else key for key in comparison.keys}
+def listed(comparison: Comparison) -> RenderableType:
+    """The runs as they are given, with keys by their last part where that tells them apart."""
+    names = {key: key.rpartition(".")[2] for key in comparison.keys}
     often = Counter(names.values())
     names = {key: name if often[name] == 1 else key for key, name in names.items()}
-    return [
-        Line(
-            name=comparison.name(run),
-            status=run.status,
-            done="" if run.status == "not started" else run.done.partition(" ")[0],
-            left="" if run.eta_s is None else f"ETA {duration(run.eta_s)}",
-            wall=duration(run.wall_s),
-            settings={names[key]: text for key, text in run.settings.items()},
-            results={result.name: result_text(result) for result in run.results},
-            best=run.path == comparison.best,
-        )
-        for run in runs
+    rows = [
+        dataclasses.replace(run, settings={names[key]: text for key, text in run.settings.items()})
+        for run in comparison.runs
     ]
-
-
-def of_seeds(comparison: Comparison) -> list[Line]:
-    """A line per configuration, where one has several runs."""
-    best = best_of(comparison.seeds)
-    return [
-        Line(
-            name=f"n={one.counted}{f' of {len(one.runs)}' * (one.counted != len(one.runs))}",
-            status="",
-            done="",
-            left="",
-            wall=duration(one.wall_s),
-            settings=dict(one.settings),
-            results={result.name: result_text(result) for result in one.results},
-            best=one is best,
-        )
-        for one in comparison.seeds
-    ]
+    return table_of(rows, "run", OF_RUNS, most=MOST_LISTED)
 
 
 def headline(comparison: Comparison) -> str:
@@ -131,74 +68,65 @@ def headline(comparison: Comparison) -> str:
     return f"{len(runs)} {what}{'s' * (len(runs) != 1)}{so_far}: {states}"
 
 
-def show(comparison: Comparison, console: Console) -> None:
-    """Print the tables; no run's name and no setting that fits a line is broken."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    if lines := of_seeds(comparison):
-        console.print(table_of(lines, "seeds", OF_SEEDS))
-        say("")
-    say(f"{comparison.folder}:")
-    console.print(table_of(of_runs(comparison), "run", OF_RUNS))
-    for run in comparison.runs:
-        if run.path == comparison.best:
-            say(f"best: {run.path} (objective {number(run.objective)})")
-
-
-def show_list(comparison: Comparison, console: Console) -> None:
-    """Print a table of runs as they are given, below their folder and how they stand."""
-    head = Text.assemble((comparison.folder, "bold"), f"  {headline(comparison)}")
-    console.print(head, soft_wrap=True)
-    lines = of_runs(comparison, as_given=True)
-    console.print(table_of(lines, "run", OF_RUNS, most=MOST_LISTED), Text())
+def line_of(run: ComparedRun) -> str:
+    """A run without a table."""
+    name = " ".join([run.name, *settings_text(run.settings)])
+    results = (f"{name} {result}" for name, result in run.results.items())
+    return f"{name}: {', '.join([run.state, *results])}"
 
 
 def table_of(
-    lines: Sequence[Line], name: str, caption: str, most: int = MOST_SETTINGS
+    rows: Sequence[Compared], name: str, caption: str, most: int = MOST_SETTINGS
 ) -> RenderableType:
     """A column per setting and result where they fit, else one for the first ``most`` settings."""
-    settings, results = columns(lines)
+    settings, results = columns(rows)
     left, right = (name, "status", *settings), (*results, "wall")
     wide = listing(*((title, "whole") for title in left), *((title, "right") for title in right))
     middle = [("settings", "left")] if settings else []
     tall = listing((name, "whole"), *middle, (caption, "whole"))
-    for cells, line in zip(_cells(lines), lines, strict=True):
-        style, state = "bold" if line.best else "", STATUS_STYLE.get(line.status, "")
+    best = best_of(rows)
+    for cells, row in zip(_cells(rows), rows, strict=True):
+        style = "bold" if row is best else ""
+        state = STATUS_STYLE.get(row.state.partition(" ")[0], "dim")
         wide.add_row(cells[0], Text(cells[1], state), *map(Text, cells[2:]), style=style)
-        about = [(line.name, ""), (line.state, state), (line.wall, ""), (line.left, "")]
-        about += [(BEST * line.best, "")]
+        about = [
+            Text(row.name),
+            Text(row.state.replace(", ", "\n"), state),
+            Text(duration(row.wall_s)),
+        ]
+        about += [Text(BEST)] if row is best else []
         figures = Table.grid(padding=(0, 1))
-        for result, text in line.results.items():
-            mean, _, span = text.partition(" ")
+        for result, figure in row.results.items():
+            mean, _, span = str(figure).partition(" ")
             figures.add_row(Text(result), Text(mean, justify="right"), Text(span))
         tall.add_row(
-            Text("\n").join(Text(*part) for part in about if part[0]),
-            *([Text("\n".join(settings_text(line.settings, most)))] if settings else []),
+            Text("\n").join(filter(None, about)),
+            *([Text("\n".join(settings_text(row.settings, most)))] if settings else []),
             figures,
             style=style,
         )
     return Fitting(wide, tall)
 
 
-def columns(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
+def columns(rows: Sequence[Compared]) -> tuple[list[str], list[str]]:
     """The names of all settings and of all results."""
-    settings = dict.fromkeys(key for line in lines for key in line.settings)
-    results = dict.fromkeys(key for line in lines for key in line.results)
+    settings = dict.fromkeys(key for row in rows for key in row.settings)
+    results = dict.fromkeys(key for row in rows for key in row.results)
     return [*settings], [*results]
 
 
-def _cells(lines: Sequence[Line]) -> Iterator[list[str]]:
+def _cells(rows: Sequence[Compared]) -> Iterator[list[str]]:
     """The cells of a wide table."""
-    settings, results = columns(lines)
-    for line in lines:
-        state = ", ".join(filter(None, [line.state, line.left, BEST * line.best]))
-        cells = [line.name, state, *(line.settings.get(key, NOTHING) for key in settings)]
-        yield [*cells, *(line.results.get(key, NOTHING) for key in results), line.wall]
+    settings, results = columns(rows)
+    best = best_of(rows)
+    for row in rows:
+        state = ", ".join(filter(None, [row.state, BEST * (row is best)]))
+        cells = [row.name, state, *(row.settings.get(key, NOTHING) for key in settings)]
+        cells += [str(row.results.get(key, NOTHING)) for key in results]
+        yield [*cells, duration(row.wall_s)]
 
 
-def settings_text(settings: dict[str, str], most: int = MOST_SETTINGS) -> list[str]:
+def settings_text(settings: Mapping[str, str], most: int = MOST_SETTINGS) -> list[str]:
     """``key=value`` of each, the first ``most``."""
     pairs = [f"{key}={text}" for key, text in settings.items()]
     left = len(pairs) - most
@@ -207,37 +135,34 @@ def settings_text(settings: dict[str, str], most: int = MOST_SETTINGS) -> list[s
 
 def to_csv(comparison: Comparison) -> str:
     """A row per run, with numbers as they are in its files."""
-    names = [*dict.fromkeys(result.name for run in comparison.runs for result in run.results)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    ends = [f"{name}{end}" for name in names for end in ("", " low", " high")]
+    runs = comparison.by_configuration
+    ends = [f"{name}{end}" for name in columns(runs)[1] for end in ("", " low", " high")]
     head = ["run", "status", "done", *comparison.keys, *ends, "objective", "wall_s", "best"]
-    writer.writerow(head)
-    for run in comparison.runs:
-        found = {result.name: result for result in run.results}
-        figures: list[float | None] = []
-        for name in names:
-            one = found.get(name)
-            figures += [one.mean, one.low, one.high] if one else [None] * 3
-        settings = [run.settings.get(key, "") for key in comparison.keys]
-        ending = [*figures, run.objective, run.wall_s, run.path == comparison.best]
-        writer.writerow([run.path, run.status, run.done, *settings, *ending])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        row = {"run": run.path, "status": run.status, "done": run.done, **run.settings}
+        row |= {"objective": run.objective, "wall_s": run.wall_s}
+        for name, one in run.results.items():
+            row |= {name: one.mean, f"{name} low": one.low, f"{name} high": one.high}
+        writer.writerow({**row, "best": run.path == comparison.best})
     return text.getvalue()
 
 
 def to_markdown(comparison: Comparison) -> str:
     """The tables of the terminal."""
     parts = []
-    if lines := of_seeds(comparison):
-        parts += [f"Seeds: {OF_SEEDS}.\n", _markdown(lines, "seeds")]
-    parts += [f"Runs: {OF_RUNS}.\n", _markdown(of_runs(comparison), "run")]
+    if seeds := comparison.seeds:
+        parts += [f"Seeds: {OF_SEEDS}.\n", _markdown(seeds, "seeds")]
+    parts += [f"Runs: {OF_RUNS}.\n", _markdown(comparison.by_configuration, "run")]
     return "\n".join(parts)
 
 
-def _markdown(lines: Sequence[Line], name: str) -> str:
-    settings, results = columns(lines)
-    rows = [[name, "status", *settings, *results, "wall"]]
-    rows.append(["---"] * (2 + len(settings)) + ["---:"] * (len(results) + 1))
-    rows += _cells(lines)
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+def _markdown(rows: Sequence[Compared], name: str) -> str:
+    settings, results = columns(rows)
+    lines = [[name, "status", *settings, *results, "wall"]]
+    lines.append(["---"] * (2 + len(settings)) + ["---:"] * (len(results) + 1))
+    lines += _cells(rows)
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

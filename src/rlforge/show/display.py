@@ -21,7 +21,7 @@ from rlforge.record.progress import ExactRow, Progress, WinRateRow
 from rlforge.record.status import read_progress, read_summary, why_it_ended
 from rlforge.record.sweeps import all_jobs, under_way
 from rlforge.show.compare import compare
-from rlforge.show.compare_view import MOST_LISTED, OF_RUNS, headline, of_runs, table_of
+from rlforge.show.compare_view import headline, line_of, listed
 from rlforge.show.formatting import duration, number, percent
 from rlforge.show.panels import section
 from rlforge.show.view import progress_view
@@ -318,19 +318,17 @@ def monitor_jobs(
         while True:
             ended = once or not under_way(folder)  # asked first: the last rows are of the end
             found = compare(all_jobs(folder))
-            rows = of_runs(found, as_given=True)
             title = os.path.relpath(found.folder, folder.parent)
-            table = table_of(rows, "run", OF_RUNS, most=MOST_LISTED)
-            frame = section(f"{title}  {headline(found)}", table)
+            frame = section(f"{title}  {headline(found)}", listed(found))
             if live is not None:
                 live.update(frame, refresh=True)
             elif once:
                 console.print(frame)
             else:
-                for row in rows:
-                    if told.get(row.name) != (row.status, row.results):
-                        told[row.name] = row.status, row.results
-                        _print(console, row.as_text())
+                for run in found.runs:
+                    if told.get(run.name) != (run.status, run.results):
+                        told[run.name] = run.status, run.results
+                        _print(console, line_of(run))
             if ended:
                 break
             time.sleep(refresh_s)

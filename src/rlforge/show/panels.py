@@ -16,7 +16,6 @@ STATUS_STYLE = {
     "interrupted": "yellow",
     "failed": "red",
     "killed": "red",
-    "not started": "dim",
 }
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rlforge.record.files import RunPaths, read_jsonl
 from rlforge.record.results import by_pairing, read_evals
 from rlforge.show.compare import Configuration, best_of, compare
-from rlforge.show.compare_view import OF_RUNS, OF_SEEDS, columns, of_runs, of_seeds, settings_text
+from rlforge.show.compare_view import OF_RUNS, OF_SEEDS, columns, settings_text
 from rlforge.show.report.charts import COLOURS, Chart, Series
 from rlforge.show.report.data import Row
 from rlforge.show.report.page import check_page, render, write_page
@@ -47,9 +47,10 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
         "show/report/comparison.html.jinja",
         title=title,
         found=found,
-        runs=list(zip(links, of_runs(found), strict=True)),
-        seeds=list(zip(seeds, of_seeds(found), strict=False)),  # none where each has one run
+        runs=list(zip(links, found.by_configuration, strict=True)),
+        seeds=list(zip(seeds, found.seeds, strict=False)),  # none where each has one run
         columns=columns,
+        best_of=best_of,
         of_runs=OF_RUNS,
         of_seeds=OF_SEEDS,
         left_out=len(ranked) - len(drawn),
@@ -115,7 +116,7 @@ def _lines(drawn: Sequence[Configuration], points: _Points) -> list[Series]:
         xs = sorted({x for run in runs for x in run})
         found = [[run[x] for run in runs if x in run] for x in xs]
         band = len(one.runs) > 1
-        what = ", ".join(settings_text(dict(one.settings))[:2]) or one.runs[0].path
+        what = ", ".join(settings_text(one.settings)[:2]) or one.runs[0].path
         lines.append(
             Series(
                 name=f"{what} (n={len(one.runs)})" if band else what,
