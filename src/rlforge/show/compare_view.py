@@ -8,6 +8,7 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -142,8 +143,8 @@ def to_csv(comparison: Comparison) -> str:
     writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        row = {"run": run.path, "status": run.status, "done": run.done, **run.settings}
-        row |= {"objective": run.objective, "wall_s": run.wall_s}
+        row: dict[str, Any] = {"run": run.path, "status": run.status, "done": run.done}
+        row |= {**run.settings, "objective": run.objective, "wall_s": run.wall_s}
         for name, one in run.results.items():
             row |= {name: one.mean, f"{name} low": one.low, f"{name} high": one.high}
         writer.writerow({**row, "best": run.path == comparison.best})
