@@ -9,6 +9,7 @@ from scipy.special import expit, log_expit
 
 from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.continuous.ruler.agreement import agreement
+from rlforge.continuous.ruler.memory import LearnedWindow
 from rlforge.continuous.ruler.pairs import Pairs, generate_pairs
 from rlforge.continuous.ruler.preference import PreferenceScorer, expected_wins, fit_strengths
 
@@ -23,7 +24,7 @@ def test_the_learned_weights_maximise_the_penalised_likelihood():
     features = draw.normal(size=(40, len(scorer.memory.names)))
     features[:, 5:] = 0.0
     rewards = features[:, :5] @ np.array([1.0, -0.5, 0.0, 0.2, 0.0]) + draw.normal(size=40)
-    scorer.memory.add("w", features, rewards)
+    scorer.memory.add(LearnedWindow(id="w", features=features, rewards=rewards))
     weights = scorer.weights
     rows = (features[:, :5] - features[:, :5].mean(0)) / features[:, :5].std(0)
     better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
@@ -41,7 +42,9 @@ def test_pairs_never_cross_windows():
         rows = np.zeros((2, names))
         rows[:, 0] = number  # tells windows apart, and nothing else
         rows[:, 1] = (0.0, 1.0)
-        scorer.memory.add(f"w{number}", rows, np.array([number, number + 0.5]))
+        scorer.memory.add(
+            LearnedWindow(id=f"w{number}", features=rows, rewards=np.array([number, number + 0.5]))
+        )
     weights = scorer.weights
     assert abs(weights[0]) < 1e-6 < weights[1]
 

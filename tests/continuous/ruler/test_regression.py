@@ -4,6 +4,7 @@ from scipy.special import expit
 
 from rlforge.continuous.config.ruler import RegressionConfig, RulerConfig
 from rlforge.continuous.ruler.agreement import agreement
+from rlforge.continuous.ruler.memory import LearnedWindow
 from rlforge.continuous.ruler.regression import RegressionScorer
 
 
@@ -19,7 +20,7 @@ def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature):
     d = len(scorer.memory.names)
     features = draw.normal(size=(200, d))
     rewards = features[:, 0] - 0.5 * features[:, 1] + draw.normal(size=200)
-    scorer.memory.add("w", features, rewards)
+    scorer.memory.add(LearnedWindow(id="w", features=features, rewards=rewards))
     judged = scorer.judge(features[:10], [None] * 10)
     # The closed form of ridge regression on standardised features.
     z = (features - features.mean(0)) / features.std(0)
@@ -37,7 +38,7 @@ def test_trees_fit_an_interaction_that_a_linear_model_cannot():
         scorer = _scorer(model=model)
         features = draw.normal(size=(600, len(scorer.memory.names)))
         rewards = np.sign(features[:, 0] * features[:, 1])
-        scorer.memory.add("w", features[:400], rewards[:400])
+        scorer.memory.add(LearnedWindow(id="w", features=features[:400], rewards=rewards[:400]))
         judged = scorer.judge(features[400:], [None] * 200)
         found[model] = agreement(judged.values.tolist(), rewards[400:].tolist()).pairwise_accuracy
     assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)

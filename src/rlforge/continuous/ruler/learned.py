@@ -23,7 +23,7 @@ from rlforge.continuous.ruler.base import (
 )
 from rlforge.continuous.ruler.features import STATE_ACTION, feature_names, featurize
 from rlforge.continuous.ruler.judge_backends import LocalModel
-from rlforge.continuous.ruler.memory import WindowMemory
+from rlforge.continuous.ruler.memory import LearnedWindow, WindowMemory
 from rlforge.continuous.ruler.pairs import Floats
 from rlforge.errors import CheckpointError
 from rlforge.types import value
@@ -64,8 +64,8 @@ class LearnedScorer(abc.ABC):
         self._path = Path(config.model_path) / self.file_name if config.model_path else None
         if self._path is not None and self._path.is_file():
             self.memory.load(self._path)
-        self._fitted = False
-        self._unsaved = False
+        self._saved = self.memory.windows
+        self._fitted: tuple[LearnedWindow, ...] | None = None
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``DecisionScorer``."""
@@ -85,36 +85,38 @@ class LearnedScorer(abc.ABC):
 
         If it cannot be written (``state_saved`` 0), that is logged, and the next call tries again.
         """
-        added, forecasts = 0, []
-        self._fit_once()
-        for window in windows:
-            if self.memory.knows(window.id):
-                continue
-            given = zip(window.decisions, finite_rewards(window.decisions), strict=True)
-            known = [(decision, reward) for decision, reward in given if reward is not None]
-            features = featurize([decision for decision, _ in known], self.config.features)
-            rewards = np.array([reward for _, reward in known], dtype=np.float64)
-            if self.config.features == STATE_ACTION and len(features) > 1:
+        new = [self._learnable(one) for one in windows if not self.memory.knows(one.id)]
+        forecasts = []
+        if self.config.features == STATE_ACTION:
+            for one in new:
                 # Scores without these outcomes, which are in no other features.
-                judged = self.judge(features, [None] * len(features))
-                if judged is not None:
-                    forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
-            added += self.memory.add(window.id, features, rewards)
-        self._fitted &= not added
-        self._unsaved |= added > 0 and self._path is not None
-        if self._path is not None and self._unsaved:
+                judged = self.judge(one.features, [None] * len(one.rewards))
+                if judged is not None and len(one.rewards) > 1:
+                    forecasts.append(agreement(judged.values.tolist(), one.rewards.tolist()))
+        added = sum(self.memory.add(one) for one in new)
+        if self._path is not None and self._saved is not self.memory.windows:
             try:
                 self.memory.save(self._path)
-                self._unsaved = False
+                self._saved = self.memory.windows
             except CheckpointError as error:
                 log.error("%s", error)
         return {
             "learned_windows": float(len(self.memory.windows)),
             "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),
             "newly_learned": float(added),
-            "state_saved": float(not self._unsaved),
+            "state_saved": float(self._path is None or self._saved is self.memory.windows),
             **pooled(forecasts).metrics("forecast_"),
         }
+
+    def _learnable(self, window: TrainingWindow) -> LearnedWindow:
+        """The decisions whose reward is known."""
+        given = zip(window.decisions, finite_rewards(window.decisions), strict=True)
+        known = [(decision, reward) for decision, reward in given if reward is not None]
+        return LearnedWindow(
+            id=window.id,
+            features=featurize([decision for decision, _ in known], self.config.features),
+            rewards=np.array([reward for _, reward in known], dtype=np.float64),
+        )
 
     async def close(self) -> None:  # noqa: B027  # most scorers have no connections
         """See ``DecisionScorer``; there are no connections."""
@@ -125,9 +127,9 @@ class LearnedScorer(abc.ABC):
         return self._judge(features, rewards)
 
     def _fit_once(self) -> None:
-        if not self._fitted:
+        if self._fitted is not self.memory.windows:
             self._fit(self.memory)
-            self._fitted = True
+            self._fitted = self.memory.windows
 
     @abc.abstractmethod
     def _fit(self, memory: WindowMemory) -> None:

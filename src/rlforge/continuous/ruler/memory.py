@@ -34,23 +34,23 @@ class WindowMemory:
     def __init__(self, names: Sequence[str], *, windows: int, rows: int, seed: int) -> None:
         self.names = tuple(names)
         self._most_windows, self._most_rows, self._seed = windows, rows, seed
-        self.windows: list[LearnedWindow] = []
+        self.windows: tuple[LearnedWindow, ...] = ()
 
     def knows(self, window_id: str) -> bool:
         """Whether the window is remembered."""
         return any(window.id == window_id for window in self.windows)
 
-    def add(self, window_id: str, features: Floats, rewards: Floats) -> bool:
+    def add(self, window: LearnedWindow) -> bool:
         """Remember a window; False if it is known already or has no rows."""
-        if not len(rewards) or self.knows(window_id):
+        if not len(window.rewards) or self.knows(window.id):
             return False
-        if len(rewards) > self._most_rows:
-            draw = np.random.default_rng([self._seed, zlib.crc32(window_id.encode())])
-            kept = np.sort(draw.choice(len(rewards), self._most_rows, replace=False))
-            features, rewards = features[kept], rewards[kept]
-        self.windows.append(LearnedWindow(id=window_id, features=features, rewards=rewards))
-        self.windows.sort(key=lambda window: window.id)
-        del self.windows[: -self._most_windows]
+        if len(window.rewards) > self._most_rows:
+            draw = np.random.default_rng([self._seed, zlib.crc32(window.id.encode())])
+            kept = np.sort(draw.choice(len(window.rewards), self._most_rows, replace=False))
+            features, rewards = window.features[kept], window.rewards[kept]
+            window = LearnedWindow(id=window.id, features=features, rewards=rewards)
+        every = sorted([*self.windows, window], key=lambda one: one.id)
+        self.windows = tuple(every[-self._most_windows :])
         return True
 
     def save(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class WindowMemory:
                 "another ruler.model_path, or remove the file to start without a memory"
             )
         ends = np.cumsum(counts)
-        self.windows = [
+        self.windows = tuple(
             LearnedWindow(id=str(name), features=features[start:end], rewards=rewards[start:end])
             for name, start, end in zip(ids, ends - counts, ends, strict=True)
-        ][-self._most_windows :]
+        )[-self._most_windows :]

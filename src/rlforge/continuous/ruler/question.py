@@ -36,13 +36,13 @@ def situation(decision: Decision) -> str:
 
     Of a market without what agents said: posts, own notes, confidence.
     """
-    state = _each(
+    state = _kept(
         decision.state, "social", "feed", lambda post: post if post.get("stance") else None
     )
-    state = _each(
-        state, "agent", "memory", lambda note: None if note.get("kind") == "own" else note
+    state = _kept(
+        state, "agent", "memory", lambda note: note if note.get("kind") != "own" else None
     )
-    state = _each(state, "agent", "recentActions", _unspoken)
+    state = _kept(state, "agent", "recentActions", _unspoken)
     with contextlib.suppress(KeyError):  # of the state of something else than a market
         return describe(state)
     if decision.observation:
@@ -51,16 +51,13 @@ def situation(decision: Decision) -> str:
     return "\n".join(line for room in rooms if room in state for line in _facts(room, state[room]))
 
 
-def choice(decision: Decision, features: str) -> str:
-    """The action, without the agent's words; the outcome if ``features`` is ``with_outcome``."""
-    lines = [f"Action: {_compact(_unspoken(decision.action))}"]
-    result = decision.result
-    if features == WITH_OUTCOME and result is not None:
-        lines.append(
-            f"Outcome: profit {result.pnl:.2f} on {result.investment:.2f} invested, held for "
-            f"{result.hold_time_minutes:g} minutes"
-        )
-    return "\n".join(lines)
+def _kept(state: Json, room: str, part: str, change: Callable[[Json], Json | None]) -> Json:
+    """``state`` with the objects of a list in it changed; those that become None are left out."""
+    inside = state.get(room)
+    if not isinstance(inside, Mapping) or not isinstance(inside.get(part), list | tuple):
+        return state
+    listed = (change(one) if isinstance(one, Mapping) else one for one in inside[part])
+    return {**state, room: {**inside, part: [one for one in listed if one is not None]}}
 
 
 def _unspoken(action: Json) -> Json:
@@ -72,30 +69,15 @@ def _unspoken(action: Json) -> Json:
     return {key: part for key, part in action.items() if key not in _WORDS}
 
 
-def _each(state: Json, room: str, part: str, change: Callable[[Json], Json | None]) -> Json:
-    """``state`` with the objects of a list in it changed; those that become None are left out."""
-    inside = state.get(room)
-    if not isinstance(inside, Mapping) or not isinstance(inside.get(part), list | tuple):
-        return state
-    listed = (change(one) if isinstance(one, Mapping) else one for one in inside[part])
-    return {**state, room: {**inside, part: [one for one in listed if one is not None]}}
-
-
-def common_beginning(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """The whole lines that all texts begin with, and the rest of each."""
-    lines = [text.split("\n") for text in texts]
-    alike = takewhile(lambda row: len(set(row)) == 1, zip(*lines, strict=False))
-    shared = len(list(alike))
-    return "\n".join(lines[0][:shared]), ["\n".join(rest[shared:]) for rest in lines]
-
-
-def shortened(text: str, limit: int) -> str:
-    """At most ``limit`` characters: beginning and end, with a mark in place of the middle."""
-    if len(text) <= limit:
+def _choice(decision: Decision, features: str) -> str:
+    """The action, without the agent's words; the outcome if ``features`` is ``with_outcome``."""
+    text, result = f"Action: {_compact(_unspoken(decision.action))}", decision.result
+    if features != WITH_OUTCOME or result is None:
         return text
-    room = max(0, limit - len(_CUT))
-    head = room * 2 // 3
-    return text[:head] + _CUT + (text[-(room - head) :] if room > head else "")
+    return (
+        f"{text}\nOutcome: profit {result.pnl:.2f} on {result.investment:.2f} invested, held for "
+        f"{result.hold_time_minutes:g} minutes"
+    )
 
 
 def _facts(name: str, content: Any) -> list[str]:
@@ -114,6 +96,15 @@ def _compact(content: Any) -> str:
     if isinstance(content, str):
         return content
     return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """At most ``limit`` characters: beginning and end, with a mark in place of the middle."""
+    if len(text) <= limit:
+        return text
+    room = max(0, limit - len(_CUT))
+    head = room * 2 // 3
+    return text[:head] + _CUT + (text[-(room - head) :] if room > head else "")
 
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
@@ -165,24 +156,26 @@ class JudgeQuestion:
 
 
 def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
-    """The question about ``group``. features: see ``choice``.
+    """The question about ``group``. features: ``with_outcome`` shows outcomes.
 
-    Equal texts are shown once, and so is the common beginning. The order is shuffled by ``seed``
-    and content, and ids say nothing about agents or order.
+    Equal texts are shown once, and so are the lines that all begin with. The order is shuffled by
+    ``seed`` and content, and ids say nothing about agents or order.
     """
-    beginning, rests = common_beginning([situation(decision) for decision in group])
-    limit = config.max_text_chars
+    limit, known = config.max_text_chars, [situation(decision).split("\n") for decision in group]
+    alike = takewhile(lambda row: len(set(row)) == 1, zip(*known, strict=False))
+    shared = len(list(alike))
+    beginning = "\n".join(known[0][:shared])
     members: dict[str, list[int]] = {}
-    for position, (decision, rest) in enumerate(zip(group, rests, strict=True)):
-        text = f"{rest}\n{choice(decision, features)}".strip()
-        members.setdefault(shortened(text, limit), []).append(position)
+    for position, (decision, lines) in enumerate(zip(group, known, strict=True)):
+        text = "\n".join([*lines[shared:], _choice(decision, features)]).strip()
+        members.setdefault(_shortened(text, limit), []).append(position)
     texts = sorted(members)
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
     random.Random(content).shuffle(texts)
     ids = _ids(texts, seed)
     parts = [f"Decision {name}\n{text}" for name, text in zip(ids, texts, strict=True)]
     if beginning.strip():
-        parts.insert(0, f"All agents saw this:\n{shortened(beginning, limit)}")
+        parts.insert(0, f"All agents saw this:\n{_shortened(beginning, limit)}")
     named = {"type": "string", "enum": list(ids)}
     entry = _object(id=named, explanation={"type": "string"}, score={"type": "number"})
     return JudgeQuestion(
@@ -201,18 +194,14 @@ def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
 
     The last JSON object that is a whole answer counts; what is in ``<think>`` is ignored.
     """
-    said = _THOUGHTS.sub("", text)
-    answers = [found["scores"] for found in json_objects(said) if _is_answer(found)]
-    if not answers:
-        raise UnusableAnswerError('it holds no JSON object with a list under "scores"')
-    *drafts, last = answers
-    try:
-        return _verdicts(last, ids)
-    except UnusableAnswerError:
-        for draft in reversed(drafts):
-            with contextlib.suppress(UnusableAnswerError):
-                return _verdicts(draft, ids)
-        raise
+    problem = UnusableAnswerError('it holds no JSON object with a list under "scores"')
+    answers = [one["scores"] for one in json_objects(_THOUGHTS.sub("", text)) if _is_answer(one)]
+    for number, entries in enumerate(reversed(answers)):
+        try:
+            return _verdicts(entries, ids)
+        except UnusableAnswerError as error:  # of a draft is of no interest
+            problem = problem if number else error
+    raise problem
 
 
 def _verdicts(entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> dict[str, JudgeVerdict]:
