@@ -70,11 +70,10 @@ RETRIES = 2
 #: Longest pause of the client library before another try.
 _LONGEST_PAUSE_S = 8.0
 
-#: unusable: an answer without text; another may have some. silent: no answer in any try. form: a
-#: request for a simpler form of answer may succeed. rejected: this request always fails. refused:
-#: every request fails, as with a wrong key. spent: the most tokens of an answer were used up before
-#: there was any text, as by a model that reasons.
-ChatFailure = Literal["unusable", "silent", "form", "rejected", "refused", "spent"]
+#: unusable: an answer without text; another may have some. silent: no answer in any try. rejected:
+#: this request always fails. refused: every request fails, as with a wrong key. spent: the most
+#: tokens of an answer were used up before there was any text, as by a model that reasons.
+ChatFailure = Literal["unusable", "silent", "rejected", "refused", "spent"]
 
 
 @value
@@ -224,7 +223,7 @@ class ChatClient:
         self._keys, self._timeout_s, self._retries = keys, timeout_s, retries
         self._limit = limit
         self._connections: dict[str, AsyncOpenAI] = {}
-        self._own_temperature: set[str] = set()  # endpoints that take no other
+        self._not_taken: dict[str, set[str]] = {}  # arguments, by endpoint
 
     async def chat(
         self,
@@ -233,31 +232,43 @@ class ChatClient:
         *,
         max_tokens: int | None,
         temperature: float | None,
-        **options: Any,
+        response_format: Mapping[str, Any] | None = None,
     ) -> ChatReply:
         """The endpoint's answer to messages with ``role`` and ``content``. Raises ChatError.
 
-        max_tokens, temperature: None leaves the endpoint's own; a temperature is left out, too,
-        where it takes no other, as of reasoning models. options: further arguments of the request.
+        Args:
+            endpoint: from ``check_api``.
+            conversation: all that was said so far.
+            max_tokens: of the answer; None leaves the endpoint's own.
+            temperature: None leaves the endpoint's own, which is taken, too, where the endpoint
+                refuses another, as with reasoning models.
+            response_format: not asked for again where the endpoint refuses it.
         """
         # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
-        if max_tokens is not None:
-            options["max_completion_tokens" if own else "max_tokens"] = max_tokens
-        request = {"model": endpoint.model, "messages": list(conversation), **options}
-        if temperature is not None and str(endpoint) not in self._own_temperature:
-            request["temperature"] = temperature
-        try:
-            response = await self._request(endpoint, request)
-        except ChatError as error:
-            named = "temperature" in request and re.search(r"\btemperature\b", str(error))
-            if error.kind != "rejected" or not named:
-                raise
-            log.warning("%s takes no temperature of %g: its own is used", endpoint, temperature)
-            self._own_temperature.add(str(endpoint))
-            del request["temperature"]
-            response = await self._request(endpoint, request)
-        return self._reply(endpoint, response, max_tokens)
+        not_taken = set(self._not_taken.get(str(endpoint), ()))
+        wanted: dict[str, Any] = {
+            "max_completion_tokens" if own else "max_tokens": max_tokens,
+            "temperature": temperature,
+            "response_format": response_format,
+        }
+        request = {"model": endpoint.model, "messages": list(conversation)}
+        request |= {
+            name: one for name, one in wanted.items() if one is not None and name not in not_taken
+        }
+        while True:
+            try:
+                response = await self._request(endpoint, request)
+            except ChatError as error:
+                name = _refused_argument(request, error)
+                if name is None:
+                    raise
+                log.warning("%s refuses a %s: it is left out", endpoint, name)
+                del request[name]
+                not_taken.add(name)
+            else:
+                self._not_taken[str(endpoint)] = not_taken
+                return self._reply(endpoint, response, max_tokens)
 
     async def close(self) -> None:
         """Closes the connections; a later request opens new ones."""
@@ -355,6 +366,15 @@ class ChatClient:
                 ),
             )
         return self._connections[endpoint.provider].chat.completions.create(**arguments)
+
+
+def _refused_argument(request: Mapping[str, Any], error: ChatError) -> str | None:
+    """What may be left out of a request that was rejected, for another try."""
+    if error.kind != "rejected" or isinstance(error, ChatTooLongError):
+        return None
+    if "temperature" in request and re.search(r"\btemperature\b", str(error)):
+        return "temperature"
+    return "response_format" if "response_format" in request else None
 
 
 def _used(response: Any) -> Usage:

@@ -265,8 +265,6 @@ class JudgeScorer:
             except ChatError as error:
                 # Endpoints charge for answers only, also for those without text.
                 budget.charge(reserved, error.used)
-                if error.kind == "form":
-                    continue  # with the next of three forms
                 budget.failed(error)
                 problem, again = str(error), error.kind == "unusable"
             else:

@@ -12,15 +12,7 @@ from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.ruler.question import asked_ids, each_in_turn
 from rlforge.engines.base import Generator
 from rlforge.engines.grammars import json_grammar
-from rlforge.engines.openai import (
-    ChatClient,
-    ChatError,
-    ChatReply,
-    ChatTooLongError,
-    Endpoint,
-    Usage,
-    check_api,
-)
+from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, Usage, check_api
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Markup, Message, Tokenizer, by_chat_template
@@ -70,12 +62,12 @@ class LocalJudge:
 
     @property
     def name(self) -> str:
-        """See ``JudgeBackend``."""
+        """See ``ApiJudge``."""
         policy = self._model.policy
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
-        """See ``JudgeBackend``."""
+        """See ``ApiJudge``."""
         model = self._model
         if model.tokenizer.chat_template:
             asked = by_chat_template(messages, "", model.tokenizer)
@@ -104,10 +96,6 @@ class LocalJudge:
         """The engine belongs to the caller."""
 
 
-#: Forms of an answer, the strictest first.
-FORMS = ("json_schema", "json_object", "text")
-
-
 def check_endpoint(config: JudgeConfig) -> Endpoint:
     """Where ``ruler.judge.model`` answers. Raises ConfigError for a bad name or a missing key."""
     try:
@@ -127,46 +115,26 @@ class ApiJudge:
             retries=config.retries,
             limit="max_answer_tokens",
         )
-        self._form = self._accepted = 0
 
     @property
     def name(self) -> str:
-        """See ``JudgeBackend``."""
+        """Model and address, without keys: part of the cache key of answers."""
         return str(self._endpoint)
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
-        """See ``JudgeBackend``. Once a form was accepted, stricter ones are not asked for again."""
-        config, form = self._config, self._form
-        try:
-            reply = await self._client.chat(
-                self._endpoint,
-                messages,
-                max_tokens=config.max_answer_tokens,
-                temperature=config.sampling_temperature,
-                **_form_options(FORMS[form], schema),
-            )
-        except ChatError as error:
-            if error.kind != "rejected" or isinstance(error, ChatTooLongError):
-                raise
-            if form + 1 < len(FORMS):
-                self._form = max(self._form, form + 1)
-                raise ChatError(str(error), "form") from error
-            self._form = self._accepted  # the form was not the reason
-            raise
-        self._accepted = form
-        return reply
+        """The model's answer, JSON of ``schema`` where it can comply. Raises ChatError."""
+        named = {"name": "scores", "strict": True, "schema": dict(schema)}
+        return await self._client.chat(
+            self._endpoint,
+            messages,
+            max_tokens=self._config.max_answer_tokens,
+            temperature=self._config.sampling_temperature,
+            response_format={"type": "json_schema", "json_schema": named},
+        )
 
     async def close(self) -> None:
-        """See ``JudgeBackend``."""
+        """Closes the connections."""
         await self._client.close()
-
-
-def _form_options(form: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a request that ask for an answer in ``form``."""
-    if form == "json_schema":
-        named = {"name": "scores", "strict": True, "schema": dict(schema)}
-        return {"response_format": {"type": form, form: named}}
-    return {"response_format": {"type": form}} if form == "json_object" else {}
 
 
 def judge_backend(config: JudgeConfig, local: LocalModel | None) -> ApiJudge | LocalJudge:
