@@ -390,14 +390,14 @@ async def test_an_invalid_request_is_a_400_with_the_reason(served, change, part)
     ("change", "param", "message"),
     [
         ({"temperature": 3}, "temperature", "temperature: must be less than or equal to 2"),
-        ({"temperature": "hot"}, "temperature", "temperature: must be a number"),
-        ({"max_tokens": 1.5}, "max_tokens", "max_tokens: must be a whole number"),
+        ({"temperature": "hot"}, "temperature", "temperature: must be a valid number"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens: must be a valid integer"),
         (
             {"stop": ["a", "b", "c", "d", "e"]},
             "stop",
-            "stop: must be a string, or must have at most 4 items, not 5",
+            "stop: must be a valid string, or must have at most 4 items after validation, not 5",
         ),
-        ({"prompt": None}, "prompt", "prompt: must be a string, or must be a list"),
+        ({"prompt": None}, "prompt", "prompt: must be a valid string, or must be a valid list"),
         (
             {"prompt": ["a", "b"]},
             "prompt",
@@ -526,7 +526,7 @@ async def test_a_body_that_is_too_large_is_refused_also_without_a_length(serving
 
 
 async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving, monkeypatch):
-    monkeypatch.setattr("rlforge.continuous.serving.guard.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlforge.continuous.serving.app.BODY_TIMEOUT_S", 0.2)
     async with serving() as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -738,7 +738,7 @@ async def test_metrics_count_requests_tokens_and_deployments(deploying, make_ada
         page = (await served.http.get("/metrics")).text
     assert 'rlforge_requests_total{path="/v1/completions",status="200"} 2.0' in page
     assert 'rlforge_requests_total{path="other",status="404"} 1.0' in page
-    assert 'rlforge_requests_total{path="other",status="401"} 1.0' in page
+    assert 'rlforge_requests_total{path="/admin/deployments",status="401"} 1.0' in page
     assert 'rlforge_deployments_total{end="live"} 2.0' in page  # the base model's, too
     assert "rlforge_current_version 1.0" in page
     assert "rlforge_first_token_seconds_count 1.0" in page

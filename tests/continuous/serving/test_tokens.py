@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from rlforge.continuous.serving.guard import network
 from rlforge.continuous.serving.tokens import (
     ADMIN_VARIABLE,
     CLIENT_VARIABLE,
     AnswerIds,
     make_tokens,
+    network,
     read_admin_token,
 )
 from rlforge.errors import ConfigError

@@ -1,30 +1,44 @@
-"""From an OpenAI request to tokens, and from the engine's tokens to pieces of text."""
+"""From an OpenAI request to tokens, and from the engine's tokens to OpenAI's answer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import json
+import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol, Self
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Protocol
 
-from rlforge.continuous.serving.conversations import conversation_tokens, takes_tools
-from rlforge.continuous.serving.envelope import ScoredToken
-from rlforge.continuous.serving.protocol import (
-    BadRequestError,
-    ChatRequest,
-    CompletionRequest,
-    Sampling,
+from rlforge.continuous.serving.conversations import (
+    conversation_tokens,
+    ends_in_call,
+    takes_tools,
+    tool_calls,
+    without_calls,
 )
+from rlforge.continuous.serving.errors import RequestError, error_body
+from rlforge.continuous.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService
-from rlforge.continuous.serving.text import TextStream, token_bytes
+from rlforge.continuous.serving.text import (
+    ScoredToken,
+    TextStream,
+    chat_logprobs,
+    scored_tokens,
+    text_logprobs,
+)
+from rlforge.continuous.serving.tokens import AnswerIds
 from rlforge.engines.base import check_request
 from rlforge.engines.grammars import check_grammar
 from rlforge.errors import ConfigError, EngineError
 from rlforge.games.encoding import text_ids
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
+
+log = logging.getLogger(__name__)
 
 
 @value
@@ -32,49 +46,13 @@ class Limits:
     """Limits of the model, and the sampling parameters of requests that name none.
 
     model_len: tokens of prompt and answer together. defaults: with the stop tokens of every answer.
+    timeout_s: seconds within which an answer must have ended.
     """
 
     model_len: int
     vocab_size: int
     defaults: SamplingParams
-
-
-@value
-class CheckedRequest:
-    """A checked request. pinned: the version that it names; None: that of its ``user``.
-
-    trial: number of the deployment on trial that chooses its version; None where none does.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    stops: tuple[str, ...]
-    user: str | None
-    pinned: PolicyRef | None
-    trial: int | None
-
-
-@value
-class Piece:
-    """The next text of an answer of version ``policy``."""
-
-    text: str
-    policy: PolicyRef
-
-
-@value
-class End:
-    """The end of an answer. completion: None where a stop string ended it early.
-
-    tokens: number generated. scored: up to the stop string, where log-probabilities are wanted.
-    """
-
-    text: str
-    tokens: int
-    finish_reason: str
-    policy: PolicyRef
-    completion: Completion | None
-    scored: Sequence[ScoredToken] | None = None
+    timeout_s: float
 
 
 @value
@@ -105,83 +83,46 @@ class AnswerObserver(Protocol):
         """A client reports the reward of an answer; whether the observer made use of it."""
 
 
-class TokenStream:
-    """The tokens of one request: ``async for`` gives them as the engine draws them.
-
-    as_drawn: before the answer is complete. policy: known with the first tokens.
-    """
-
-    policy: PolicyRef
-
-    def __init__(
-        self, service: DeploymentService, asked: CheckedRequest, *, as_drawn: bool
-    ) -> None:
-        self.count = 0
-        self._queue: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
-        self._task = asyncio.create_task(
-            service.generate(
-                asked.prompt_token_ids,
-                asked.params,
-                user=asked.user,
-                policy=asked.pinned,
-                on_tokens=self._queue.put_nowait if as_drawn else None,
-                on_policy=self._set_policy,
-            )
-        )
-        self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Sequence[int]:
-        ids = await self._queue.get()
-        if ids is None:
-            raise StopAsyncIteration
-        self.count += len(ids)
-        return ids
-
-    async def completion(self) -> Completion:
-        """The whole answer. Raises EngineError when there is none."""
-        return await self._task
-
-    async def cancel(self) -> None:
-        """Cancel the request in the engine, unless it has been answered."""
-        if not self._task.done():
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    def _set_policy(self, policy: PolicyRef) -> None:
-        self.policy = policy
-
-
 class Answering:
-    """Reads requests with ``tokenizer`` and passes them to ``service``.
+    """Reads requests with ``tokenizer``, and has ``service`` answer them.
 
-    model_name: the served model's name in requests; ``NAME@deploy-3`` names one version of it.
+    Args:
+        service: Chooses the version of each answer.
+        tokenizer: Of the model.
+        limits: Of the model, and defaults of requests.
+        model_name: The served model's in requests; ``NAME@deploy-3`` names one version of it.
+        ids: Makes the ids of answers.
+        observer: Sees the answers.
     """
 
     def __init__(
-        self, service: DeploymentService, tokenizer: Any, limits: Limits, model_name: str
+        self,
+        service: DeploymentService,
+        tokenizer: Any,
+        limits: Limits,
+        model_name: str,
+        ids: AnswerIds,
+        observer: AnswerObserver | None = None,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
                 f"model.name: {type(tokenizer).__name__} is a tokenizer in Python, and answers are "
                 "decoded by the library tokenizers; serve a model that has a tokenizer.json"
             )
-        self._service, self._tokenizer, self._limits = service, tokenizer, limits
-        self.model_name = model_name
+        self.service, self.tokenizer, self.limits, self.ids = service, tokenizer, limits, ids
+        self.observer = observer
+        self._model_name = model_name
 
     def models(self) -> dict[str, Deployment]:
         """The deployments that requests may name, by the names to use."""
-        served = self._service.served()
-        return {self.model_name: served[0]} | {f"{self.model_name}@{d.uid}": d for d in served}
+        served, name = self.service.served(), self._model_name
+        return {name: served[0]} | {f"{name}@{d.uid}": d for d in served}
 
     def model(self, name: str) -> Deployment:
-        """The deployment called ``name``. Raises BadRequestError with status 404."""
+        """The deployment called ``name``. Raises RequestError with status 404."""
         models = self.models()
         if name not in models:
-            raise BadRequestError(
+            raise RequestError(
                 f"the model {name!r} is not served; there are {', '.join(models)}",
                 param="model",
                 code="model_not_found",
@@ -189,12 +130,10 @@ class Answering:
             )
         return models[name]
 
-    def read(self, request: Sampling) -> CheckedRequest:
-        """Check a request and encode its prompt. Raises BadRequestError."""
-        limits = self._limits
+    def begin(self, request: Sampling) -> Answer:
+        """Check a request and encode its prompt. Raises RequestError."""
+        limits = self.limits
         named, prompt = self.model(request.model), self._prompt(request)
-        pinned = None if request.model == self.model_name else named.policy()
-        trial = self._service.trial if pinned is None else None
         given: dict[str, Any] = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -209,7 +148,6 @@ class Answering:
         params = dataclasses.replace(
             limits.defaults, **{key: each for key, each in given.items() if each is not None}
         )
-        where = "messages" if request.kind == "chat" else "prompt"
         try:
             check_request(
                 prompt,
@@ -219,114 +157,266 @@ class Answering:
                 vocab_size=limits.vocab_size,
             )
         except EngineError as error:
+            where = "messages" if request.kind == "chat" else "prompt"
             too_long = len(prompt) >= limits.model_len
             code = "context_length_exceeded" if too_long else "invalid_value"
-            raise BadRequestError(str(error), param=where, code=code) from error
-        return CheckedRequest(
-            prompt_token_ids=prompt,
-            params=params,
-            stops=request.stops(),
-            user=request.user,
-            pinned=pinned,
-            trial=None if trial is None else trial.deployment.number,
-        )
-
-    def conversation(
-        self, request: Sampling, checked: CheckedRequest
-    ) -> Sequence[Mapping[str, Any]] | str:
-        """The messages of a request, or its prompt as text."""
-        if isinstance(request, ChatRequest):
-            return [message.plain() for message in request.messages]
-        return str(self._tokenizer.decode(list(checked.prompt_token_ids)))
-
-    async def pieces(
-        self, asked: CheckedRequest, *, stream: bool
-    ) -> AsyncGenerator[Piece | End, None]:
-        """The pieces of the answer as they are generated, if ``stream``; then its ``End``.
-
-        With log-probabilities the whole answer is generated, also behind a stop string. Closing the
-        iterator, or a stop string, cancels the request. Raises EngineError when there is no answer.
-        """
-        text = TextStream(self._tokenizer, asked.stops)
-        scored = asked.params.model_logprobs
-        as_drawn = (stream or bool(asked.stops)) and not scored
-        tokens = TokenStream(self._service, asked, as_drawn=as_drawn)
-        completion, finish_reason, given = None, "stop", None
-        try:
-            async for ids in tokens:
-                if (piece := text.add(ids)) and stream:
-                    yield Piece(text=piece, policy=tokens.policy)
-                if text.stopped:
-                    break
-            else:
-                completion = await tokens.completion()
-                tokens.count = len(completion.token_ids)
-                if scored:
-                    tokens.count = self._until_stop(text, completion)
-                    given = self._scored(completion, tokens.count)
-                if (piece := text.finish(completion.token_ids)) and stream and not scored:
-                    yield Piece(text=piece, policy=tokens.policy)
-                finish_reason = "stop" if text.stopped else completion.finish_reason
-                if tokens.count < len(completion.token_ids):
-                    completion = None
-            yield End(
-                text=text.text,
-                tokens=tokens.count,
-                finish_reason=finish_reason,
-                policy=tokens.policy,
-                completion=completion,
-                scored=given,
-            )
-        finally:
-            await tokens.cancel()
-
-    def _until_stop(self, text: TextStream, completion: Completion) -> int:
-        """Read an answer up to its first stop string; returns the number of tokens."""
-        for count, token in enumerate(completion.token_ids, 1):
-            text.add([token])
-            if text.stopped:
-                return count
-        return len(completion.token_ids)
-
-    def _scored(self, completion: Completion, count: int) -> list[ScoredToken]:
-        ids = completion.token_ids
-        each = zip(ids, token_bytes(self._tokenizer, ids), completion.model_logprobs, strict=True)
-        return [
-            ScoredToken(
-                text=data.decode(errors="replace") or self._tokenizer.decode([token]),
-                data=data,
-                logprob=logprob,
-            )
-            for token, data, logprob in [*each][:count]
-        ]
+            raise RequestError(str(error), param=where, code=code) from error
+        pinned = None if request.model == self._model_name else named.policy()
+        return Answer(self, request, prompt, params, pinned)
 
     def _grammar(self, request: Sampling) -> str | None:
-        grammar = request.grammar()
-        if grammar is not None:
+        if (grammar := request.grammar()) is not None:
             try:
                 check_grammar(grammar)
             except ValueError as error:
                 where = "tools" if request.offered() else "response_format"
-                raise BadRequestError(
-                    f"the schema is not supported: {error}", param=where
-                ) from None
+                message = f"the schema is not supported: {error}"
+                raise RequestError(message, param=where) from None
         return grammar
 
     def _prompt(self, request: Sampling) -> tuple[int, ...]:
         if isinstance(request, ChatRequest):
-            if not self._tokenizer.chat_template:
-                raise BadRequestError(
+            if not self.tokenizer.chat_template:
+                raise RequestError(
                     "this model has no chat template; use /v1/completions", param="messages"
                 )
             tools = request.offered()
             try:
-                if tools and not takes_tools(self._tokenizer, tools):
-                    raise BadRequestError("the model's chat template knows no tools", param="tools")
-                messages = [message.plain() for message in request.messages]
+                if tools and not takes_tools(self.tokenizer, tools):
+                    raise RequestError("the model's chat template knows no tools", param="tools")
                 arguments = request.chat_template_kwargs
-                return conversation_tokens(self._tokenizer, messages, tools, arguments)
+                return conversation_tokens(self.tokenizer, request.said(), tools, arguments)
             except ValueError as error:
-                raise BadRequestError(str(error), param="messages") from error
+                raise RequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)
         prompt = request.prompt
-        return text_ids(self._tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt)
+        return text_ids(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt)
+
+
+class Answer:
+    """The answer to one checked request: ``complete`` and ``body`` give it whole, or ``chunks``.
+
+    trial: number of the deployment on trial that chose its version, if any. policy: the version,
+    known with the first text. ended: whether ``text``, ``finish_reason``, ``tokens`` (number
+    generated) and ``scored`` (up to the stop string, where log-probabilities are wanted) are those
+    of the end.
+    """
+
+    policy: PolicyRef
+
+    def __init__(
+        self,
+        answering: Answering,
+        request: Sampling,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        pinned: PolicyRef | None,
+    ) -> None:
+        """pinned: the version that the request names; None: that of its user."""
+        self._by, self._request, self._params, self._pinned = answering, request, params, pinned
+        self.prompt = prompt
+        trial = answering.service.trial if pinned is None else None
+        self._trial = None if trial is None else trial.deployment.number
+        self._deadline = asyncio.get_running_loop().time() + answering.limits.timeout_s
+        self._created = int(time.time())
+        self.ended, self.text, self.finish_reason, self.tokens = False, "", "stop", 0
+        self._completion: Completion | None = None
+        self._scored: list[ScoredToken] | None = None
+
+    @cached_property
+    def id(self) -> str:
+        """Its signed name, from which outcomes find the version and the user."""
+        prefix = "chatcmpl" if self._request.kind == "chat" else "cmpl"
+        user = self._request.user
+        return self._by.ids.new(prefix, self.policy.uid, user, trial=self._trial)
+
+    async def complete(self) -> None:
+        """Generate it to the end. Raises EngineError, and TimeoutError at its time limit."""
+        async for _ in self._pieces(stream=False):
+            pass
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        """Generate it; OpenAI's chunks, as they come.
+
+        Raises as ``complete`` does before the first chunk; a later failure is the last chunk.
+        """
+        first = True
+        # Where tools may be called, it is sent at once: only its end tells text from calls.
+        streamed = not self._request.offered() and not self._params.model_logprobs
+        async with contextlib.aclosing(self._pieces(stream=streamed)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield self._chunk(self._delta(first, content=piece))
+                    first = False
+            except (EngineError, TimeoutError) as error:
+                if first:
+                    raise
+                log.warning("a stream of %s ended early: %s", self.policy.uid, error or "time")
+                said = str(error) or "time is up"
+                yield error_body(said, "server_error", code="stream_broken")
+                return
+        for chunk in self._last_chunks(self.text if not streamed else "", first):
+            yield chunk
+        options = self._request.stream_options
+        if options is not None and options.include_usage:
+            yield self._whole([], chunk=True) | {"usage": self._usage()}
+
+    async def _pieces(self, *, stream: bool) -> AsyncGenerator[str]:
+        """Generate the answer; if ``stream``, the pieces of its text as they are drawn.
+
+        With log-probabilities the whole answer is generated, also behind a stop string. Closing the
+        iterator, or a stop string, cancels the request in the engine.
+        """
+        text = TextStream(self._by.tokenizer, self._request.stops())
+        scored = self._params.model_logprobs
+        as_drawn = not scored and (stream or bool(self._request.stops()))
+        drawn: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
+        task = asyncio.create_task(
+            self._by.service.generate(
+                self.prompt,
+                self._params,
+                user=self._request.user,
+                policy=self._pinned,
+                on_tokens=drawn.put_nowait if as_drawn else None,
+                on_policy=partial(setattr, self, "policy"),
+            )
+        )
+        task.add_done_callback(lambda _: drawn.put_nowait(None))
+        try:
+            while not text.stopped:
+                async with asyncio.timeout_at(self._deadline):
+                    ids = await drawn.get()
+                if ids is None:
+                    break
+                self.tokens += len(ids)
+                if (piece := text.add(ids)) and stream:
+                    yield piece
+            last = "" if text.stopped else self._finish(text, await task)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        self.text = text.text
+        await self._observe()
+        self.ended = True
+        if last and stream:
+            yield last
+
+    def _finish(self, text: TextStream, completion: Completion) -> str:
+        """Take over the engine's answer; returns the last piece of its text."""
+        ids = completion.token_ids
+        self.tokens = len(ids)
+        if self._params.model_logprobs:
+            self.tokens = text.add_until_stop(ids)
+            self._scored = scored_tokens(self._by.tokenizer, completion)[: self.tokens]
+        last = text.finish(ids)
+        if not text.stopped:
+            self.finish_reason = completion.finish_reason
+        if self.tokens == len(ids):
+            self._completion = completion
+        return last
+
+    async def _observe(self) -> None:
+        """Before the client gets the end of the answer, and may report its outcome."""
+        observer, request = self._by.observer, self._request
+        if observer is None:
+            return
+        known = self._by.ids.read(self.id)
+        assert known is not None, "it is one of ours"
+        chat = request if isinstance(request, ChatRequest) else None
+        await observer.answered(
+            Answered(
+                id=self.id,
+                user=known.user,
+                conversation=(
+                    str(self._by.tokenizer.decode(list(self.prompt)))
+                    if chat is None
+                    else chat.said()
+                ),
+                tools=request.offered(),
+                params=self._params,
+                text=self.text,
+                completion=self._completion,
+                arguments=None if chat is None else chat.chat_template_kwargs,
+            )
+        )
+
+    # ------------------------------------------------------------ OpenAI's form
+
+    def body(self) -> dict[str, Any]:
+        """The whole of it, after ``complete``."""
+        content, calls, reason = self._read(self.text)
+        choice: dict[str, Any] = {"text": self.text}
+        if self._request.kind == "chat":
+            called = {"tool_calls": calls} if calls else {}
+            choice = {"message": {"role": "assistant", "content": content, **called}}
+        choice |= {"index": 0, "logprobs": self._logprobs(), "finish_reason": reason}
+        return self._whole([choice]) | {"usage": self._usage()}
+
+    def _last_chunks(self, rest: str, first: bool) -> Iterator[dict[str, Any]]:
+        """The end of a stream. rest: of its text, all where the model may call tools."""
+        content, calls, reason = self._read(rest)
+        logprobs = self._logprobs()
+        if content or calls or logprobs:
+            delta = self._delta(first, content=content)
+            if calls:
+                delta["delta"]["tool_calls"] = [
+                    {"index": n, **call} for n, call in enumerate(calls)
+                ]
+            yield self._chunk(delta | {"logprobs": logprobs})
+            first = False
+        yield self._chunk(self._delta(first) | {"finish_reason": reason})
+
+    def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]], str]:
+        """Text of it, its calls of tools, and why it ended.
+
+        A call that ``max_tokens`` cuts is neither, and it then ends by its length.
+        """
+        request, reason = self._request, self.finish_reason
+        if not isinstance(request, ChatRequest) or not request.offered():
+            return text, [], reason
+        cut = reason == "length"
+        calls = list(tool_calls(text, f"call_{self.id[-12:]}"))
+        for call in calls:
+            called = call["function"]
+            called["arguments"] = json.dumps(called["arguments"], ensure_ascii=False)
+        content = "" if request.must_call else without_calls(text, cut=cut)
+        if not calls and content == text.strip():
+            content = text
+        if calls and (not cut or ends_in_call(text)):
+            reason = "tool_calls"
+        return content or None, calls if request.parallel else calls[:1], reason
+
+    def _delta(self, first: bool, **said: str | None) -> dict[str, Any]:
+        """The fields of a chunk that says ``content``, or nothing."""
+        if self._request.kind == "text":
+            return {"text": said.get("content") or ""}
+        return {"delta": ({"role": "assistant"} if first else {}) | said}
+
+    def _chunk(self, fields: dict[str, Any]) -> dict[str, Any]:
+        choice = {"index": 0, "finish_reason": None, "logprobs": None, **fields}
+        return self._whole([choice], chunk=True)
+
+    def _whole(self, choices: list[dict[str, Any]], *, chunk: bool = False) -> dict[str, Any]:
+        chat = "chat.completion.chunk" if chunk else "chat.completion"
+        return {
+            "id": self.id,
+            "object": chat if self._request.kind == "chat" else "text_completion",
+            "created": self._created,
+            "model": self._request.model,
+            "system_fingerprint": self.policy.uid,
+            "choices": choices,
+        }
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self._scored is None:
+            return None
+        write = chat_logprobs if self._request.kind == "chat" else text_logprobs
+        return write(self._scored)
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": self.tokens,
+            "total_tokens": len(self.prompt) + self.tokens,
+        }

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's endpoints, outcomes, health, metrics and admin calls."""
+"""The HTTP application: who may ask, OpenAI's endpoints, outcomes, health, metrics, admin calls."""
 
 from __future__ import annotations
 
@@ -6,32 +6,23 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlforge.continuous.config.serving import ServeConfig
 from rlforge.continuous.serving.adapter import find_source
-from rlforge.continuous.serving.answering import (
-    Answered,
-    Answering,
-    AnswerObserver,
-    CheckedRequest,
-    End,
-    Piece,
-)
-from rlforge.continuous.serving.envelope import Envelope, error_body, usage
-from rlforge.continuous.serving.guard import network
+from rlforge.continuous.serving.answering import Answer, Answering
+from rlforge.continuous.serving.errors import EXPLAINED, RequestError, explain
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.protocol import (
-    BadRequestError,
     ChatRequest,
     CompletionRequest,
     DeployRequest,
@@ -40,29 +31,33 @@ from rlforge.continuous.serving.protocol import (
 )
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService
-from rlforge.continuous.serving.tokens import AnswerIds, Tokens
+from rlforge.continuous.serving.tokens import Tokens, network
 from rlforge.engines.base import Engine
-from rlforge.errors import DeploymentError, EngineError
-from rlforge.types import PolicyRef
+from rlforge.system.network import is_loopback
 
 log = logging.getLogger(__name__)
+
+#: Most bytes of a request's body, and seconds within which it must have arrived.
+MAX_BODY_BYTES, BODY_TIMEOUT_S = 2**20, 10.0
 
 #: The header that names the version that answered.
 _VERSION = "x-rlforge-version"
 
-_EXPLAINED = (
-    RequestValidationError,
-    BadRequestError,
-    DeploymentError,
-    EngineError,
-    TimeoutError,
-    HTTPException,
-    Exception,
-)
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
 class Api:
-    """The endpoints of one service."""
+    """The endpoints of one service, and who may call them.
+
+    Args:
+        service: The versions that answer.
+        engine: Its counters are among the metrics.
+        answering: Reads requests, and answers them.
+        config: The group ``serve``.
+        tokens: What callers prove themselves with.
+        metrics: Counts requests and answers.
+        ready: Whether the engine answers.
+    """
 
     def __init__(
         self,
@@ -73,14 +68,43 @@ class Api:
         tokens: Tokens,
         metrics: Metrics,
         ready: Callable[[], bool],
-        observer: AnswerObserver | None,
     ) -> None:
-        """ready: whether the engine answers. observer: sees answers and outcomes."""
         self._service, self._engine, self._answering = service, engine, answering
-        self._config, self._metrics, self._ready = config, metrics, ready
-        self._tokens, self._ids = tokens, AnswerIds(tokens.admin)
-        self._observer = observer
+        self._config, self._tokens, self._metrics, self._ready = config, tokens, metrics, ready
+        self._loopback = is_loopback(config.host)
         self._under_way = 0
+
+    # ------------------------------------------------------------ who may ask
+
+    async def anybody(self, request: Request) -> None:
+        """Refuse names of other machines on loopback, against DNS rebinding."""
+        if self._loopback and not is_loopback(request.url.hostname or ""):
+            message = "this service answers to names of this machine only"
+            raise RequestError(message, code="forbidden_host", status=403)
+
+    async def client(self, request: Request, given: Bearer) -> None:
+        """Refuse callers without a token beyond loopback, or with ``serve.require_token``."""
+        await self.anybody(request)
+        if self._config.require_token or not self._loopback:
+            self._need(given, admin=False)
+
+    async def admin(self, request: Request, given: Bearer) -> None:
+        """Refuse callers without the administrators' token."""
+        await self.anybody(request)
+        self._need(given, admin=True)
+
+    def _need(self, given: Bearer, *, admin: bool) -> None:
+        if not self._allowed(given, admin=admin):
+            raise RequestError(
+                f"{'the administrators' if admin else 'a'} token is needed: "
+                "Authorization: Bearer TOKEN",
+                code="invalid_api_key",
+                status=401,
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    def _allowed(self, given: Bearer, *, admin: bool) -> bool:
+        return given is not None and self._tokens.allow(given.credentials, admin=admin)
 
     # ------------------------------------------------------------ OpenAI
 
@@ -101,49 +125,43 @@ class Api:
         """``GET /v1/models/NAME``."""
         return JSONResponse(_model(name, self._answering.model(name)))
 
-    async def outcome(self, given: OutcomeRequest, request: Request) -> Response:
+    async def outcome(self, given: OutcomeRequest, request: Request, bearer: Bearer) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``.
 
         counted: in the trial under way. learned: it becomes a decision to learn from.
         """
         low, high = self._config.outcome_low, self._config.outcome_high
         if not low <= given.reward <= high:
-            raise BadRequestError(
+            raise RequestError(
                 f"a reward lies in [{low:g}, {high:g}] (serve.outcome_low, serve.outcome_high), "
                 f"and {given.reward:g} does not",
                 param="reward",
             )
-        known = self._ids.read(given.id)
+        ids = self._answering.ids
+        known = ids.read(given.id)
         if known is None:
-            raise BadRequestError(
-                f"{given.id!r} is not the id of an answer of this service", param="id"
-            )
+            message = f"{given.id!r} is not the id of an answer of this service"
+            raise RequestError(message, param="id")
+        # Administrators' programs report what each user found. Other clients can call their users
+        # what they like, so all that comes from one address is one judgement.
+        judge = known.user
+        if not self._allowed(bearer, admin=True):
+            host = request.client.host if request.client is not None else ""
+            judge = ids.stand_in(f"address {network(host)}")
         trial = self._service.trial
         counted = (
             trial is not None
             and known.trial == trial.deployment.number
             and await self._service.record_outcome(
-                given.reward, uid=known.uid, key=given.id, cluster=self._judge(request, known.user)
+                given.reward, uid=known.uid, key=given.id, cluster=judge
             )
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        seen = self._observer
+        seen = self._answering.observer
         learned = seen is not None and await seen.rewarded(given.id, given.reward)
         return JSONResponse(
             {"id": given.id, "version": known.uid, "counted": counted, "learned": learned}
         )
-
-    def _judge(self, request: Request, user: str) -> str:
-        """16 digits that stand for who judges an answer to ``user``.
-
-        Administrators' programs report what each user found. Other clients can call their users
-        what they like, so all that comes from one address is one judgement.
-        """
-        header = request.headers.get("authorization", "").encode("latin-1")
-        if self._tokens.allow(header, admin=True):
-            return user
-        host = request.client.host if request.client is not None else ""
-        return self._ids.stand_in(f"address {network(host)}")
 
     # ------------------------------------------------------------ operation
 
@@ -188,144 +206,39 @@ class Api:
     # ------------------------------------------------------------ answers
 
     async def _complete(self, asked: Sampling, request: Request) -> Response:
-        checked = self._answering.read(asked)
+        answer = self._answering.begin(asked)
         if self._under_way >= self._config.max_concurrent:
-            raise HTTPException(
-                429,
+            # uvicorn's limit_concurrency would answer 503 in plain text, to /health as well.
+            raise RequestError(
                 f"{self._config.max_concurrent} requests are being answered "
                 "(serve.max_concurrent); try again",
-                {"retry-after": "1"},
+                status=429,
+                headers={"retry-after": "1"},
             )
-        self._metrics.tokens.labels("prompt").inc(len(checked.prompt_token_ids))
+        self._metrics.tokens.labels("prompt").inc(len(answer.prompt))
         if asked.stream:
-            return await self._stream(asked, checked)
-        with self._counted():
-            end = await _unless_disconnected(request, self._whole(checked))
-        self._count_tokens(end)
-        envelope = self._envelope(asked, checked, end.policy)
-        await self._observe(envelope.id, asked, checked, end)
-        answer = envelope.answer(end.text, end.finish_reason, end.scored)
-        counts = usage(len(checked.prompt_token_ids), end.tokens)
-        headers = {_VERSION: end.policy.uid}
-        return JSONResponse(answer | {"usage": counts}, headers=headers)
-
-    async def _whole(self, checked: CheckedRequest) -> End:
-        async with asyncio.timeout(self._config.request_timeout_s):
-            async with contextlib.aclosing(self._answering.pieces(checked, stream=False)) as pieces:
-                end = await anext(pieces)
-        assert isinstance(end, End)
-        return end
-
-    async def _stream(self, asked: Sampling, checked: CheckedRequest) -> Response:
-        """Errors before the first piece have a status of their own; later ones end the stream."""
-        started = time.perf_counter()
-        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
-        counted = contextlib.ExitStack()
-        counted.enter_context(self._counted())
-        # Where tools may be called, the answer is sent at once: only its end tells text from calls.
-        pieces = self._answering.pieces(checked, stream=not asked.offered())
-        try:
-            async with asyncio.timeout_at(deadline):
-                first = await anext(pieces)
-        except BaseException:
-            counted.close()
-            await pieces.aclose()
-            raise
-        self._metrics.first_token.observe(time.perf_counter() - started)
-        envelope = self._envelope(asked, checked, first.policy)
-        usage_wanted = asked.stream_options is not None and asked.stream_options.include_usage
-        prompt = len(checked.prompt_token_ids) if usage_wanted else None
-
-        async def events() -> AsyncIterator[str]:
-            with counted:
-                async with contextlib.aclosing(pieces):
-                    async for event in self._events(
-                        envelope, asked, checked, first, pieces, deadline, prompt
-                    ):
-                        yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-                yield "data: [DONE]\n\n"
-
-        return StreamingResponse(
-            events(), media_type="text/event-stream", headers={_VERSION: first.policy.uid}
-        )
-
-    async def _events(
-        self,
-        envelope: Envelope,
-        asked: Sampling,
-        checked: CheckedRequest,
-        first: Piece | End,
-        pieces: AsyncGenerator[Piece | End, None],
-        deadline: float,
-        prompt: int | None,
-    ) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream. prompt: number of its tokens, where usage is requested.
-
-        The status is sent already, so a failure is a chunk of the stream, the last one.
-        """
-        piece, is_first = first, True
-        try:
-            while isinstance(piece, Piece):
-                yield envelope.piece(piece.text, first=is_first)
-                is_first = False
-                async with asyncio.timeout_at(deadline):
-                    piece = await anext(pieces)
-        except (EngineError, TimeoutError) as error:
-            log.warning("a stream of %s ended early: %s", envelope.uid, error or "time is up")
-            yield error_body(str(error) or "time is up", "server_error", code="stream_broken")
-            return
-        self._count_tokens(piece)
-        await self._observe(envelope.id, asked, checked, piece)
-        sent = "" if asked.offered() or asked.wants_logprobs() else piece.text
-        rest = piece.text[len(sent) :]
-        ending = envelope.last_pieces(rest, piece.finish_reason, piece.scored, first=is_first)
-        for event in ending:
-            yield event
-        if prompt is not None:
-            yield envelope.usage_piece(prompt, piece.tokens)
-
-    def _envelope(self, asked: Sampling, checked: CheckedRequest, policy: PolicyRef) -> Envelope:
-        prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
-        return Envelope(
-            kind=asked.kind,
-            id=self._ids.new(prefix, policy.uid, asked.user, trial=checked.trial),
-            created=int(time.time()),
-            model=asked.model,
-            uid=policy.uid,
-            parallel=not isinstance(asked, ChatRequest) or asked.parallel,
-            tools=bool(asked.offered()),
-            required=isinstance(asked, ChatRequest) and asked.tool_choice not in (None, "auto"),
-        )
-
-    async def _observe(
-        self, answer_id: str, asked: Sampling, checked: CheckedRequest, end: End
-    ) -> None:
-        """Before the client gets the end of the answer, and may report its outcome."""
-        if self._observer is None:
-            return
-        known = self._ids.read(answer_id)
-        assert known is not None, "it is one of ours"
-        await self._observer.answered(
-            Answered(
-                id=answer_id,
-                user=known.user,
-                conversation=self._answering.conversation(asked, checked),
-                tools=asked.offered(),
-                params=checked.params,
-                text=end.text,
-                completion=end.completion,
-                arguments=asked.chat_template_kwargs if isinstance(asked, ChatRequest) else None,
+            started, events = time.perf_counter(), self._events(answer)
+            # An error before the first event has a status of its own; a later one ends the stream.
+            first = await anext(events)
+            self._metrics.first_token.observe(time.perf_counter() - started)
+            return StreamingResponse(
+                _chained(first, events),
+                media_type="text/event-stream",
+                headers={_VERSION: answer.policy.uid},
             )
-        )
+        with self._counted(answer):
+            await _unless_disconnected(request, answer.complete())
+        return JSONResponse(answer.body(), headers={_VERSION: answer.policy.uid})
 
-    def _count_tokens(self, end: End) -> None:
-        trial = self._service.trial
-        on_trial = trial is not None and trial.deployment.uid == end.policy.uid
-        self._metrics.answers.labels("trial" if on_trial else "current").inc()
-        self._metrics.tokens.labels("generated").inc(end.tokens)
+    async def _events(self, answer: Answer) -> AsyncGenerator[str]:
+        with self._counted(answer):
+            async with contextlib.aclosing(answer.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+        yield "data: [DONE]\n\n"
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, answer: Answer) -> Iterator[None]:
         self._under_way += 1
         self._metrics.under_way.inc()
         try:
@@ -333,109 +246,101 @@ class Api:
         finally:
             self._under_way -= 1
             self._metrics.under_way.dec()
+            if answer.ended:
+                trial = self._service.trial
+                on_trial = trial is not None and trial.deployment.uid == answer.policy.uid
+                self._metrics.answers.labels("trial" if on_trial else "current").inc()
+                self._metrics.tokens.labels("generated").inc(answer.tokens)
 
 
-def make_app(api: Api) -> FastAPI:
-    """The endpoints as an ASGI application."""
+def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
+    """The endpoints as an ASGI application; count: see ``Door``."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    for method, path, endpoint in (
-        ("POST", "/v1/chat/completions", api.chat),
-        ("POST", "/v1/completions", api.completions),
-        ("GET", "/v1/models", api.models),
-        ("GET", "/v1/models/{name:path}", api.model),
-        ("POST", "/v1/outcomes", api.outcome),
-        ("GET", "/health", api.health),
-        ("GET", "/ready", api.readiness),
-        ("GET", "/metrics", api.metrics),
-        ("POST", "/admin/deploy", api.deploy),
-        ("POST", "/admin/rollback", api.rollback),
-        ("GET", "/admin/deployments", api.deployments),
+    for method, path, endpoint, who in (
+        ("POST", "/v1/chat/completions", api.chat, api.client),
+        ("POST", "/v1/completions", api.completions, api.client),
+        ("GET", "/v1/models", api.models, api.client),
+        ("GET", "/v1/models/{name:path}", api.model, api.client),
+        ("POST", "/v1/outcomes", api.outcome, api.client),
+        ("GET", "/health", api.health, api.anybody),
+        ("GET", "/ready", api.readiness, api.anybody),
+        ("GET", "/metrics", api.metrics, api.client),
+        ("POST", "/admin/deploy", api.deploy, api.admin),
+        ("POST", "/admin/rollback", api.rollback, api.admin),
+        ("GET", "/admin/deployments", api.deployments, api.admin),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    for error in _EXPLAINED:
-        app.add_exception_handler(error, _explain)
-    return app
+        app.add_api_route(
+            path, endpoint, methods=[method], response_model=None, dependencies=[Depends(who)]
+        )
+    for error in EXPLAINED:
+        app.add_exception_handler(error, explain)
+    return Door(app, count)
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """A failure in the form that OpenAI's clients read; tracebacks go to the log only."""
-    message, param, code = str(error), None, None
-    match error:
-        case RequestValidationError():
-            status = 400
-            param, message, code = _invalid(error)
-        case BadRequestError():
-            status, param, code = error.status, error.param, error.code
-        case DeploymentError():
-            status, code = 409, "deployment"
-        case EngineError():
-            log.error("no answer: %s", error)
-            status, code = 503, "engine"
-        case TimeoutError():
-            status, code = 504, "timeout"
-            message = "not answered within serve.request_timeout_s"
-        case HTTPException():
-            status, message = error.status_code, str(error.detail)
-        case _:
-            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-            status, message = 500, "the service failed; its log says why"
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(
-        error_body(message, kind, param=param, code=code),
-        status_code=status,
-        headers=getattr(error, "headers", None),
-    )
+class Door:
+    """The outermost layer: limits bodies in size and time, counts requests, logs refused ones.
 
+    count: called with path, status and seconds of every request.
+    """
 
-def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
-    """The parameter that is wrong, and why, in our words, and a code; None: the body as a whole."""
-    first, *others = error.errors()
-    if first["type"] == "json_invalid":  # its place is a position in the body
-        said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
-        return None, said, None
-    place = _place(first, error.body)
-    # A value that may be of several types has an error for each; one inside of it says more.
-    inside = (each for each in others if place and _place(each, error.body).startswith(f"{place}."))
-    first = next(inside, first)
-    place = _place(first, error.body)
-    alike = [first, *(each for each in others if _place(each, error.body) == place)]
-    reasons = dict.fromkeys(_reason(each) for each in alike)
-    code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
-    return place or None, f"{place or 'body'}: {', or '.join(reasons)}", code
+    # uvicorn limits no body, and FastAPI's max_body_size answers in plain text.
 
+    def __init__(self, app: ASGIApp, count: Callable[[str, int, float], None]) -> None:
+        self._app, self._count = app, count
 
-def _place(problem: Mapping[str, Any], body: Any) -> str:
-    """Where a problem lies, without the types that pydantic has tried."""
-    parts, at = [], body
-    for part in problem["loc"][1:]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, size = time.perf_counter(), 0, 0
+        deadline: float | None = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
+
+        async def limited() -> Message:
+            nonlocal size, deadline
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                said = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+                raise _unread(said, "body_timeout", 408) from None
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
+                said = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                raise _unread(said, "request_too_large", 413)
+            if not message.get("more_body", False):
+                deadline = None  # what follows is the end of the connection
+            return message
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
         try:
-            at = at[part]
-        except (LookupError, TypeError):
-            if problem["type"] != "missing" or part != problem["loc"][-1]:
-                continue
-        parts.append(str(part))
-    return ".".join(parts)
+            await self._app(scope, limited, noting)
+        finally:
+            # Paths without a route share one label, so that clients cannot inflate the metric.
+            path = getattr(scope.get("route"), "path", "other")
+            self._count(path, status, time.perf_counter() - started)
+            if not 0 < status < 400:
+                # Headers and bodies may hold secrets, so they are not logged.
+                log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
 
 
-def _reason(problem: Mapping[str, Any]) -> str:
-    match problem["type"]:
-        case "missing":
-            return "is missing"
-        case "extra_forbidden":
-            return "unknown parameter"
-        case "value_error":
-            return str(problem["ctx"]["error"])
-        case "model_type" | "dict_type" | "model_attributes_type":
-            return "must be an object"
-    words = re.sub(r"^\w+ should (be|have) (a valid )?", r"must \1 ", problem["msg"])
-    words = re.sub(r" after validation|, unable to parse.*", "", words)
-    return re.sub(r"must be (string|number|boolean|list)", r"must be a \1", words).replace(
-        "must be integer", "must be a whole number"
-    )
+def _unread(message: str, code: str, status: int) -> RequestError:
+    """The refusal of a body whose rest is not read."""
+    return RequestError(message, code=code, status=status, headers={"connection": "close"})
 
 
-async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
-    """The result of ``work``, which is cancelled when the client disconnects first."""
+async def _chained(first: str, events: AsyncGenerator[str]) -> AsyncIterator[str]:
+    async with contextlib.aclosing(events):
+        yield first
+        async for event in events:
+            yield event
+
+
+async def _unless_disconnected(request: Request, work: Awaitable[None]) -> None:
+    """Await ``work``, which is cancelled when the client disconnects first."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -446,7 +351,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
         await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise HTTPException(499, "the client went away")
-        return answer.result()
+        answer.result()
     finally:
         for task in (answer, watch):
             task.cancel()

@@ -80,7 +80,7 @@ def calls_grammar(
     )
 
 
-def tool_calls(text: str, prefix: str = "call") -> tuple[Mapping[str, Any], ...]:
+def tool_calls(text: str, prefix: str = "call") -> tuple[dict[str, Any], ...]:
     """The calls in an answer, in OpenAI's form with their arguments as an object.
 
     What is no JSON object with a name is text. prefix: of their ids.

@@ -16,21 +16,12 @@ from pydantic_core import from_json
 
 from rlforge.config.prompts import template_args_problem
 from rlforge.continuous.serving.conversations import calls_grammar
+from rlforge.continuous.serving.errors import RequestError
 from rlforge.engines.grammars import json_grammar
-from rlforge.errors import RlforgeError, nearest
+from rlforge.errors import nearest
 
 Kind = Literal["chat", "text"]
 Text = Annotated[str, Field(min_length=1)]
-
-
-class BadRequestError(RlforgeError):
-    """A request that cannot be answered. param: the field at fault; code: OpenAI's error code."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
 
 
 class _Strict(BaseModel):
@@ -223,19 +214,19 @@ class Sampling(_Strict, ABC):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: Any) -> Any:
-        """The parameters that are supported. Raises BadRequestError for any other."""
+        """The parameters that are supported. Raises RequestError for any other."""
         if not isinstance(given, Mapping):
             return given
         for name in given.keys() - cls.model_fields.keys():
             if name not in cls.refused:
                 close = nearest(str(name), [*cls.model_fields, *cls.refused])
-                raise BadRequestError(
+                raise RequestError(
                     f"{name}: unknown parameter{close}", param=str(name), code="unknown_parameter"
                 )
             neutral = cls.refused[name]
             if given[name] is not None and not any(_same(given[name], each) for each in neutral):
                 values = "".join(f" or give {json.dumps(each)}" for each in neutral[:1])
-                raise BadRequestError(
+                raise RequestError(
                     f"{name}: not supported; leave it out{values}",
                     param=name,
                     code="unsupported_parameter",
@@ -335,15 +326,22 @@ class ChatRequest(Sampling):
             if isinstance(choice, NamedTool):
                 name = choice.function.name
                 offered = [tool for tool in offered if tool["function"]["name"] == name]
-            return calls_grammar(
-                offered, required=choice not in (None, "auto"), parallel=self.parallel
-            )
+            return calls_grammar(offered, required=self.must_call, parallel=self.parallel)
         return None if self.response_format is None else self.response_format.grammar()
 
     @property
     def parallel(self) -> bool:
         """Whether an answer may hold several calls of tools; otherwise the first one counts."""
         return self.parallel_tool_calls is not False
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a call of a tool."""
+        return self.tool_choice not in (None, "auto")
+
+    def said(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them."""
+        return [message.plain() for message in self.messages]
 
     def offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""

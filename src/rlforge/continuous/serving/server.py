@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.roots import kind_of_run, of_kind, read_run
@@ -26,11 +27,10 @@ from rlforge.continuous.serving import kind
 from rlforge.continuous.serving.adapter import find_source
 from rlforge.continuous.serving.answering import AnswerObserver
 from rlforge.continuous.serving.client import ADDRESS_FILE, STATE_DIR
-from rlforge.continuous.serving.guard import App, Guard
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.records import Deployment, Holdout, Probe
 from rlforge.continuous.serving.service import DeploymentService
-from rlforge.continuous.serving.tokens import Tokens, make_tokens
+from rlforge.continuous.serving.tokens import AnswerIds, Tokens, make_tokens
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.plan import RunPlan, make_plan
@@ -236,7 +236,7 @@ async def assembled(
     checks: MakeChecks | None = None,
     ready: Callable[[], bool] = lambda: True,
     on_phase: Callable[[Deployment], None] = lambda deployment: None,
-) -> AsyncIterator[tuple[DeploymentService, App]]:
+) -> AsyncIterator[tuple[DeploymentService, ASGIApp]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
     checks: None: in the environments of evaluation. on_phase, errors: as of
@@ -283,7 +283,7 @@ def http_over(
     *,
     ready: Callable[[], bool] = lambda: True,
     observer: AnswerObserver | None = None,
-) -> App:
+) -> ASGIApp:
     """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``."""
     from rlforge.continuous.serving.answering import Answering, Limits
     from rlforge.continuous.serving.app import Api, make_app
@@ -299,10 +299,12 @@ def http_over(
             config.engine.sampling(stops),
             max_tokens=min(DEFAULT_MAX_TOKENS, config.engine.max_tokens),
         ),
+        timeout_s=config.serve.request_timeout_s,
     )
-    answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
-    api = Api(service, engine, answering, config.serve, tokens, metrics, ready, observer)
-    return Guard(make_app(api), config.serve, tokens, metrics.count_request)
+    name, ids = config.serve.model_name or config.name, AnswerIds(tokens.admin)
+    answering = Answering(service, tokenizer, limits, name, ids, observer)
+    api = Api(service, engine, answering, config.serve, tokens, metrics, ready)
+    return make_app(api, metrics.count_request)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
@@ -357,7 +359,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 async def answer_requests(
-    app: App, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
+    app: ASGIApp, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
 ) -> bool:
     """Answer until SIGINT, SIGTERM or the end of one of ``failed``; returns whether by a signal.
 

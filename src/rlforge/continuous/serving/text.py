@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-#: The byte of each character that byte-level tokenizers write tokens in: itself where it is
-#: printed, else one of the characters from 256 on, as GPT-2 has it.
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = (byte for byte in range(256) if byte not in _PRINTED)
-_BYTES = {chr(byte): byte for byte in _PRINTED}
-_BYTES |= {chr(number): byte for number, byte in enumerate(_OTHERS, start=256)}
+from rlforge.types import Completion, value
 
 
 class TextStream:
@@ -58,6 +55,14 @@ class TextStream:
         )
         return self._release(max(lengths, default=0))
 
+    def add_until_stop(self, ids: Sequence[int]) -> int:
+        """Add tokens up to the one that completes a stop string; returns how many."""
+        for count, token in enumerate(ids, 1):
+            self.add([token])
+            if self.stopped:
+                return count
+        return len(ids)
+
     def finish(self, ids: Sequence[int]) -> str:
         """The last piece; ``ids`` are all tokens of the answer, including those added before."""
         whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -97,8 +102,9 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     decoder = b"" if core.decoder is None else core.decoder.__getstate__()
     steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
     if b"ByteLevel" in steps:
+        known = _byte_of_characters()
         found = [
-            bytes(map(_BYTES.__getitem__, name)) if _BYTES.keys() >= {*name} else name.encode()
+            bytes(map(known.__getitem__, name)) if known.keys() >= {*name} else name.encode()
             for name in names
         ]
     elif b"ByteFallback" in steps:
@@ -122,6 +128,62 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     return found
 
 
+@cache
+def _byte_of_characters() -> dict[str, int]:
+    """The byte of each character that byte-level tokenizers write tokens in."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
 def _spaces(text: str) -> int:
     """Spaces in front of ``text``."""
     return len(text) - len(text.lstrip(" "))
+
+
+@value
+class ScoredToken:
+    """A token of an answer, and its log-probability by the model's own distribution.
+
+    text: as shown, the name of a special token. data: its bytes of the answer's text.
+    """
+
+    text: str
+    data: bytes
+    logprob: float
+
+
+def scored_tokens(tokenizer: Any, completion: Completion) -> list[ScoredToken]:
+    """The tokens of an answer that was asked for with ``model_logprobs``."""
+    ids = completion.token_ids
+    each = zip(ids, token_bytes(tokenizer, ids), completion.model_logprobs, strict=True)
+    return [
+        ScoredToken(
+            text=data.decode(errors="replace") or tokenizer.decode([token]),
+            data=data,
+            logprob=logprob,
+        )
+        for token, data, logprob in each
+    ]
+
+
+def chat_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    """``logprobs`` of an answer of a chat."""
+    content = [
+        {"token": each.text, "logprob": each.logprob, "bytes": list(each.data), "top_logprobs": []}
+        for each in scored
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    """``logprobs`` of a completion."""
+    whole, offsets = codecs.getincrementaldecoder("utf-8")(errors="replace"), [0]
+    for each in scored:
+        offsets.append(offsets[-1] + len(whole.decode(each.data)))
+    return {
+        "tokens": [each.text for each in scored],
+        "token_logprobs": [each.logprob for each in scored],
+        "top_logprobs": None,
+        "text_offset": offsets[:-1],
+    }

@@ -1,0 +1,131 @@
+"""What is wrong with a request, in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from rlforge.errors import DeploymentError, EngineError
+
+log = logging.getLogger(__name__)
+
+#: What ``explain`` puts into words.
+EXPLAINED = (
+    *(RequestValidationError, DeploymentError, EngineError, TimeoutError, HTTPException),
+    Exception,
+)
+
+
+class RequestError(HTTPException):
+    """A request that is refused.
+
+    Args:
+        message: Why, for its sender.
+        param: The field at fault.
+        code: OpenAI's error code.
+        status: Of HTTP.
+        headers: Of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+
+def error_body(
+    message: str, kind: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def explain(request: Request, error: Exception) -> Response:
+    """A failure in the form that OpenAI's clients read; tracebacks go to the log only."""
+    message, param, code = str(error), None, None
+    match error:
+        case RequestValidationError():
+            status = 400
+            param, message, code = _invalid(error)
+            if isinstance(error.body, bytes):
+                # Browsers send no JSON across sites unasked, and FastAPI reads nothing else.
+                status, message = 415, "the body must be application/json"
+        case RequestError():
+            status, message = error.status_code, error.detail
+            param, code = error.param, error.code
+        case DeploymentError():
+            status, code = 409, "deployment"
+        case EngineError():
+            log.error("no answer: %s", error)
+            status, code = 503, "engine"
+        case TimeoutError():
+            status, code = 504, "timeout"
+            message = "not answered within serve.request_timeout_s"
+        case HTTPException():
+            status, message = error.status_code, str(error.detail)
+        case _:
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+            status, message = 500, "the service failed; its log says why"
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse(
+        error_body(message, kind, param=param, code=code),
+        status_code=status,
+        headers=getattr(error, "headers", None),
+    )
+
+
+def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
+    """The parameter that is wrong, and why, in our words, and a code; None: the body as a whole."""
+    first, *others = error.errors()
+    if first["type"] == "json_invalid":  # its place is a position in the body
+        said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
+        return None, said, None
+    place = _place(first, error.body)
+    # A value that may be of several types has an error for each; one inside of it says more.
+    inside = (each for each in others if place and _place(each, error.body).startswith(f"{place}."))
+    first = next(inside, first)
+    place = _place(first, error.body)
+    alike = [first, *(each for each in others if _place(each, error.body) == place)]
+    reasons = dict.fromkeys(_reason(each) for each in alike)
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
+    return place or None, f"{place or 'body'}: {', or '.join(reasons)}", code
+
+
+def _place(problem: Mapping[str, Any], body: Any) -> str:
+    """Where a problem lies, without the types that pydantic has tried."""
+    parts, at = [], body
+    for part in problem["loc"][1:]:
+        try:
+            at = at[part]
+        except (LookupError, TypeError):
+            if problem["type"] != "missing" or part != problem["loc"][-1]:
+                continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    match problem["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "unknown parameter"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "must be an object"  # pydantic names its classes
+    return re.sub(r"^\w+ should ", "must ", problem["msg"])
