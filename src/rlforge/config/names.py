@@ -49,7 +49,7 @@ class Kind:
     chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
     have for that; called: whether it must be callable; awaited: whether it must be async.
     families: where functions are that find things called ``FAMILY:NAME``, by family; forms: how
-    such names are written, for lists.
+    such names are written, for lists. chosen: by a configuration, and not used as it is offered.
 
     Example:
         >>> from rlforge.config.plugins import MODES
@@ -72,10 +72,11 @@ class Kind:
         awaited: bool = False,
         families: str = "",
         forms: Sequence[str] = (),
+        chosen: bool = True,
     ) -> None:
         self.name, self.noun, self.key, self.contract = name, noun, key, contract
         self._built_in, self._needs, self._called = built_in, needs, called
-        self._awaited, self._families = awaited, families
+        self._awaited, self._families, self._chosen = awaited, families, chosen
         self.forms, self._found = tuple(forms), dict[str, Any]()
 
     def names(self) -> list[str]:
@@ -137,7 +138,8 @@ class Kind:
             for point in points:
                 problem = self.problem(name) or ""
                 if name in self._built_in:
-                    problem = f"hidden: {name} is rlforge's; choose it as {point.value}"
+                    mend = f"choose it as {point.value}" if self._chosen else "uninstall it"
+                    problem = f"hidden: {name} is rlforge's; {mend}"
                 yield Row(
                     kind=self.name,
                     name=name,
@@ -168,9 +170,8 @@ class Kind:
                 )
             if len({point.value for point in points}) > 1:
                 choices = " and ".join(f"{_package(point)} ({point.value})" for point in points)
-                raise _UnusableError(
-                    f"two packages offer it: {choices}; choose by what is in brackets"
-                )
+                mend = "choose by what is in brackets" if self._chosen else "uninstall one of them"
+                raise _UnusableError(f"two packages offer it: {choices}; {mend}")
             name = points[0].value
         thing = _import(name)
         missing = [method for method in self._needs if not hasattr(thing, method)]

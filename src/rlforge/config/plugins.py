@@ -243,11 +243,14 @@ OBSERVERS = Kind(
     "observers",
     "observer",
     "a run of games",
-    "a function of a RunContext that returns an rlforge.run.observers.Observer, or None",
+    "a class of (RunContext) with the methods of rlforge.run.observers.Observer",
     {
+        "recorder": "rlforge.run.observers:Recorder",
         "sentinel": "rlforge.lab.sentinel.guard:Guard",
-        "exact": "rlforge.lab.exact.observer:exact_measure",
+        "exact": "rlforge.lab.exact.observer:ExactMeasure",
     },
+    needs=("updated", "evaluated", "state_dict"),
+    chosen=False,
 )
 
 COMMANDS = Kind(
@@ -265,6 +268,7 @@ COMMANDS = Kind(
         "ladder": "rlforge.lab.cli.ladder:ladder",
         "exploit": "rlforge.lab.cli.exploit:exploit",
     },
+    chosen=False,
 )
 
 KINDS = (

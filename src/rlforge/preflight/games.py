@@ -11,7 +11,7 @@ from typing import Literal
 from rlforge.config.compose import Composed
 from rlforge.config.games import RewardsConfig
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
-from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, SOURCES
+from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, OBSERVERS, SOURCES
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.engines.openai import check_api
@@ -61,6 +61,9 @@ def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
 
 def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
     config, said = composed.config, set[str]()
+    unusable = {row.name: row for row in OBSERVERS.rows() if row.problem}
+    for name, row in unusable.items():
+        yield f"observer {name!r}, of every run of games while {row.origin} is there: {row.problem}"
     if config.policies:  # beside each other
         shared = collected(value_problems(composed)) or collected(policy_problems(composed))
         yield from shared

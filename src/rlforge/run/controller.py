@@ -274,7 +274,7 @@ class GameController:
             "pool": pool,
             "buffer": buffer,
             "policies": self._policies.state_dict(),
-            **self._observers.state_dict(),
+            "observers": self._observers.state_dict(),
             **await self._collection.state(),
         }
         await self._actors.learner.save_state(newest.newest.uid, state)
@@ -285,7 +285,7 @@ class GameController:
         state |= {name: moved(state[name], state["run_dir"], here) for name in ("pool", "policies")}
         self._version = self._state_saved = version
         self._policies.load_state_dict(state["policies"])
-        self._observers.load_state_dict(state)
+        self._observers.load_state_dict(state.get("observers", {}))
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),

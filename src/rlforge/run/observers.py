@@ -10,16 +10,22 @@ other packages included.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlforge.config.plugins import OBSERVERS
+from rlforge.errors import RunError
 from rlforge.record.bottleneck import BottleneckWatch
 from rlforge.record.results import ExactResult
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.policies import Trained
 from rlforge.samples import UpdateResult
 from rlforge.types import Checkpoint, EvalResult, value
+
+#: In its block an observer is called: errors of a package's end the run, and name it.
+_named = partial(OBSERVERS.trial, kind=RunError)
 
 
 @value
@@ -38,15 +44,11 @@ class Updated:
 class Observer:
     """Reacts to events of a run; each method may stay as it is.
 
-    name: key of its state in that of the run; empty where it has none.
-
     Example:
         >>> class Losses(Observer):
         ...     async def updated(self, update: Updated) -> None:
         ...         print(update.result.metrics["loss"])
     """
-
-    name = ""
 
     async def updated(self, update: Updated) -> None:
         """The learner has made an update, which is not saved yet."""
@@ -72,56 +74,72 @@ class Observer:
         return set()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the observer for a resume, as plain data."""
+        """State of the observer for a resume, as plain data; empty: nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Go on from ``state_dict``; not called where that was empty, or the observer is new."""
 
 
 class Observers(Observer):
-    """Several observers as one, in order."""
+    """Several observers as one, in order, by name; what fails in one of a package names it."""
 
-    def __init__(self, each: Sequence[Observer]) -> None:
+    def __init__(self, each: Mapping[str, Observer]) -> None:
         self._each = each
 
+    async def _tell(self, event: str, what: Any) -> None:
+        for name, one in self._each.items():
+            with _named(name):
+                await getattr(one, event)(what)
+
+    def _ask(self, method: str, *what: Any) -> dict[str, Any]:
+        answers = dict[str, Any]()
+        for name, one in self._each.items():
+            with _named(name):
+                answers[name] = getattr(one, method)(*what)
+        return answers
+
     async def updated(self, update: Updated) -> None:
-        for one in self._each:
-            await one.updated(update)
+        await self._tell("updated", update)
 
     async def saved(self, checkpoint: Checkpoint) -> None:
-        for one in self._each:
-            await one.saved(checkpoint)
+        await self._tell("saved", checkpoint)
 
     async def published(self, checkpoint: Checkpoint) -> None:
-        for one in self._each:
-            await one.published(checkpoint)
+        await self._tell("published", checkpoint)
 
     async def evaluating(self, checkpoint: Checkpoint) -> Sequence[ExactResult]:
-        found = await asyncio.gather(*(one.evaluating(checkpoint) for one in self._each))
+        async def found_by(name: str) -> Sequence[ExactResult]:
+            with _named(name):
+                return await self._each[name].evaluating(checkpoint)
+
+        found = await asyncio.gather(*map(found_by, self._each))
         results = [result for some in found for result in some]
         for result in results:
             self.evaluated(result)
         return results
 
     def evaluated(self, result: EvalResult | ExactResult) -> None:
-        for one in self._each:
-            one.evaluated(result)
+        self._ask("evaluated", result)
 
     def ended(self) -> None:
-        for one in self._each:
-            one.ended()
+        self._ask("ended")
 
     def needed(self) -> set[str]:
-        return set().union(*(one.needed() for one in self._each))
+        return set().union(*self._ask("needed").values())
 
     def state_dict(self) -> dict[str, Any]:
-        return {one.name: one.state_dict() for one in self._each if one.name}
+        state = {name: own for name, own in self._ask("state_dict").items() if own}
+        for name, own in state.items():
+            with _named(name):
+                json.dumps(own)  # as it is saved
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for one in self._each:
-            if one.name:
-                one.load_state_dict(state[one.name])
+        for name, one in self._each.items():
+            if name in state:  # else it was installed later
+                with _named(name):
+                    one.load_state_dict(state[name])
 
 
 class Recorder(Observer):
@@ -143,6 +161,9 @@ class Recorder(Observer):
 
 
 def observers_of(context: RunContext[Any]) -> Observers:
-    """The recorder, and the observers that the run's configuration asks for."""
-    made = [OBSERVERS.find(name)(context) for name in OBSERVERS.names()]
-    return Observers([Recorder(context), *(one for one in made if one is not None)])
+    """The observers of a run, by name."""
+    made = dict[str, Observer]()
+    for name in OBSERVERS.names():
+        with _named(name):
+            made[name] = OBSERVERS.find(name)(context)
+    return Observers(made)

@@ -13,8 +13,6 @@ MARK = 0.9
 class Milestones(Observer):
     """A line for each opponent that a version beats in ``MARK`` of the games for the first time."""
 
-    name = "milestones"
-
     def __init__(self, context: Any) -> None:
         self._note, self._passed = context.note, set[str]()
 

@@ -19,13 +19,18 @@ if TYPE_CHECKING:  # torch
 
 
 class ExactMeasure(Observer):
-    """Lets the learner score the answers to every decision of the games of evaluation."""
+    """Lets the learner score the answers to every decision of the games of evaluation.
+
+    Where the configuration asks for it.
+    """
 
     def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._note = context.config, context.note
         self._learner, self._envs = context.actors.learner, eval_envs(context.config)
 
     async def evaluating(self, checkpoint: Checkpoint) -> Sequence[ExactResult]:
+        if not self._config.eval.exploitability:
+            return ()
         policy = checkpoint.policy()
         given = self._config, policy, self._envs
         try:
@@ -34,11 +39,6 @@ class ExactMeasure(Observer):
             self._note(f"{checkpoint.uid}: {error}")
             return ()
         return results
-
-
-def exact_measure(context: RunContext[RunConfig]) -> ExactMeasure | None:
-    """The observer of a run, where its configuration asks for it."""
-    return ExactMeasure(context) if context.config.eval.exploitability else None
 
 
 def measured(

@@ -22,8 +22,6 @@ PAST = "fictitious"
 class Guard(Observer):
     """Gives a run's updates to its sentinel and acts on alarms; of several policies the first's."""
 
-    name = "guard"
-
     def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._settings = context.config, context.config.sentinel
         self._actors, self._note = context.actors, context.note
