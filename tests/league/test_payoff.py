@@ -123,6 +123,14 @@ def test_of_all_nash_equilibria_it_is_the_nearest_to_uniform(payoffs):
     assert other.fun > shares @ shares - 1e-6
 
 
+@settings(deadline=None, max_examples=40)
+@given(antisymmetric(6), st.sampled_from([1e-4, 1.0, 1e4]))
+def test_copies_share_the_weight_of_a_strategy_in_any_unit_of_payoffs(payoffs, unit):
+    shares = np.array(nash_equilibrium(payoffs))
+    doubled = nash_equilibrium(unit * np.tile(payoffs, (2, 2)))
+    np.testing.assert_allclose(doubled, np.tile(shares / 2, 2), atol=1e-6)
+
+
 @settings(deadline=None, max_examples=30)
 @given(antisymmetric(6), st.randoms(use_true_random=False))
 @pytest.mark.parametrize("strategy", [nash_equilibrium, lambda matrix: alpha_rank(matrix, 1.0)])

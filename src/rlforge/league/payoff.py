@@ -138,7 +138,9 @@ def nash_equilibrium(payoffs: Any) -> list[float]:
     payoffs: antisymmetric, shape (n, n): row i has what strategy i earns against each other one.
     The value of such a game is 0, so that x is an equilibrium strategy exactly where
     x >= 0, sum(x) = 1 and x^T A >= 0. Of these, the one of least norm is returned, which is unique:
-    strategies without results between them get equal shares, and their order does not matter.
+    strategies without results between them get equal shares, their order does not matter, and
+    copies share their weight, as in Nash averaging (Balduzzi et al. 2018, "Re-evaluating
+    evaluation").
 
     It is the least-distance problem min |x| with G x >= h, which Lawson and Hanson ("Solving Least
     Squares Problems", 1974, chapter 23.4) reduce to non-negative least squares.

@@ -11,7 +11,7 @@ from open_spiel.python.algorithms import exploitability
 from rlforge.errors import ConfigError
 from rlforge.games.openspiel import action_numbers
 from rlforge.lab.exact.tree import ExactGame
-from rlforge.lab.ladder.strengths import maximum_entropy_nash
+from rlforge.league.payoff import nash_equilibrium
 
 
 def uniform(game):
@@ -196,7 +196,7 @@ def test_the_equilibrium_between_pure_policies_of_a_cycle_cannot_be_exploited():
         for chosen in range(len(first))
     ]
     assert [game.exploitability(one).nash_conv for one in pure] == [2.0, 2.0, 2.0]
-    weights = maximum_entropy_nash(game.payoffs(pure))
+    weights = nash_equilibrium(game.payoffs(pure))
     assert game.exploitability(game.mixture(pure, weights)).nash_conv == pytest.approx(0, abs=1e-6)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, xlogy
@@ -15,7 +15,6 @@ from rlforge.lab.ladder.strengths import (
     confidence_sequence,
     cyclic_part,
     cyclic_shares,
-    maximum_entropy_nash,
     rating_test,
     score_draws,
     score_mean,
@@ -84,32 +83,6 @@ def test_the_test_of_a_rating_refuses_five_percent_of_ratings_and_nearly_all_cyc
     ratings = rating[:, None] - rating
     assert refused(ratings) == pytest.approx(0.05, abs=0.03)
     assert refused(ratings + 2 * cycle) > 0.95
-
-
-@settings(max_examples=20)
-@example(6, 256).via("an optimizer that stopped too early, at a bound")
-@example(4, 1359).via("the same")
-@example(6, 565).via("the same, with copies")
-@given(sizes, seeds)
-def test_nothing_beats_the_nash_mixture_and_copies_share_its_weight(size, seed):
-    payoffs = antisymmetric(size, seed)
-    nash = maximum_entropy_nash(payoffs)
-    doubled = maximum_entropy_nash(np.tile(payoffs, (2, 2)))
-    assert (payoffs @ nash).max() < 1e-5
-    assert nash.sum() == pytest.approx(1)
-    np.testing.assert_allclose(doubled, np.tile(nash / 2, 2), atol=1e-4)
-
-
-@settings(max_examples=20)
-@given(sizes, seeds, st.sampled_from([1e-4, 1e4]))
-def test_the_nash_mixture_does_not_depend_on_the_unit_of_payoffs(size, seed, unit):
-    payoffs = antisymmetric(size, seed)
-    nash = maximum_entropy_nash(unit * payoffs)
-    np.testing.assert_allclose(nash, maximum_entropy_nash(payoffs), atol=1e-6)
-
-
-def test_of_all_nash_equilibria_the_one_of_largest_entropy_is_taken():
-    assert maximum_entropy_nash(np.zeros((3, 3))) == pytest.approx([1 / 3] * 3)
 
 
 def test_draws_have_the_mean_of_the_scores_and_the_spread_of_students_t():

@@ -34,12 +34,12 @@ from rlforge.lab.ladder.strengths import (
     confidence_sequence,
     cyclic_part,
     cyclic_shares,
-    maximum_entropy_nash,
     rating_test,
     score_draws,
     score_mean,
     strength_intervals,
 )
+from rlforge.league.payoff import nash_equilibrium
 from rlforge.league.ratings import RatingTable
 from rlforge.league.run_ladder import ELO
 from rlforge.record.game_files import GameIndex
@@ -224,7 +224,7 @@ def _ratings(
     """The members, the strongest first."""
     elo = ELO * bradley_terry(scores)
     low, high = ELO * strength_intervals(draws)
-    nash = maximum_entropy_nash(scores - scores.T)
+    nash = np.array(nash_equilibrium(scores - scores.T))
     against = scores @ nash
     table, counts = RatingTable(), _counts(met)
     for uid in uids:

@@ -82,8 +82,8 @@ class LadderRating:
     """A member in order of strength.
 
     elo, low, high: Bradley-Terry strength and its 95 % interval in Elo points, relative to the mean
-    of the members. mu, sigma: TrueSkill. nash: its share of the maximum-entropy Nash equilibrium;
-    nash_score: its expected score against that mixture, at most 1/2.
+    of the members. mu, sigma: TrueSkill. nash: its share of the equilibrium nearest to uniform
+    play; nash_score: its expected score against that mixture, at most 1/2.
     wins, losses: by play; forfeits_won, forfeits_lost: by an invalid move of the loser.
     """
 

@@ -1,4 +1,4 @@
-"""Statistics of a ladder: Bradley-Terry, cycles and Nash averaging, and intervals of a score.
+"""Statistics of a ladder: Bradley-Terry, cycles, and intervals of a score.
 
 A score is the expected result of the row's member against the column's, a win 1 and a draw 1/2;
 ``scores + scores.T`` is 1 and the diagonal is 1/2.
@@ -12,8 +12,6 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.optimize import linprog, minimize
-from scipy.special import logsumexp
 
 from rlforge.league.run_ladder import most_likely_strengths
 
@@ -143,53 +141,6 @@ def rating_test(odds: Array, noise: Array) -> float:
     rating, *_ = np.linalg.lstsq(design, measured, rcond=None)
     left = float(((measured - design @ rating) ** 2).sum())
     return float(stats.chi2.sf(left, (n - 1) * (n - 2) // 2))
-
-
-def maximum_entropy_nash(payoffs: Array) -> Array:
-    """The Nash equilibrium of largest entropy of an antisymmetric matrix (n, n) of payoffs.
-
-    Nash averaging (Balduzzi et al. 2018, "Re-evaluating evaluation", section 4): copies of a member
-    share its weight, so that they change no one else's. A linear program finds who is in any
-    equilibrium; there the dual of the entropy program is smooth and has a finite solution, as
-    complementary slackness makes the rows of these members equalities.
-
-    Example:
-        >>> cycle = np.array([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])
-        >>> maximum_entropy_nash(cycle).round(3).tolist()
-        [0.333, 0.333, 0.333]
-    """
-    n = len(payoffs)
-    payoffs = payoffs / (np.abs(payoffs).max() or 1.0)  # tolerances are absolute
-    # Unnormalised equilibria x form a cone; those in any of them have x_i ≥ t_i = 1 in the largest.
-    eye, zero = np.eye(n), np.zeros((n, n))
-    found = linprog(
-        np.concatenate([np.zeros(n), -np.ones(n)]),
-        A_ub=np.block([[payoffs, zero], [-eye, eye]]),
-        b_ub=np.zeros(2 * n),
-        bounds=[(0, None)] * n + [(0, 1)] * n,
-        method="highs",
-    )
-    inside = found.x[n:] > 0.5
-    equal, most = payoffs[np.ix_(inside, inside)], payoffs[np.ix_(~inside, inside)]
-    rows = np.vstack([equal, most])
-
-    def dual(multipliers: Array) -> tuple[float, Array]:
-        exponents = -multipliers @ rows
-        total = float(logsumexp(exponents))
-        return total, -(rows @ np.exp(exponents - total))
-
-    solved = minimize(
-        dual,
-        np.zeros(n),
-        jac=True,
-        method="SLSQP",  # L-BFGS-B stops early where it meets a bound
-        bounds=[(None, None)] * len(equal) + [(0, None)] * len(most),
-        options={"maxiter": 10_000, "ftol": 1e-15},
-    )
-    exponents = -solved.x @ rows
-    nash = np.zeros(n)
-    nash[inside] = np.exp(exponents - logsumexp(exponents))
-    return nash
 
 
 #: Candidates for the mean, equally spaced in [0, 1].

@@ -28,7 +28,7 @@ ABOUT_SCORES = (
 ABOUT_STRENGTHS = (
     "Elo: Bradley-Terry strength around the mean of the members, each pairing with equal weight, a "
     "draw as half a win, 95 % intervals by a bootstrap over pairs. Won and lost: by play + by an "
-    "invalid move of the loser. Nash: share of the equilibrium of largest entropy."
+    "invalid move of the loser. Nash: share of the equilibrium nearest to uniform play."
 )
 
 
