@@ -144,14 +144,12 @@ def results(run: RunData) -> list[Chart]:
 
 def _gain(rows: Sequence[Row], key: str, title: str) -> Chart:
     """How much more reward some agents get than others."""
-    known = [row for row in rows if row.get(key) is not None]
-    series = Series(
-        name="difference, 95 % interval",
-        xs=[row["window"] for row in known],
-        ys=[row[key] for row in known],
-        low=[row[f"{key}_low"] for row in known],
-        high=[row[f"{key}_high"] for row in known],
-    )
+    points = [
+        (row["window"], row[key], row[f"{key}_low"], row[f"{key}_high"])
+        for row in rows
+        if row.get(key) is not None
+    ]
+    series = Series.banded("difference, 95 % interval", points)
     return Chart(title=title, series=[series], x_name="window")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlforge.show.formatting import number
@@ -34,6 +34,12 @@ class Series:
     high: Sequence[float] | None = None
     colour: str = "c0"
     faint: bool = False
+
+    @classmethod
+    def banded(cls, name: str, points: Iterable[Sequence[float]], colour: str = "c0") -> Series:
+        """A line with a band; points: x, y, and the bounds of y."""
+        xs, ys, low, high = list(zip(*points, strict=True)) or [()] * 4
+        return cls(name=name, xs=xs, ys=ys, low=low, high=high, colour=colour)
 
     @property
     def measured(self) -> list[float]:

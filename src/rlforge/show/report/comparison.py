@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +15,6 @@ from rlforge.record.results import by_pairing, read_evals
 from rlforge.show.compare import Configuration, best_of, compare
 from rlforge.show.compare_view import OF_RUNS, OF_SEEDS, columns, settings_text
 from rlforge.show.report.charts import COLOURS, Chart, Series
-from rlforge.show.report.data import Row
 from rlforge.show.report.page import check_page, render, write_page
 
 #: Curves over updates, and over windows: key and title.
@@ -23,6 +24,9 @@ _OF_WINDOWS = {
     "policy_reward": "reward",
     "control_reward": "reward of the control",
 }
+
+Values = Mapping[str, Mapping[float, float]]
+"""The points of a curve, by the path of the run."""
 
 
 def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -67,64 +71,48 @@ def _report(run: str, target: Path) -> str | None:
 
 def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
     """The charts of each section, one line per configuration."""
-    evals = {p: by_pairing(read_evals(RunPaths(root=Path(p)))) for p in _paths(drawn)}
-    pairs = dict.fromkeys(pair for own in evals.values() for pair in own)
-    windows, updates = _rows(drawn, "windows"), _rows(drawn, "metrics")
-    won: list[Chart] = []
-    for pair in pairs:
-        own: _Points = {
-            path: {one.step: one.win_rate for one in found.get(pair, ())}
-            for path, found in evals.items()
-        }
-        title = f"{pair[0]} vs {pair[1]}"
-        won.append(Chart(title=title, series=_lines(drawn, own), shares=True))
-    gained = [
-        Chart(title=title, series=_lines(drawn, _points(windows, key, "window")), x_name="window")
-        for key, title in _OF_WINDOWS.items()
-    ]
-    learnt = [
-        Chart(title=title, series=_lines(drawn, _points(updates, key, "step")), smooth=True)
-        for key, title in _OF_UPDATES.items()
-    ]
-    return {"won": won, "gained": gained, "learnt": learnt}
-
-
-def _rows(drawn: Iterable[Configuration], file: str) -> dict[str, list[Row]]:
-    """The lines of one JSONL file of each run, by path."""
-    return {p: read_jsonl(getattr(RunPaths(root=Path(p)), file)) for p in _paths(drawn)}
-
-
-def _paths(drawn: Iterable[Configuration]) -> list[str]:
-    return [run.path for one in drawn for run in one.runs]
-
-
-_Points = Mapping[str, Mapping[float, float]]
-
-
-def _points(rows: Mapping[str, list[Row]], key: str, x: str) -> _Points:
-    return {
-        path: {row[x]: row[key] for row in found if row.get(key) is not None}
-        for path, found in rows.items()
-    }
-
-
-def _lines(drawn: Sequence[Configuration], points: _Points) -> list[Series]:
-    """A line per configuration that has points."""
-    lines = []
-    for index, one in enumerate(drawn):
-        runs = [points[run.path] for run in one.runs]
-        xs = sorted({x for run in runs for x in run})
-        found = [[run[x] for run in runs if x in run] for x in xs]
-        band = len(one.runs) > 1
-        what = ", ".join(settings_text(one.settings)[:2]) or one.runs[0].path
-        lines.append(
-            Series(
-                name=f"{what} (n={len(one.runs)})" if band else what,
-                xs=xs,
-                ys=[statistics.fmean(ys) for ys in found],
-                low=[min(ys) for ys in found] if band else None,
-                high=[max(ys) for ys in found] if band else None,
-                colour=f"c{index}",
+    values = {run.path: _values(RunPaths(root=Path(run.path))) for one in drawn for run in one.runs}
+    charts: dict[str, list[Chart]] = {"won": [], "gained": [], "learnt": []}
+    for section, title in dict.fromkeys(key for own in values.values() for key in own):
+        points = {path: own.get((section, title), {}) for path, own in values.items()}
+        charts[section].append(
+            Chart(
+                title=title,
+                series=_lines(drawn, points),
+                shares=section == "won",
+                smooth=section == "learnt",
+                x_name="window" if section == "gained" else "update",
             )
         )
+    return charts
+
+
+def _values(run: RunPaths) -> dict[tuple[str, str], dict[float, float]]:
+    """The values of a run over updates or windows, by section and title of their chart."""
+    found = {}
+    for (env, opponent), evals in by_pairing(read_evals(run)).items():
+        found["won", f"{env} vs {opponent}"] = {float(one.step): one.win_rate for one in evals}
+    for section, file, x, keys in (
+        ("gained", run.windows, "window", _OF_WINDOWS),
+        ("learnt", run.metrics, "step", _OF_UPDATES),
+    ):
+        rows = read_jsonl(file)
+        for key, title in keys.items():
+            known = {row[x]: row[key] for row in rows if row.get(key) is not None}
+            found[section, title] = known
+    return found
+
+
+def _lines(drawn: Sequence[Configuration], values: Values) -> list[Series]:
+    """A line per configuration: the values of its run, or the mean of several with their range."""
+    lines = []
+    for index, one in enumerate(drawn):
+        runs = [values[run.path] for run in one.runs]
+        found = [(x, [run[x] for run in runs if x in run]) for x in sorted({*chain(*runs)})]
+        points = [(x, statistics.fmean(ys), min(ys), max(ys)) for x, ys in found]
+        name = ", ".join(settings_text(one.settings)[:2]) or one.runs[0].path
+        if len(runs) > 1:
+            name = f"{name} (n={len(runs)})"
+        line = Series.banded(name, points, colour=f"c{index}")
+        lines.append(line if len(runs) > 1 else dataclasses.replace(line, low=None, high=None))
     return lines

@@ -63,21 +63,15 @@ def outcomes(run: RunData) -> list[Chart]:
     drawn = []
     for (env, opponent), rows in by_pairing(run.evals).items():
         steps = [row.step for row in rows]
-        win = Series(
-            name="win",
-            xs=steps,
-            ys=[row.win_rate for row in rows],
-            low=[row.ci95[0] for row in rows],
-            high=[row.ci95[1] for row in rows],
-            colour="win",
-        )
+        wins = [(row.step, row.win_rate, *row.ci95) for row in rows]
         draws, losses = [row.draw_rate for row in rows], [row.loss_rate for row in rows]
-        others = [
+        lines = [
+            Series.banded("win", wins, colour="win"),
             Series(name="draw", xs=steps, ys=draws, colour="draw"),
             Series(name="loss", xs=steps, ys=losses, colour="loss"),
         ]
         title = f"{env} vs {opponent}"
-        drawn.append(Chart(title=title, series=[win, *others], shares=True))
+        drawn.append(Chart(title=title, series=lines, shares=True))
     return drawn
 
 
@@ -87,14 +81,10 @@ def exact(run: RunData) -> list[Chart]:
     for env in dict.fromkeys(row.env_id for row in run.exact):
         rows = [row for row in run.exact if row.env_id == env]
         steps = [row.step for row in rows]
+        gains = zip(*(row.gains for row in rows), strict=True)
         seats = [
-            Series(
-                name=f"gain of seat {seat}",
-                xs=steps,
-                ys=[row.gains[seat] for row in rows],
-                colour=f"c{seat + 1}",
-            )
-            for seat in range(len(rows[0].gains))
+            Series(name=f"gain of seat {seat}", xs=steps, ys=ys, colour=f"c{seat + 1}")
+            for seat, ys in enumerate(gains)
         ]
         total = Series(name="NashConv", xs=steps, ys=[row.nash_conv for row in rows])
         drawn.append(Chart(title=env, series=[total, *seats], exact=True))
@@ -158,19 +148,13 @@ def ratings(run: RunData) -> list[Chart]:
 
 def _rated(rows: Sequence[Ratings], uid: str | None, index: int) -> Series:
     """The rating of ``uid`` over time; None: of the newest policy at each time."""
-    there = []
-    for row in rows:
-        rating = row.ratings.get(uid or row.current or "")
-        if rating is not None:
-            there.append((row.step, rating))
-    return Series(
-        name=uid or "newest policy",
-        xs=[step for step, _ in there],
-        ys=[mu for _, (mu, _sigma) in there],
-        low=[mu - sigma for _, (mu, sigma) in there],
-        high=[mu + sigma for _, (mu, sigma) in there],
-        colour=f"c{index % COLOURS}",
-    )
+    found = ((row.step, row.ratings.get(uid or row.current or "")) for row in rows)
+    points = [
+        (step, rating[0], rating[0] - rating[1], rating[0] + rating[1])
+        for step, rating in found
+        if rating is not None
+    ]
+    return Series.banded(uid or "newest policy", points, colour=f"c{index % COLOURS}")
 
 
 def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:

@@ -11,67 +11,34 @@ from rlforge.record.samples import choose
 from rlforge.show.formatting import percent
 from rlforge.show.report.charts import Chart, Series
 from rlforge.show.report.data import RunData
-from rlforge.types import GameRecord, Turn, value
+from rlforge.types import GameRecord, Turn
 
 #: Most turns of a game; of a longer one, equally many from its start and its end.
 MOST_TURNS = 40
 
 
-@value
-class ShownTurn:
-    """A turn of a game. new: what its player had not seen before."""
-
-    place: int
-    turn: Turn
-    new: str
-    marks: list[str]
-    likelihood: str
+def sample_games(run: RunData) -> dict[str, GameRecord]:
+    """The games of ``choose``, by title."""
+    chosen = {title: game.spec.game_id for title, game in choose(run.games).items()}
+    records = read_games(run.paths.root, list(chosen.values()))
+    found = {record.spec.game_id: record for record in records}
+    return {title: found[game_id] for title, game_id in chosen.items()}
 
 
-@value
-class ShownGame:
-    """A game: the turns that are shown, and those left out between its two halves."""
-
-    title: str
-    record: GameRecord
-    turns: list[ShownTurn]
-    left_out: int
-
-
-def sample_games(run: RunData) -> list[ShownGame]:
-    """The games of ``choose``."""
-    chosen = choose(run.games)
-    records = {
-        record.spec.game_id: record
-        for record in read_games(run.paths.root, [game.spec.game_id for game in chosen.values()])
-    }
-    return [_shown(title, records[game.spec.game_id]) for title, game in chosen.items()]
-
-
-def _shown(title: str, record: GameRecord) -> ShownGame:
-    turns = [
-        ShownTurn(place=place, turn=turn, new=new, marks=marks(turn), likelihood=_likelihood(turn))
-        for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True), start=1)
-    ]
-    left_out = max(len(turns) - MOST_TURNS, 0)
-    half = len(turns) if not left_out else MOST_TURNS // 2
-    kept = turns[:half] + turns[half + left_out :]
-    return ShownGame(title=title, record=record, turns=kept, left_out=left_out)
+def shown_turns(record: GameRecord) -> list[tuple[int, Turn, str]]:
+    """The turns that are shown: their places, and what their players had not seen before."""
+    turns = list(zip(range(1, len(record.turns) + 1), record.turns, news(record), strict=True))
+    half = MOST_TURNS // 2
+    return turns if len(turns) <= MOST_TURNS else turns[:half] + turns[-half:]
 
 
 def value_over_turns(done: Analysis) -> Chart:
     """The value of an analysed game after each of its turns."""
-    points = [done.moments[0].before, *(moment.after for moment in done.moments)]
-    line = Series(
-        name="value",
-        xs=range(len(points)),
-        ys=[each.mean for each in points],
-        low=[each.low for each in points],
-        high=[each.high for each in points],
-    )
+    values = [done.moments[0].before, *(moment.after for moment in done.moments)]
+    points = [(turn, each.mean, each.low, each.high) for turn, each in enumerate(values)]
     who = f"player {done.player} ({done.seats[done.player]})"
     title = f"{done.game_id}, for {who}"
-    return Chart(title=title, series=[line], x_name="turn", exact=True)
+    return Chart(title=title, series=[Series.banded("value", points)], x_name="turn", exact=True)
 
 
 def marks(turn: Turn) -> list[str]:
@@ -89,7 +56,7 @@ def marks(turn: Turn) -> list[str]:
     ]
 
 
-def _likelihood(turn: Turn) -> str:
+def likelihood(turn: Turn) -> str:
     """The log-probs of an answer, after a comma; empty without them."""
     logprobs = turn.completion.logprobs
     if not logprobs:

@@ -57,11 +57,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    say = (
-        *(formatting.count, formatting.dollars, formatting.duration, formatting.elo),
-        *(formatting.number, formatting.per_second, formatting.percent, formatting.points),
-        *(significant, wilson_interval, by_pairing, end_of),
-    )
-    made.globals |= {function.__name__: function for function in say}
+    facts = (significant, wilson_interval, by_pairing, end_of)
+    made.globals |= vars(formatting) | {function.__name__: function for function in facts}
     made.globals["inlined"] = lambda name: Markup((_ROOT / name).read_text(encoding="utf-8"))
     return made

@@ -8,7 +8,6 @@ from rlforge.record.results import ApiUsage, PoolEntry, PoolSnapshot
 from rlforge.show.formatting import count, duration, number, per_second, percent
 from rlforge.show.report.data import RunData
 from rlforge.system.values import Codec
-from rlforge.types import value
 
 _USAGE = Codec(ApiUsage, form="json")
 #: Most policies in the table of ratings, and in the table of games between them.
@@ -17,25 +16,6 @@ MOST_RATINGS, MOST_MATCHED = 12, 14
 MOST_FOLDED = 200
 #: Most error messages that are listed, and most characters of one.
 MOST_ERRORS, _LONGEST_ERROR = 10, 300
-
-
-@value
-class Ranking:
-    """The pool's policies: those shown first, further ones, how many are left out, and unrated."""
-
-    first: list[PoolEntry]
-    further: list[PoolEntry]
-    left_out: int
-    unrated: int
-
-
-@value
-class Matches:
-    """Games between the policies ``uids``, and how many others have some. most: of any pair."""
-
-    uids: list[str]
-    others: int
-    most: int
 
 
 def tiles(run: RunData) -> dict[str, str]:
@@ -64,34 +44,22 @@ def tiles(run: RunData) -> dict[str, str]:
     }
 
 
-def ranking(run: RunData, pool: PoolSnapshot) -> Ranking:
+def ranking(run: RunData, pool: PoolSnapshot) -> list[PoolEntry]:
     """Measured policies first, those of the evaluations before others, then by rating."""
     evaluated = {uid for one in run.evals for uid in (one.policy_uid, one.opponent)}
-    entries = sorted(
+    return sorted(
         pool.entries,
         key=lambda entry: (not entry.rated_games, entry.uid not in evaluated, -entry.mu),
     )
-    rated = sum(entry.rated_games > 0 for entry in entries)
-    first = min(rated, MOST_RATINGS)
-    return Ranking(
-        first=entries[:first],
-        further=entries[first : first + MOST_FOLDED],
-        left_out=max(len(entries) - first - MOST_FOLDED, 0),
-        unrated=len(entries) - rated,
-    )
 
 
-def matches(pool: PoolSnapshot) -> Matches | None:
-    """The policies with most games against others; None before the first."""
-    pairs = pool.pairs()
-    if not pairs:
-        return None
+def most_met(pool: PoolSnapshot) -> tuple[list[str], int]:
+    """The policies with most games against others, and how many further ones have some."""
     met: Counter[str] = Counter()
-    for pair in pairs:
+    for pair in pool.pairs():
         met.update({pair.first: pair.games, pair.second: pair.games})
     chosen = {uid for uid, _ in met.most_common(MOST_MATCHED)}
-    shown = [one.uid for one in pool.entries if one.uid in chosen]
-    return Matches(uids=shown, others=len(met) - len(shown), most=max(pair.games for pair in pairs))
+    return [one.uid for one in pool.entries if one.uid in chosen], len(met) - len(chosen)
 
 
 def api_players(run: RunData) -> list[ApiUsage]:
