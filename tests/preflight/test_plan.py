@@ -264,3 +264,21 @@ def test_the_plan_of_a_resume_is_beside_the_first_and_names_what_differs(tmp_pat
     assert "engine.replicas: 2 before, 1 now" in lines
     assert (tmp_path / "plan.json").read_text() == first
     assert json.loads((tmp_path / "plan-3.json").read_text())["hardware"]["device"] == "cpu"
+
+
+def test_every_key_that_was_changed_before_a_resume_is_named(tmp_path: Path) -> None:
+    write_plan(make_plan(config("+experiment=blotto_league"), LAPTOP), tmp_path)
+    changes = {"seed": "7", "determinism": "strict", "sentinel.warmup": "9"}
+    changes |= {"learner.batch_size": "48", "policies.oracle.reset.every": "12"}
+    lines = [f"{key}={value}" for key, value in changes.items()]
+    said = write_plan(make_plan(config("+experiment=blotto_league", *lines), LAPTOP), tmp_path)
+    for key, value in changes.items():
+        assert any(f"{key}: " in line and line.endswith(f"{value} now") for line in said), key
+
+
+@pytest.mark.parametrize("damage", ["{", "\udcff"])
+def test_a_damaged_plan_is_a_line_and_the_new_one_is_written(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "plan.json").write_text(damage, errors="surrogateescape")
+    (line,) = write_plan(make_plan(config(), LAPTOP), tmp_path)
+    assert f"{tmp_path / 'plan.json'} cannot be read: " in line
+    assert json.loads((tmp_path / "plan-2.json").read_text())["nodes"]

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rlforge.config.rules import as_values
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import VLLM_VERSION, lacking, obstacle
-from rlforge.errors import ConfigError, refusals
+from rlforge.errors import ConfigError, first_line, refusals
 from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import start_of
@@ -27,6 +28,7 @@ from rlforge.preflight.memory.plan import place
 from rlforge.preflight.model import saved_policies
 from rlforge.record.files import RunPaths
 from rlforge.specs import ActorSpec
+from rlforge.system.files import atomic_write
 from rlforge.system.hardware import Machine, detect, resolve_device, resolve_hardware
 from rlforge.types import value
 
@@ -331,9 +333,12 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
         groups = {name: getattr(plan.config, name) for name in spec.reads}
         node["config"] = {name: dataclasses.asdict(group) for name, group in groups.items()}
         nodes.append(node)
+    read = {name for spec in plan.nodes for name in spec.reads}
+    rest = {key: each for key, each in as_values(plan.config).items() if key not in read}
     return {
         "hardware": dataclasses.asdict(plan.hardware),
         "engine": plan.engine or plan.config.engine.name,
+        "config": rest,  # what no part reads as its own
         "nodes": nodes,
         "edges": [dataclasses.asdict(edge) for edge in plan.edges],
     }
@@ -345,16 +350,19 @@ def to_json(plan: RunPlan[Any]) -> str:
 
 
 def write_plan(plan: RunPlan[Any], run_dir: Path) -> list[str]:
-    """Write the plan into the run folder, beside those before it; returns what differs."""
+    """Write the plan into the run folder, beside those before it; returns lines on what differs."""
     first = RunPaths(root=run_dir).plan
     earlier = len([*run_dir.glob(f"{first.stem}*.json")])
     path = first.with_stem(f"{first.stem}-{earlier + 1}") if earlier else first
-    path.write_text(to_json(plan), encoding="utf-8")
+    atomic_write(path, to_json(plan))
     if not earlier:
         return []
     last = first if earlier == 1 else first.with_stem(f"{first.stem}-{earlier}")
-    before, after = (json.loads(one.read_text(encoding="utf-8")) for one in (last, path))
-    return differences(before, after)
+    try:
+        before = json.loads(last.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [f"unknown, as {last} cannot be read: {first_line(error)}"]
+    return differences(before, json.loads(to_json(plan)))
 
 
 def to_mermaid(plan: RunPlan[Any]) -> str:
