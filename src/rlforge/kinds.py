@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, RunError
 from rlforge.specs import ActorSpec
 from rlforge.types import Form, PolicyRef
 
@@ -77,6 +77,8 @@ class RunKind(ABC, Generic[C]):
     supervised = False
     #: Whether engines generate answers of the policy.
     generates = True
+    #: Whether a learner makes updates of it.
+    learns = True
     #: What its progress counts.
     unit = "update"
     #: ``module:Thing``, a ``rlforge.record.recorded.Recorded``; empty: nothing can be verified.
@@ -125,6 +127,13 @@ class RunKind(ABC, Generic[C]):
 
     def check_resumable(self, config: C, run_dir: Path) -> None:
         """Raise RunError where the run is complete, CheckpointError where its state is damaged."""
+        from rlforge.record.files import RunPaths
+        from rlforge.record.status import read_summary
+
+        ended = read_summary(RunPaths(root=run_dir))
+        more = (config.total_updates or 0) > ended.get("total_updates", 0)
+        if ended.get("status") == "done" and not more:
+            raise RunError(f"{run_dir}: already finished; start a new run")
 
     def longer(self, config: C, more: int) -> C:
         """The configuration with so many more updates; ConfigError where that has no meaning."""

@@ -82,7 +82,11 @@ def test_a_kind_of_run_is_checked_started_recorded_and_not_resumed_as_another(
     assert in_process.rlforge_here(*line, "tournament.player=minimx") == 2
     assert "tournament.player=minimx (command line" in capsys.readouterr().err
     assert not RUN.exists()
+    assert in_process.rlforge_here("doctor", *line[1:]) == 0
+    assert "memory" not in capsys.readouterr().out  # no process of it holds the model
     assert in_process.rlforge_here(*line) == 0
+    (ending,) = (one for one in capsys.readouterr().err.splitlines() if "] done" in one)
+    assert ending.endswith("] done")
     (result,) = rows("evals.jsonl")
     assert (result["policy_uid"], result["opponent"], result["games"]) == (
         "minimax",
@@ -94,6 +98,9 @@ def test_a_kind_of_run_is_checked_started_recorded_and_not_resumed_as_another(
     assert (RUN / "report.html").is_file()
     assert in_process.rlforge_here("continuous", "--resume", str(RUN)) == 2
     assert "is a tournament; this command is for a continuous run" in capsys.readouterr().err
+    assert in_process.rlforge_here("train", "--resume", str(RUN)) == 1
+    assert "run: already finished; start a new run" in capsys.readouterr().err
+    assert len(rows("evals.jsonl")) == 1
 
 
 @pytest.mark.ray

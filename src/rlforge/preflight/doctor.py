@@ -17,7 +17,7 @@ from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
-from rlforge.preflight.fit import Memory, capacity_of, in_gib, plan_memory
+from rlforge.preflight.fit import Memory, capacity_of, holds_model, in_gib, plan_memory
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.model import (
@@ -119,7 +119,7 @@ def examine(
     if (dropout := adapter_dropout(config)) is not None:
         findings.append(Finding(what="adapter", state="note", detail=dropout))
     memory = None
-    if hardware is not None:
+    if hardware is not None and holds_model(config):
         capacity = capacity_of(hardware, cards)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))

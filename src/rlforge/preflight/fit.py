@@ -7,6 +7,7 @@ import dataclasses
 from rlforge.config.model import ModelConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import ConfigError
+from rlforge.kinds import kind_of
 from rlforge.models.catalog import Located, locate
 from rlforge.preflight.memory.needs import GIB
 from rlforge.preflight.memory.plan import Plan, engine_job, make_plan
@@ -60,11 +61,17 @@ def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, 
 def memory_on(
     found: tuple[Gpu, ...], config: PolicyConfig, located: Located, hardware: HardwareConfig
 ) -> Memory | None:
-    """The plan for a machine with the cards ``found``; None where it cannot be made."""
+    """The plan for a machine with the cards ``found``; None where it cannot or need not be made."""
     capacity = capacity_of(hardware, found)
-    if located.shape is None or capacity is None:
+    if located.shape is None or capacity is None or not holds_model(config):
         return None
     return plan_memory(config, located, hardware, capacity, found)
+
+
+def holds_model(config: PolicyConfig) -> bool:
+    """Whether a learner or an engine of the run holds its model."""
+    kind = kind_of(config)
+    return kind.learns or kind.generates
 
 
 def in_gib(size: int) -> str:

@@ -138,7 +138,7 @@ class Display:
                 self._update = p.update
                 self._last_line, self._next_line = now, now + self._plain_every_s
         if not (lines or ended) and now - self._last_line >= ALIVE_S:
-            if p.unit != "update":
+            if p.unit != "update" or not p.total_updates:
                 lines += [p.activity] if p.activity else []
             elif p.updated_at > self._last_report:  # the run that is watched may be dead
                 lines.append(collection_line(p))
@@ -150,7 +150,8 @@ class Display:
         if ended and not self._ended:
             self._ended = True
             games = f", {p.games} games" if p.unit == "update" and _plays(p) else ""
-            lines.append(f"{p.status} at {p.unit} {p.update}/{p.total_updates}{games}")
+            at = f" at {p.unit} {p.update}/{p.total_updates}{games}"
+            lines.append(f"{p.status}{at if p.total_updates or p.update else ''}")
         return [f"[{duration(p.elapsed_s)}] {line}" for line in lines]
 
 

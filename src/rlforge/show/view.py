@@ -51,12 +51,12 @@ def _head(p: Progress, now: float | None) -> Panel:
     bar.add_column()
     bar.add_column(ratio=1)
     bar.add_column()
-    if p.total_updates or p.unit == "update":
-        share = p.update / p.total_updates if p.total_updates else 1.0
+    if p.total_updates:
+        share = p.update / p.total_updates
         left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
-        done = ProgressBar(total=max(p.total_updates, 1), completed=p.update)
+        done = ProgressBar(total=p.total_updates, completed=p.update)
         bar.add_row(f"{p.unit}s", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
-    else:  # continuous training without an end
+    elif p.unit == "window":  # continuous training without an end
         bar.add_row("windows", str(p.update), "")
     if p.unit == "window":
         live = [row.version for row in p.windows if row.deployed and row.version]

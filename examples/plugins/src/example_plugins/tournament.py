@@ -39,7 +39,7 @@ class TournamentConfig(GamesConfig):
 
 class Tournament(RunKind[TournamentConfig]):
     root = TournamentConfig
-    generates = False
+    generates = learns = False
 
     def check(self, composed, *, keys=True):
         settings, envs = composed.config.tournament, train_envs(composed.config)
