@@ -255,11 +255,10 @@ def export(
 def _eval_table(measured: Measurement) -> Table:
     """Fits in 80 columns; long names fold."""
     from rlforge.show.formatting import percent
-    from rlforge.show.panels import listing
+    from rlforge.show.panels import Listing
 
-    figures = ("games", "win", "95% CI", "draw", "loss")
-    names = (("environment", "left"), ("opponent", "left"))
-    table = listing(*names, *((title, "right") for title in figures))
+    names = ("environment", "opponent")
+    table = Listing(*names, "games", "win", "95% CI", "draw", "loss", left=names)
     for result in measured.results:
         low, high = result.ci95
         played = max(result.games, 1)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlforge.record.progress import Progress, WindowRow
 from rlforge.show.formatting import count, number, percent, sparkline
-from rlforge.show.panels import listing, pair, pairs, section, signed
+from rlforge.show.panels import Listing, pair, pairs, section, signed
 from rlforge.statistics import significant
 
 #: Whether a version is deployed, in a word and its colour.
@@ -35,16 +35,14 @@ def window_sections(p: Progress) -> Iterator[RenderableType]:
 
 
 def _windows(p: Progress) -> RenderableType:
-    figures = ("reward", "to control  95% CI", "wins", "trained")
-    table = listing(
-        ("window", "whole"), *((title, "right") for title in figures), ("version", "left")
-    )
+    titles = ("window", "reward", "to control  95% CI", "wins", "trained", "version")
+    table = Listing(*titles, whole=["window"], left=["version"])
     for row in p.windows[-_ROWS:]:
         version = Text("–", style="dim")
         if row.version is not None:
             version = Text.assemble(row.version, " ", _STATES[row.deployed])
         table.add_row(
-            Text(row.window_id),
+            row.window_id,
             Text(number(row.reward, 3), style="bold"),
             _difference(row),
             percent(row.win_rate),
@@ -72,11 +70,11 @@ def _difference(row: WindowRow) -> Text:
 
 
 def _traders(p: Progress) -> RenderableType:
-    titles = ("decisions", "refused", "trades", "wins", "reward", "pnl")
-    table = listing(("agents", "left"), *((title, "right") for title in titles))
+    titles = ("agents", "decisions", "refused", "trades", "wins", "reward", "pnl")
+    table = Listing(*titles, left=["agents"])
     for row in p.traders:
         table.add_row(
-            Text(row.name),
+            row.name,
             count(row.decisions),
             count(row.refused),
             count(row.trades),

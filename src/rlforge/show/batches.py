@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from rlforge.buffer.batches import READABLE, ShownSample
@@ -18,7 +17,7 @@ from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
 from rlforge.samples import Sample
 from rlforge.show.formatting import number as digits
-from rlforge.show.panels import listing
+from rlforge.show.panels import Listing, facts
 from rlforge.system.values import Codec
 from rlforge.types import value
 
@@ -85,11 +84,12 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
     shown, wide = batch.samples[:most], width >= WIDE
     several = wide and len({one.sample.env_id for one in batch.samples}) > 1
     updated = batch.samples[0].advantage is not None
-    table = listing(
-        *(("", "right"), ("game", "whole"), *([("environment", "left")] if several else [])),
-        *(("player", "right"), ("turn", "right"), ("action", "left")),
-        *([("tokens", "right")] if wide else []),
-        *([("rewards", "left"), ("advantage", "right"), ("version", "right")] if updated else []),
+    table = Listing(
+        *("", "game", *(["environment"] if several else []), "player", "turn", "action"),
+        *(["tokens"] if wide else []),
+        *(["rewards", "advantage", "version"] if updated else []),
+        left=["environment", "action", "rewards"],
+        whole=["game"],
     )
     table.columns[0].style = "dim"
     for index, one in enumerate(shown):
@@ -100,11 +100,11 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
             after[1:] = after[1:] and [sample.reward]
         table.add_row(
             str(index),
-            Text(sample.origin or "given"),
-            *([Text(sample.env_id)] if several else []),
+            sample.origin or "given",
+            *([sample.env_id] if several else []),
             str(sample.player_id),
             str(sample.turn_index),
-            Text(action if len(action) <= _ACTION else f"{action[: _ACTION - 1]}…"),
+            action if len(action) <= _ACTION else f"{action[: _ACTION - 1]}…",
             *([str(len(sample.token_ids))] if wide else []),
             *([" → ".join(digits(reward, 3) for reward in after)] if updated else []),
             *([_signed(one.advantage), str(sample.policy_version)] if updated else []),
@@ -138,11 +138,6 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
             for name, reward in zip(names, after, strict=True)
         ]
         lines.append(("advantage", _signed(shown.advantage)))
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, content in lines:
-        facts.add_row(Text(name), Text(content))
     who = (
         f"{sample.env_id}, player {sample.player_id}, turn {sample.turn_index}, {sample.policy_uid}"
     )
@@ -154,7 +149,7 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
         Rule("answer", align="left", style="dim"),
         Text(shown.answer),
         Rule(style="dim"),
-        facts,
+        facts(lines),
     )
 
 

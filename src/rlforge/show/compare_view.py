@@ -18,7 +18,7 @@ from rlforge.record.files import read_json
 from rlforge.record.sweeps import SWEEP_FILE
 from rlforge.show.compare import Compared, ComparedRun, Comparison, best_of
 from rlforge.show.formatting import NOTHING, duration, number
-from rlforge.show.panels import STATUS_STYLE, Fitting, listing
+from rlforge.show.panels import STATUS_STYLE, Fitting, Listing
 
 #: Most settings of a run in the terminal and in reports; files have all.
 MOST_SETTINGS = 8
@@ -81,15 +81,15 @@ def table_of(
 ) -> RenderableType:
     """A column per setting and result where they fit, else one for the first ``most`` settings."""
     settings, results = columns(rows)
-    left, right = (name, "status", *settings), (*results, "wall")
-    wide = listing(*((title, "whole") for title in left), *((title, "right") for title in right))
-    middle = [("settings", "left")] if settings else []
-    tall = listing((name, "whole"), *middle, (caption, "whole"))
+    texts = (name, "status", *settings)
+    wide = Listing(*texts, *results, "wall", whole=texts)
+    middle = ["settings"] if settings else []
+    tall = Listing(name, *middle, caption, left=middle, whole=[name, caption])
     best = best_of(rows)
     for cells, row in zip(_cells(rows), rows, strict=True):
         style = "bold" if row is best else ""
         state = STATUS_STYLE.get(row.state.partition(" ")[0], "dim")
-        wide.add_row(cells[0], Text(cells[1], state), *map(Text, cells[2:]), style=style)
+        wide.add_row(cells[0], Text(cells[1], state), *cells[2:], style=style)
         about = [
             Text(row.name),
             Text(row.state.replace(", ", "\n"), state),
@@ -102,7 +102,7 @@ def table_of(
             figures.add_row(Text(result), Text(mean, justify="right"), Text(span))
         tall.add_row(
             Text("\n").join(filter(None, about)),
-            *([Text("\n".join(settings_text(row.settings, most)))] if settings else []),
+            *(["\n".join(settings_text(row.settings, most))] if settings else []),
             figures,
             style=style,
         )

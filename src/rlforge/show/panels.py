@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -63,18 +66,37 @@ def pairs(*figures: Text) -> Columns:
     return Columns(figures, padding=(0, 3, 0, 0))
 
 
-def listing(*columns: tuple[str, str]) -> Table:
-    """A table without lines, as wide as what is in it.
+class Listing(Table):
+    """A table without lines, as wide as what is in it; strings in it are no markup.
 
-    columns: title, and ``left`` (long texts fold), ``whole`` (they do not) or ``right``.
+    left, whole: titles of texts that fold where there is no room, and of those that do not; below
+    all others stand figures.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title, side in columns:
-        if side == "left":
-            table.add_column(Text(title), overflow="fold", min_width=min(len(title), 8))
-        else:
-            justify: JustifyMethod = "right" if side == "right" else "left"
-            table.add_column(Text(title), justify=justify, no_wrap=True)
+
+    def __init__(
+        self, *titles: str, left: Collection[str] = (), whole: Collection[str] = ()
+    ) -> None:
+        super().__init__(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for title in titles:
+            if title in left:
+                self.add_column(Text(title), overflow="fold", min_width=min(len(title), 8))
+            else:
+                side: JustifyMethod = "left" if title in whole else "right"
+                self.add_column(Text(title), justify=side, no_wrap=True)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a row; options: as those of Rich."""
+        texts = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*texts, **options)
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Names with what there is to say of each, which folds."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, content in rows:
+        table.add_row(Text(name), Text(content) if isinstance(content, str) else content)
     return table
 
 

@@ -21,7 +21,7 @@ from rlforge.games.grids import Grid, placements
 from rlforge.games.observations import news
 from rlforge.record.game_files import GameIndex, index_games, read_games
 from rlforge.rollout.episode import replayed
-from rlforge.show.panels import listing
+from rlforge.show.panels import Listing
 from rlforge.show.report.games import marks
 from rlforge.system.files import atomic_write
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
@@ -109,10 +109,11 @@ def game_list(
     found = select(games, wanted or {})
     shown = found[-most:]
     envs = {game.spec.env_id for game in shown}
-    table = listing(
-        ("game", "whole"),  # the id is an argument of the next command
-        *([("environment", "left")] if len(envs) > 1 else []),
-        *(("seats", "left"), ("turns", "right"), ("result", "whole"), ("rewards", "left")),
+    texts = [*(["environment"] if len(envs) > 1 else []), "seats"]
+    table = Listing(
+        *("game", *texts, "turns", "result", "rewards"),
+        left=[*texts, "rewards"],
+        whole=["game", "result"],  # the id is an argument of the next command
     )
     for game in shown:
         table.add_row(

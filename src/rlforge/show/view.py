@@ -27,7 +27,7 @@ from rlforge.show.formatting import (
     points,
     sparkline,
 )
-from rlforge.show.panels import STATUS_STYLE, SideBySide, cut, listing, pair, pairs, section, signed
+from rlforge.show.panels import STATUS_STYLE, Listing, SideBySide, cut, pair, pairs, section, signed
 from rlforge.statistics import significant, wilson_interval
 from rlforge.system.hardware import GpuLoad
 
@@ -112,13 +112,12 @@ def _of_games(p: Progress) -> Iterator[RenderableType]:
 def _win_rates(p: Progress, *, several: bool) -> RenderableType:
     if not p.win_rates:
         return Text("no evaluation yet", style="dim")
-    titles = ("win  95% CI", "draw", "loss", "change", "at", "curve")
-    table = listing(("opponent", "left"), *((title, "right") for title in titles))
+    titles = ("opponent", "win  95% CI", "draw", "loss", "change", "at", "curve")
+    table = Listing(*titles, left=["opponent"])
     for row in p.win_rates:
         low, high = (percent(bound) for bound in row.ci95)
         table.add_row(
-            # Rich interprets markup in plain strings.
-            Text(f"{row.opponent} in {row.env_id}" if several else row.opponent),
+            f"{row.opponent} in {row.env_id}" if several else row.opponent,
             Text.assemble((percent(row.win_rate), "bold"), (f"  {low}–{high}", "dim")),
             percent(row.draw_rate),
             percent(row.loss_rate),
@@ -139,28 +138,27 @@ def _change(row: WinRateRow) -> Text:
 
 
 def _exact(p: Progress) -> RenderableType:
-    titles = ("NashConv", "start", "at", "curve")
-    table = listing(("environment", "left"), *((title, "right") for title in titles))
+    table = Listing("environment", "NashConv", "start", "at", "curve", left=["environment"])
     for row in p.exact:
         distance = Text(f"{row.nash_conv:.4f}", style="bold")
         curve = sparkline(row.history[-_POINTS:])
-        table.add_row(Text(row.env_id), distance, f"{row.start:.4f}", str(row.step), curve)
+        table.add_row(row.env_id, distance, f"{row.start:.4f}", str(row.step), curve)
     return table
 
 
 def _ladder(p: Progress) -> RenderableType:
     """Strengths by games alone, whatever their order; policies of equal weights on one row."""
-    table = listing(("policy", "left"), ("Elo, 95%", "right"), ("games", "right"))
+    table = Listing("policy", "Elo, 95%", "games", left=["policy"])
     for row in p.ladder[:_ROWS]:
         half = (row.high - row.low) / 2
         strength = Text.assemble(elo(row.elo), (f" ± {half:.0f}", "dim"))
-        table.add_row(Text(row.name), strength, count(row.games))
+        table.add_row(row.name, strength, count(row.games))
     return _rated(table, len(p.ladder), "policies")
 
 
 def _ratings(p: Progress) -> RenderableType:
     """Policies that have been rated; the others have only inherited their ratings."""
-    table = listing(("policy", "left"), ("rating", "right"), ("games", "right"))
+    table = Listing("policy", "rating", "games", left=["policy"])
     for row in [row for row in p.ratings if row.rated_games != 0][:_ROWS]:
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
         table.add_row(
@@ -170,9 +168,9 @@ def _ratings(p: Progress) -> RenderableType:
 
 
 def _matches(p: Progress) -> RenderableType:
-    table = listing(("policies", "left"), ("games", "right"))
+    table = Listing("policies", "games", left=["policies"])
     for row in p.matches[:_ROWS]:
-        table.add_row(Text(f"{row.first} – {row.second}"), count(row.games))
+        table.add_row(f"{row.first} – {row.second}", count(row.games))
     return _rated(table, len(p.matches), "pairs")
 
 

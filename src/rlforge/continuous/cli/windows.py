@@ -352,10 +352,10 @@ def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
 
 def _list_table(windows: list[WindowSummary]) -> Table:
     from rlforge.show.formatting import number, percent
-    from rlforge.show.panels import listing
+    from rlforge.show.panels import Listing
 
-    figures = ("agents", "decisions", "known", "reward")
-    table = listing(("window", "whole"), *((one, "right") for one in figures), ("ready", "left"))
+    titles = ("window", "agents", "decisions", "known", "reward", "ready")
+    table = Listing(*titles, whole=["window"], left=["ready"])
     for window in windows:
         table.add_row(
             window.id,
@@ -363,9 +363,7 @@ def _list_table(windows: list[WindowSummary]) -> Table:
             f"{window.decisions:,}",
             percent(window.complete / window.decisions if window.decisions else None),
             number(window.avg_reward, 3),
-            Text("yes", style="green")
-            if window.ready
-            else Text(f"no: {'; '.join(window.reasons)}"),
+            Text("yes", style="green") if window.ready else f"no: {'; '.join(window.reasons)}",
         )
     return table
 
@@ -391,52 +389,49 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
     from rlforge.continuous.decisions.records import PROBLEM
     from rlforge.continuous.ruler.question import situation
     from rlforge.show.formatting import number
+    from rlforge.show.panels import facts
 
-    def text(content: str, most: int) -> Text:
+    def text(content: str) -> str:
         lines = content.strip()
-        cut = full or len(lines) <= most
-        return Text(lines if cut else f"{lines[: most - 1].rstrip()}…", overflow="fold")
+        return lines if full or len(lines) <= _SHOWN else f"{lines[: _SHOWN - 1].rstrip()}…"
 
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
     version = decision.completion.policy_uid if decision.completion else ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.timestamp))
-    parts = (decision.agent_id, decision.metadata.provider, version)
-    table.add_row(moment, Text(", ".join(part for part in parts if part), style="bold"))
+    who = filter(None, (decision.agent_id, decision.metadata.provider, version))
+    rows: list[tuple[str, str | Text]] = [(moment, Text(", ".join(who), style="bold"))]
     action = {key: part for key, part in decision.action.items() if key != PROBLEM}
-    table.add_row("action", Text(json.dumps(action, ensure_ascii=False), overflow="fold"))
+    rows.append(("action", json.dumps(action, ensure_ascii=False)))
     if decision.refused:
-        table.add_row("refused", text(str(decision.action[PROBLEM]), _SHOWN))
+        rows.append(("refused", text(str(decision.action[PROBLEM]))))
     reward = number(decision.reward, 3)
     if decision.result is not None and decision.result.investment:
         result = decision.result
         reward += f", profit {result.pnl:+.2f} on {result.investment:.2f}"
-    table.add_row("reward", reward)
+    rows.append(("reward", reward))
     if scored:
         why = f" {scored['explanation']}" if scored.get("explanation") else ""
-        table.add_row("score", text(f"{number(scored.get('score'), 3)}{why}", _SHOWN))
+        rows.append(("score", text(f"{number(scored.get('score'), 3)}{why}")))
     if full and decision.observation:
-        table.add_row("prompt", Text(decision.observation, overflow="fold"))
+        rows.append(("prompt", decision.observation))
     else:
-        table.add_row("saw", text(situation(decision), _SHOWN))
+        rows.append(("saw", text(situation(decision))))
     if decision.metadata.reasoning:
-        table.add_row("answer", text(decision.metadata.reasoning, _SHOWN))
-    table.add_row("", "")
-    return table
+        rows.append(("answer", text(decision.metadata.reasoning)))
+    rows.append(("", ""))
+    return facts(rows)
 
 
 def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
     from rlforge.continuous.decisions.windows import counts
     from rlforge.show.formatting import NOTHING, number
-    from rlforge.show.panels import listing
+    from rlforge.show.panels import Listing
 
-    figures = ("decisions", "actions", "known", "reward", "counts")
-    table = listing(("agent", "left"), *((title, "right") for title in figures))
+    titles = ("agent", "decisions", "actions", "known", "reward", "counts")
+    table = Listing(*titles, left=["agent"])
     for agent in window.activity:
         reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
         table.add_row(
-            Text(agent.agent_id),
+            agent.agent_id,
             f"{agent.decisions:,}",
             f"{agent.actions:,}",
             f"{agent.complete:,}",

@@ -16,7 +16,7 @@ from rich.text import Text
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
-from rlforge.show.panels import listing
+from rlforge.show.panels import Listing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,10 +190,8 @@ def _heading(record: GameRecord) -> Text:
 
 def _results(found: Fork, record: GameRecord) -> Table:
     """Wins, draws, losses and reward of each player."""
-    figures = ("won", "draw", "lost", "reward", "in the game")
-    table = listing(
-        ("player", "left"), ("policy", "left"), *((title, "right") for title in figures)
-    )
+    names = ("player", "policy")
+    table = Listing(*names, "won", "draw", "lost", "reward", "in the game", left=names)
     played, env = found.played, record.spec.env
     for seat in found.records[0].spec.seats:
         player = seat.player_id
@@ -208,11 +206,11 @@ def _results(found: Fork, record: GameRecord) -> Table:
 
 def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
     """Print the policy's action at the turn, and its outcome."""
-    figures = (("games", "right"), (f"reward of player {player}", "right"))
-    table = listing(("action", "left"), *figures, ("", "whole"))
+    reward = f"reward of player {player}"
+    table = Listing("action", "games", reward, "", left=["action"], whole=[""])
     for action, each in list(taken.items())[:_MOST_LISTED]:
         mark = "taken in the game" if action == then else ""
-        table.add_row(Text(action or "nothing"), str(each.games), _with_interval(each), mark)
+        table.add_row(action or "nothing", str(each.games), _with_interval(each), mark)
     if (more := len(taken) - _MOST_LISTED) > 0:
         table.add_row(f"{more} others", "", "", "")
     return table
@@ -221,10 +219,8 @@ def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
 def _values(done: Analysis) -> Table:
     """A row per turn: the value after it."""
     first = done.moments[0].before
-    table = listing(
-        *(("turn", "right"), ("player", "left"), ("plays", "left")),
-        *(("value", "right"), ("", "whole"), ("change", "right")),
-    )
+    titles = ("turn", "player", "plays", "value", "", "change")
+    table = Listing(*titles, left=["player", "plays"], whole=[""])
     ends = [one.after for one in done.moments]
     low, high = min(each.low for each in (first, *ends)), max(each.high for each in (first, *ends))
     table.add_row("", "", "the start", _with_interval(first), _bar(first, low, high), "")
@@ -233,7 +229,7 @@ def _values(done: Analysis) -> Table:
         table.add_row(
             str(one.turn),
             f"{one.player} {one.policy}",
-            Text(one.action or "nothing"),
+            one.action or "nothing",
             _with_interval(one.after),
             _bar(one.after, low, high),
             Text(f"{one.change:+.2f}", style=style or "dim"),

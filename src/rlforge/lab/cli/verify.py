@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.errors import RunError
+from rlforge.show.panels import Listing
 
 if TYPE_CHECKING:
     from rlforge.record.recorded import Check
@@ -67,10 +68,8 @@ def verify(
 
 
 def _table(checks: tuple[Check, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Listing("check", "checked", "result", whole=["check"], left=["result"])
+    table.show_header = False
     for check in checks:
         of = "" if check.checked == check.total else f" of {check.total:,}"
         number = f"{check.checked:,}{of} {check.things}" if check.checked else "–"

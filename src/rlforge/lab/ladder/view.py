@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlforge.lab.ladder.record import Ending, LadderCard, LadderPairing, LadderRating
 from rlforge.show.formatting import NOTHING, count, elo, number, percent
-from rlforge.show.panels import listing
+from rlforge.show.panels import Listing
 
 ENDINGS: dict[Ending, str] = {
     "separated": "separated",
@@ -139,21 +139,20 @@ def show_ladder(card: LadderCard, console: Console) -> None:
         if text is not None:
             console.print(Text(text[0].upper() + text[1:]))
     console.print()
-    neighbours = listing(
-        ("stronger", "left"), ("weaker", "left"), ("score", "right"), ("games to tell", "right")
-    )
+    names = ("stronger", "weaker")
+    neighbours = Listing(*names, "score", "games to tell", left=names)
     for texts in neighbour_texts(card):
         neighbours.add_row(*texts)
     console.print(neighbours)
 
 
 def _strengths(card: LadderCard) -> Table:
-    titles = ("Elo", "95% CI", "TrueSkill", "Nash", "won", "drawn", "lost")
-    table = listing(("member", "left"), *((title, "right") for title in titles))
+    titles = ("member", "Elo", "95% CI", "TrueSkill", "Nash", "won", "drawn", "lost")
+    table = Listing(*titles, left=["member"])
     for place, one in enumerate(card.ratings):
         won, lost = won_and_lost(one)
         table.add_row(
-            Text(f"{letter(place)} {one.uid}"),
+            f"{letter(place)} {one.uid}",
             Text(elo(one.elo), style="bold"),
             f"{elo(one.low)} to {elo(one.high)}",
             f"{one.mu:.1f} ± {one.sigma:.1f}",
@@ -168,7 +167,7 @@ def _strengths(card: LadderCard) -> Table:
 def _scores(card: LadderCard, width: int) -> Table:
     uids, met = [one.uid for one in card.ratings], meetings(card)
     wide = 4 + 11 * len(uids) <= width
-    table = listing(("score", "left"), *((letter(place), "right") for place in range(len(uids))))
+    table = Listing("score", *map(letter, range(len(uids))), left=["score"])
     for place, uid in enumerate(uids):
         cells = []
         for other in uids:
