@@ -11,10 +11,10 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import yaml
 
@@ -39,8 +39,10 @@ _WANDB_TIMEOUT_S = 10.0
 class Sink(Protocol):
     """Takes the metrics of a run: a dataclass, whose fields are its parameters in YAML.
 
-    It may have further methods: ``check()``, which raises ConfigError before the run starts, and
-    those of ``TakesTables``, ``TakesAdapters`` and ``HasNextStep``.
+    It may have further methods: ``check()`` raises ConfigError before the run starts;
+    ``table(step, name, rows)`` replaces a table (``ratings``, ``matches``, at the end ``games``);
+    ``adapter(folder)`` keeps the files of the checkpoint ``folder``, without its state;
+    ``next_step()`` returns a command for the user after the end of the run, or None.
 
     Example:
         >>> @dataclass
@@ -69,30 +71,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write everything to disk (or to the server) and close."""
-
-
-@runtime_checkable
-class TakesTables(Protocol):
-    """A sink that shows tables."""
-
-    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        """Replace the table ``name``: ``ratings``, ``matches``, at the end ``games``."""
-
-
-@runtime_checkable
-class TakesAdapters(Protocol):
-    """A sink that keeps versions of the policy."""
-
-    def adapter(self, folder: Path) -> None:
-        """Keep the files of the checkpoint ``folder`` (``step-N``), without its state."""
-
-
-@runtime_checkable
-class HasNextStep(Protocol):
-    """A sink after which something is left to do."""
-
-    def next_step(self) -> str | None:
-        """A command for the user after the end of the run; None: nothing is left to do."""
 
 
 @dataclass
@@ -287,52 +265,47 @@ class Sinks:
     @property
     def take_tables(self) -> bool:
         """Whether one of them shows tables."""
-        return any(isinstance(sink, TakesTables) for sink in self._sinks)
+        return any(hasattr(sink, "table") for sink in self._sinks)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record ``scalars``, if there are any."""
         if scalars:
-            self._each(lambda sink: sink.write(step, scalars))
+            self._each("write", step, scalars)
 
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
         """Replace a table by ``rows``, if there are any, where it is shown."""
-
-        def show(sink: Sink) -> None:
-            if isinstance(sink, TakesTables):
-                sink.table(step, name, rows)
-
         if rows:
-            self._each(show)
+            self._each("table", step, name, rows)
 
     def keep(self, versions: Sequence[Path]) -> None:
         """Hand over checkpoints, where they are taken."""
-
-        def hand_over(sink: Sink) -> None:
-            if isinstance(sink, TakesAdapters):
-                for folder in versions:
-                    sink.adapter(folder)
-
-        self._each(hand_over)
+        for folder in versions:
+            self._each("adapter", folder)
 
     def rewind(self, step: int) -> None:
         """Drop what was recorded after ``step``."""
-        self._each(lambda sink: sink.rewind(step))
+        self._each("rewind", step)
 
     def close(self) -> list[str]:
         """Close all; returns what the user may do next, in lines, or raises the first failure."""
-        self._each(lambda sink: sink.close())
+        self._each("close")
+        steps = self._each("next_step")
         if self._failure is not None:
             raise self._failure
-        steps = [sink.next_step() for sink in self._sinks if isinstance(sink, HasNextStep)]
         return [step for step in steps if step is not None]
 
-    def _each(self, act: Callable[[Sink], None]) -> None:
+    def _each(self, method: str, *given: Any) -> list[Any]:
+        """What the sinks return that have ``method``."""
+        returned = []
         for sink in self._sinks:
+            if (act := getattr(sink, method, None)) is None:
+                continue
             try:
-                act(sink)
+                returned.append(act(*given))
             except Exception as error:
                 log.warning("%s failed: %r", type(sink).__name__, error)
                 self._failure = self._failure or error
+        return returned
 
 
 def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
