@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rlforge.errors import ConfigError, RlforgeError
+from rlforge.system.values import json_ready
 
 RUNS = Path("runs")
 """Where runs are, below the current directory."""
@@ -127,7 +128,7 @@ JsonFile = Annotated[
 def write_result(file: Path | None, result: Any) -> None:
     """Write ``result`` as JSON to the file of ``--json``, if one is given."""
     if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(json_ready(result), indent=2) + "\n", encoding="utf-8")
 
 
 Multirun = Annotated[

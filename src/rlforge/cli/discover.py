@@ -223,7 +223,7 @@ def plugins(json_file: JsonFile = None) -> None:
 
     kinds = (*KINDS, COMMANDS, OBSERVERS)
     rows = [row for kind in kinds for row in kind.rows()]
-    write_result(json_file, [dataclasses.asdict(row) for row in rows])
+    write_result(json_file, rows)
     for kind in kinds:
         typer.echo(kind.key)
         of_kind = [row for row in rows if row.kind == kind.name]

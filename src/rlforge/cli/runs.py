@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,7 +177,7 @@ def evaluate(
     from rlforge.local.evaluate import evaluate_run
 
     def keep(results: Sequence[EvalResult]) -> None:
-        write_result(json_file, [dataclasses.asdict(result) for result in results])
+        write_result(json_file, results)
 
     measured = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games, say, keep))
     keep(measured.results)

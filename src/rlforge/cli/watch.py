@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +71,7 @@ def runs(
         inside = [path for path in found if path.parent == parent]
         listed.append(compared(all_jobs(parent) if is_sweep(parent) else inside))
     rows = [run for comparison in listed for run in comparison.runs]
-    write_result(json_file, [dataclasses.asdict(row) for row in rows])
+    write_result(json_file, rows)
     if not found:
         typer.echo(f"{folder}/ holds no runs yet; {FIRST_RUN}")
     for comparison in listed:
@@ -114,7 +113,7 @@ def compare(
     comparison = compared(found)
     if output is not None:
         output.write_text(writers[output.suffix](comparison), encoding="utf-8")
-    write_result(json_file, dataclasses.asdict(comparison))
+    write_result(json_file, comparison)
     show(comparison, Console())
 
 

@@ -441,9 +441,9 @@ class Tracker:
             **self._counts(),
             "failed_games": self._failed,
             "samples_seen": self._samples,
-            "evaluations": [dataclasses.asdict(row) for row in self._win_rates.values()],
-            "exact": [dataclasses.asdict(row) for row in self._exact.values()],
-            "api": [dataclasses.asdict(one) for one in self._api],
+            "evaluations": list(self._win_rates.values()),
+            "exact": list(self._exact.values()),
+            "api": self._api,
         }
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 

@@ -181,7 +181,7 @@ def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
 
 
 def json_ready(data: Any) -> Any:
-    """``data`` as strict JSON can hold it: NaN and infinities are null, tuples and sets lists.
+    """``data`` as strict JSON can hold it: values are objects, tuples and sets lists, NaN is null.
 
     Example:
         >>> json_ready({"loss": float("nan"), 3: (1, 2)})
@@ -195,6 +195,9 @@ def json_ready(data: Any) -> Any:
         return [json_ready(item) for item in data]
     if data is None or isinstance(data, bool | int | str):
         return data
+    if dataclasses.is_dataclass(data):
+        names = [field.name for field in dataclasses.fields(data)]
+        return {name: json_ready(getattr(data, name)) for name in names}
     if isinstance(data, Path):
         return str(data)
     if hasattr(data, "item"):  # a numpy scalar

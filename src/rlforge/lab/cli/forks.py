@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -149,7 +148,7 @@ def analyse(
         )
     )
     file = write_analysis(run_dir, done)
-    write_result(json_file, dataclasses.asdict(done))
+    write_result(json_file, done)
     console = Console(highlight=False)
     console.print(_heading(record))
     games = f"{done.games:,} continuations" + (f", {done.failed} failed" if done.failed else "")

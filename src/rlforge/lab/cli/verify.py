@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +47,7 @@ def verify(
 
     began = time.monotonic()
     found = check_run(run_dir, whole=whole, seed=seed, say=say)
-    write_result(json_file, dataclasses.asdict(found))
+    write_result(json_file, found)
     console = Console(highlight=False)
     for line in found.differs:
         console.print(f"computed elsewhere: {line}", style="yellow", markup=False)
