@@ -5,8 +5,25 @@ extensions are written with: https://github.com/rlforge/rlforge/blob/main/docs/e
 ``__init__.pyi`` lists them; all other names are private and may change in any release.
 """
 
-import lazy_loader
+import importlib
+import re
+from pathlib import Path
 
-# torch and Ray take seconds to import: each name is imported on first use.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.1.0"
+
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.M)}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    # torch and Ray take seconds to import: each name is imported on first use.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

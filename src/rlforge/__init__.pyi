@@ -20,6 +20,7 @@ from .config.rules import Count as Count
 from .config.rules import NotNegative as NotNegative
 from .config.rules import Positive as Positive
 from .config.rules import Probability as Probability
+from .config.rules import Range as Range
 from .config.rules import Share as Share
 from .config.training import AlgorithmConfig as AlgorithmConfig
 from .continuous.decisions.records import Decision as Decision

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Le, Len, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness.composed import ROOTS
@@ -19,9 +18,11 @@ from tests.harness.live_run import run
 from rlforge import launch
 from rlforge.config.compose import Composed, compose
 from rlforge.config.rules import (
+    Length,
     NotNegative,
     Part,
     Probability,
+    Range,
     Rule,
     Share,
     hints,
@@ -98,18 +99,18 @@ def bad_values(hint: Any) -> Iterator[Any]:
     for rule in rules:
         if isinstance(rule, Rule) and kind is str:
             yield ""
-        if isinstance(rule, Gt | Lt):
-            yield kind(rule.gt if isinstance(rule, Gt) else rule.lt)
-        if isinstance(rule, Ge | Le):
-            yield kind(rule.ge - 1 if isinstance(rule, Ge) else rule.le + 1)
-        if isinstance(rule, Len) and origin is list:
-            yield [] if rule.min_length else [1] * 99
+        if isinstance(rule, Range) and not math.isinf(rule.low):
+            yield kind(rule.low if "(" in rule.open else rule.low - 1)
+        if isinstance(rule, Range) and not math.isinf(rule.high):
+            yield kind(rule.high if ")" in rule.open else rule.high + 1)
+        if isinstance(rule, Length) and origin is list:
+            yield [] if rule.least else [1] * 99
     if origin is list and dataclasses.is_dataclass(inner[0]):
         yield [dataclasses.replace(inner[0](), weight=0.0)]
     elif origin is list and typing.get_origin(inner[0]) is dict:
         yield [{"name": "no-such-thing"}]
     elif origin is list:
-        least = max((rule.min_length for rule in rules if isinstance(rule, Len)), default=0)
+        least = max((rule.least for rule in rules if isinstance(rule, Length)), default=0)
         yield from ([value] * (least or 1) for value in bad_values(inner[0]))
     elif origin is dict and dataclasses.is_dataclass(inner[1]):
         ruled = {name: own for name, own in hints(inner[1]).items() if parts(own)[1]}

@@ -105,6 +105,6 @@ def test_public_names_are_imported_when_they_are_used():
 
 
 def test_an_unknown_public_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="rlforge attribute nosuch"):
+    with pytest.raises(AttributeError, match="'rlforge' has no attribute 'nosuch'"):
         _ = rlforge.nosuch
     assert set(rlforge.__all__) <= set(dir(rlforge))

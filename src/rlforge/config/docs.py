@@ -8,18 +8,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from annotated_types import Ge, Gt, Le, Len, Lt
-
 from rlforge.config.games import EnvEntry, EvalEnvEntry
 from rlforge.config.keys import all_keys, all_roots, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
-from rlforge.config.rules import hints, is_union, parts
+from rlforge.config.rules import Length, Range, hints, is_union, parts
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig, GameLearnerConfig
@@ -165,28 +164,10 @@ def _type(hint: Any) -> str:
         text = f"mapping to {_type(inner[1])}"
     else:
         text = {str: "text", typing.Any: "any"}.get(kind, kind.__name__)
-    return f"{text}{_bounds(rules)}" + (" or null" if type(None) in typing.get_args(hint) else "")
-
-
-def _bounds(rules: tuple[Any, ...]) -> str:
-    """Constraints of a number or a list in words: `` in [0, 1)``, ``, 1 to 16 entries``."""
-    above = next((rule for rule in rules if isinstance(rule, Ge | Gt)), None)
-    below = next((rule for rule in rules if isinstance(rule, Le | Lt)), None)
-    length = next((rule for rule in rules if isinstance(rule, Len)), None)
-    text = ""
-    if above is not None and below is not None:
-        low = f"[{above.ge}" if isinstance(above, Ge) else f"({above.gt}"
-        high = f"{below.le}]" if isinstance(below, Le) else f"{below.lt})"
-        text = f" in {low}, {high}"
-    elif above is not None:
-        text = f" ≥ {above.ge}" if isinstance(above, Ge) else f" > {above.gt}"
-    if length is not None and length.max_length is None:
-        text += f", at least {length.min_length} entr{'y' if length.min_length == 1 else 'ies'}"
-    elif length is not None and length.min_length == length.max_length:
-        text += f", {length.min_length} entries"
-    elif length is not None:
-        text += f", {length.min_length} to {length.max_length} entries"
-    return text
+    ranges = [str(rule) for rule in rules if isinstance(rule, Range) and rule.low > -math.inf]
+    lengths = [f", {rule}" for rule in rules if isinstance(rule, Length)]
+    null = " or null" if type(None) in typing.get_args(hint) else ""
+    return " ".join([text, *ranges]) + "".join(lengths) + null
 
 
 def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:

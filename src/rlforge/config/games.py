@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Any, Literal
-
-from annotated_types import Len
 
 from rlforge.config.rules import (
     DISTINCT,
     Count,
     Group,
+    Length,
     NotNegative,
     Number,
     OneOf,
@@ -79,7 +79,7 @@ class EnvConfig(Group):
     """Which games are played (group ``env``)."""
 
     #: Environments that training games are drawn from, by weight.
-    train: Annotated[list[EnvEntry], Len(1)] = field(default_factory=lambda: [EnvEntry()])
+    train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
     eval: list[EvalEnvEntry] = field(default_factory=list)
     #: Opponents of evaluations, each in the games that it can play, unless ``eval.opponents`` names
@@ -131,7 +131,7 @@ class BufferConfig(Group):
     save_batches: bool = True
     #: Formats of those files: ``parquet``, which keeps all types, and ``csv``, where lists are JSON
     #: text.
-    save_batches_as: Annotated[list[Literal["parquet", "csv"]], Len(1), DISTINCT] = field(
+    save_batches_as: Annotated[list[Literal["parquet", "csv"]], Length(1, inf), DISTINCT] = field(
         default_factory=lambda: ["parquet"]
     )
 

@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from annotated_types import Len
-
-from rlforge.config.rules import DISTINCT, Count, Group, Probability, Problem, Text, Whole, pattern
+from rlforge.config.rules import (
+    DISTINCT,
+    Count,
+    Group,
+    Length,
+    Probability,
+    Problem,
+    Text,
+    Whole,
+    pattern,
+)
 from rlforge.errors import nearest
 
 START = "start"
@@ -56,11 +64,11 @@ class PolicyEntry(Group):
     """
 
     #: Seats that it can take; null: each.
-    seats: Annotated[list[Whole], Len(1, 16), DISTINCT] | None = None
+    seats: Annotated[list[Whole], Length(1, 16), DISTINCT] | None = None
     #: Updates of it for each of a policy with 1.
     share: Count = 1
     #: Policies, by name, whose versions it meets, by ``pool.mode``; null: itself.
-    opponents: Annotated[list[Text], Len(1, 64), DISTINCT] | None = None
+    opponents: Annotated[list[Text], Length(1, 64), DISTINCT] | None = None
     #: Prompt template of its seats; null takes the environment's.
     prompt_template: str | None = None
     #: Action extraction of its seats; null takes the environment's.

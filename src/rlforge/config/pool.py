@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Len
-
 from rlforge.config.prompts import template_args_problem
-from rlforge.config.rules import Count, Group, NotNegative, Positive, Problem, Text, Url, Whole
+from rlforge.config.rules import (
+    Count,
+    Group,
+    Length,
+    NotNegative,
+    Positive,
+    Problem,
+    Text,
+    Url,
+    Whole,
+)
 
 
 @dataclass
@@ -45,7 +53,7 @@ class ApiConfig(Group):
     max_cost: Positive | None = None
     #: [prompt, answer]: dollars for a million tokens, where the provider does not say what an
     #: answer cost; OpenRouter does, and LiteLLM for models that it knows. null: not known.
-    prices: Annotated[list[NotNegative], Len(2, 2)] | None = None
+    prices: Annotated[list[NotNegative], Length(2)] | None = None
 
 
 @dataclass
@@ -97,7 +105,7 @@ class PoolConfig(Group):
     keep_every: Count = 1
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
     #: null: all former ones that are active.
-    lag_range: Annotated[list[Whole], Len(2, 2)] | None = None
+    lag_range: Annotated[list[Whole], Length(2)] | None = None
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``hf:ORG/MODEL``, ``hf:FOLDER``,
     #: ``openai:M``, ``openrouter:M`` or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)

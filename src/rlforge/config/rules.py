@@ -4,7 +4,7 @@ A field's annotation says which values it takes::
 
     learning_rate: Positive = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    betas: Annotated[list[Beta], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
 
 Rules about several keys of one class are in its ``clashes()``. ``validated`` makes a configuration
 from plain values and checks all of it; pydantic is imported there, so that a process which is
@@ -14,15 +14,14 @@ given a configuration does without it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
-
-from annotated_types import Ge, Gt, Le, Lt
 
 from rlforge.errors import ConfigError, nearest
 
@@ -51,9 +50,9 @@ class Group:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import WrapValidator
 
-        return core_schema.with_info_wrap_validator_function(cls._checked, handler(source))
+        return WrapValidator(cls._checked).__get_pydantic_core_schema__(source, handler)
 
     @classmethod
     def _checked(cls, value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
@@ -63,7 +62,7 @@ class Group:
         made = handler(value)
         vars(made).update((name, _frozen(inside)) for name, inside in vars(made).items())
         if info.context is not _EACH_ALONE and (found := list(made.clashes())):
-            raise _clash_error(made, found)
+            raise _ClashError(made, found)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -148,11 +147,10 @@ class Rule:
     first: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import AfterValidator, BeforeValidator
 
-        if self.first:
-            return core_schema.no_info_before_validator_function(self._checked, handler(source))
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+        validator = (BeforeValidator if self.first else AfterValidator)(self._checked)
+        return validator.__get_pydantic_core_schema__(source, handler)
 
     def _checked(self, value: Any) -> Any:
         try:
@@ -176,20 +174,64 @@ class OneOf:
     must: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import WrapValidator
 
-        message = f"must be {self.must}"
-        return core_schema.custom_error_schema(
-            handler(source), "one_of", custom_error_message=message
-        )
+        return WrapValidator(self._checked).__get_pydantic_core_schema__(source, handler)
+
+    def _checked(self, value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValueError:
+            raise ValueError(f"must be {self.must}") from None
 
 
 @dataclass(frozen=True)
-class Strict:
-    """Numbers that are written as such: neither texts, nor true and false, which Python counts."""
+class Range:
+    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside.
+
+    They are written as numbers: texts, true and false, which Python counts as such, are none.
+
+    Example:
+        >>> str(Range(0, 1, open=")")), str(Range(0, open="("))
+        ('in [0, 1)', '> 0')
+    """
+
+    low: float
+    high: float = math.inf
+    open: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), "strict": True}
+        ends = {"gt" if "(" in self.open else "ge": self.low}
+        ends["lt" if ")" in self.open else "le"] = self.high
+        finite = {end: number for end, number in ends.items() if math.isfinite(number)}
+        return {**handler(source), **finite, "strict": True}
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"> {self.low}" if "(" in self.open else f"≥ {self.low}"
+        left, right = "(" if "(" in self.open else "[", ")" if ")" in self.open else "]"
+        return f"in {left}{self.low}, {self.high}{right}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Lists and mappings of ``least`` to ``most`` entries; of ``least`` where ``most`` is None."""
+
+    least: int
+    most: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        most = self.least if self.most is None else self.most
+        length = {"min_length": self.least, "max_length": most}
+        finite = {end: number for end, number in length.items() if math.isfinite(number)}
+        return {**handler(source), **finite}
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"{self.least} entries"
+        if math.isinf(self.most):
+            return f"at least {self.least} entr{'y' if self.least == 1 else 'ies'}"
+        return f"{self.least} to {self.most} entries"
 
 
 def is_address(text: str) -> bool:
@@ -206,9 +248,8 @@ def is_address(text: str) -> bool:
 ADDRESS = Rule(is_address, "be an http:// or https:// address")
 DISTINCT = Rule(lambda entries: len(set(entries)) == len(entries), "not name an entry twice")
 
-Int = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]
-Count = Annotated[Int, Ge(1)]
+Number = Annotated[float, Range(-math.inf)]
+Count = Annotated[int, Range(1)]
 """An annotation of configuration classes: an int of 1 or more.
 
 Example:
@@ -218,8 +259,8 @@ Example:
     >>> Config(setting=0).problems()
     [('setting', 'must be 1 or more')]
 """
-Whole = Annotated[Int, Ge(0)]
-Positive = Annotated[Number, Gt(0)]
+Whole = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, open="(")]
 """An annotation of configuration classes: a float above 0.
 
 Example:
@@ -229,7 +270,7 @@ Example:
     >>> Config(setting=0.0).problems()
     [('setting', 'must be above 0')]
 """
-NotNegative = Annotated[Number, Ge(0)]
+NotNegative = Annotated[float, Range(0)]
 """An annotation of configuration classes: a float of 0 or more.
 
 Example:
@@ -239,8 +280,8 @@ Example:
     >>> Config(setting=-0.1).problems()
     [('setting', 'must be 0 or more')]
 """
-Beta = Annotated[Number, Ge(0), Lt(1)]
-Share = Annotated[Number, Ge(0), Le(1)]
+Beta = Annotated[float, Range(0, 1, open=")")]
+Share = Annotated[float, Range(0, 1)]
 """An annotation of configuration classes: a float in [0, 1].
 
 Example:
@@ -250,8 +291,8 @@ Example:
     >>> Config(setting=1.5).problems()
     [('setting', 'must be 1 or less')]
 """
-Part = Annotated[Number, Gt(0), Le(1)]
-Probability = Annotated[Number, Gt(0), Lt(1)]
+Part = Annotated[float, Range(0, 1, open="(")]
+Probability = Annotated[float, Range(0, 1, open="()")]
 """An annotation of configuration classes: a float in (0, 1).
 
 Example:
@@ -362,7 +403,7 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
     try:
         made: C = adapter(cls).validate_python(values, context=context)
     except ValidationError as error:
-        raise InvalidValuesError([_wrong(one, values) for one in error.errors()]) from None
+        raise InvalidValuesError([*_wrong(error.errors(), values)]) from None
     return made
 
 
@@ -374,23 +415,16 @@ def value_problem(hint: Any, value: object) -> str | None:
     try:
         TypeAdapter(hint, config=settings).validate_python(value, strict=True)
     except ValidationError as error:
-        return _wrong(error.errors()[0], value).reason
+        return next(_wrong(error.errors(), value)).reason
     return None
 
 
-def _clash_error(made: Group, found: list[Problem]) -> Exception:
-    from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+class _ClashError(ValueError):
+    """The ``clashes`` of a configuration, on their way through pydantic."""
 
-    return ValidationError.from_exception_data(
-        type(made).__name__,
-        [
-            InitErrorDetails(
-                type=PydanticCustomError("clash", "{reason}", {"key": key, "reason": reason}),
-                input=value_at(made, key),
-            )
-            for key, reason in found
-        ],
-    )
+    def __init__(self, made: Group, found: list[Problem]) -> None:
+        super().__init__("clashes")
+        self.wrong = [Wrong(key, value_at(made, key), reason) for key, reason in found]
 
 
 def value_at(config: Any, key: str) -> Any:
@@ -403,35 +437,43 @@ def value_at(config: Any, key: str) -> Any:
     return config
 
 
-def _wrong(error: Mapping[str, Any], values: Any) -> Wrong:
-    """Translate pydantic's complaint about one value into the words of rlforge."""
+def _wrong(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
+    """Translate pydantic's complaints about ``values`` into the words of rlforge."""
+    for error in errors:
+        path: list[str] = []
+        inside = values
+        for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
+            inside = vars(inside) if isinstance(inside, Group) else inside
+            try:
+                inside = inside[part]
+            except (KeyError, IndexError, TypeError):
+                break
+            path.append(str(part))
+        clash = error.get("ctx", {}).get("error")
+        if isinstance(clash, _ClashError):
+            for one in clash.wrong:
+                yield dataclasses.replace(one, key=".".join([*path, one.key]))
+        else:
+            unknown = error["type"] == "unexpected_keyword_argument"
+            yield Wrong(".".join(path), error["input"], _reason(error), unknown)
+
+
+def _reason(error: Mapping[str, Any]) -> str:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    path: list[str] = []
-    for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
-        inside = vars(values) if isinstance(values, Group) else values
-        try:
-            values = inside[part]
-        except (KeyError, IndexError, TypeError):
-            break
-        path.append(str(part))
-    if kind == "clash":
-        path.append(context["key"])
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        reason = f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
-    elif kind in ("clash", "value_error"):
-        reason = str(context.get("reason") or context["error"])
-    elif given is None and "_type" in kind:
-        reason = "cannot be null"
-    elif kind in ("too_short", "too_long"):
+        return f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
+    if kind == "value_error":
+        return str(context["error"])
+    if given is None and "_type" in kind:
+        return "cannot be null"
+    if kind in ("too_short", "too_long"):
         number = context["min_length" if kind == "too_short" else "max_length"]
         least = "at least" if kind == "too_short" else "at most"
-        reason = f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
-    else:
-        words = next((text for name, text in _WORDS.items() if kind.startswith(name)), "{msg}")
-        bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
-        reason = words.format(msg=error["msg"], **bounds)
-    return Wrong(".".join(path), given, reason, unknown=kind == "unexpected_keyword_argument")
+        return f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
+    bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
+    words = (text.format(**bounds) for name, text in _WORDS.items() if kind.startswith(name))
+    return next(words, str(error["msg"]))
 
 
 NOT_FINITE = "must be a finite number"

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le
-
 from rlforge.config.engine import EngineConfig
 from rlforge.config.games import BufferConfig, CollectorConfig, EnvConfig, EvalConfig, RewardsConfig
 from rlforge.config.model import ModelConfig
@@ -22,10 +20,10 @@ from rlforge.config.rules import (
     Count,
     FolderName,
     Group,
-    Int,
     NotNegative,
     Positive,
     Problem,
+    Range,
     Text,
     Whole,
 )
@@ -129,7 +127,7 @@ class PolicyConfig(Group):
     #: Name of the experiment, and of its folder under runs/.
     name: FolderName = "run"
     #: Seed of everything.
-    seed: Annotated[Int, Ge(0), Le(2**63 - 1)] = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     #: Run directory; null is runs/NAME/TIMESTAMP.
     run_dir: str | None = None
     #: Prompt templates, by the names that choose them.

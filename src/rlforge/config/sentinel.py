@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge
-
-from rlforge.config.rules import DISTINCT, Count, Group, Number, Positive, Probability, Problem
+from rlforge.config.rules import DISTINCT, Count, Group, Positive, Probability, Problem, Range
 
 Signal = Literal["score", "exploitability", "past", "entropy", "seat_gap", "no_advantage"]
 Action = Literal["opponents", "rollback", "magnet", "smaller_steps"]
@@ -29,7 +27,7 @@ class SentinelConfig(Group):
     #: ``smaller_steps``, multiply the learning rate by ``step_factor``. Empty: it is only reported.
     actions: Annotated[list[Action], DISTINCT] = field(default_factory=list)
     #: Mean number of observations of a signal between two false alarms.
-    rarity: Annotated[Number, Ge(10)] = 100_000.0
+    rarity: Annotated[float, Range(10)] = 100_000.0
     #: Updates from which the course of a signal is learned before it is judged, at the start and
     #: after each action.
     warmup: Count = 20

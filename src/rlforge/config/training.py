@@ -6,19 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Len
-
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import (
     Beta,
     Count,
     Group,
-    Int,
+    Length,
     NotNegative,
-    Number,
     Part,
     Positive,
     Problem,
+    Range,
     Share,
     Text,
     Whole,
@@ -66,7 +64,7 @@ class LearnerConfig(Group):
     #: AdamW weight decay.
     weight_decay: NotNegative = 0.0
     #: AdamW betas.
-    betas: Annotated[list[Beta], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
     #: Largest global gradient norm.
     grad_clip: Positive = 0.2
     #: Keep an average of the trained weights w over updates, saved with every version in a folder
@@ -148,7 +146,7 @@ class GameLearnerConfig(LearnerConfig):
     #: Samples per update: turns, or episodes with ``buffer.kind: episode``.
     batch_size: Count = 384
     #: The learner waits for batch_size times this many samples.
-    batch_delay_buffer: Annotated[Number, Ge(1)] = 1.0
+    batch_delay_buffer: Annotated[float, Range(1)] = 1.0
     #: Save and register a version every this many updates.
     save_every: Count = 1
     #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
@@ -161,7 +159,7 @@ class GameLearnerConfig(LearnerConfig):
 
 
 ClipLow = Part
-DualClip = Annotated[Number, Gt(1)]
+DualClip = Annotated[float, Range(1, open="(")]
 
 
 @dataclass
@@ -340,7 +338,7 @@ class GrpoConfig(RatioConfig):
 
     name: str = "grpo"
     #: Games per group.
-    group_size: Annotated[Int, Ge(2)] = 8
+    group_size: Annotated[int, Range(2)] = 8
     #: Advantage of a game with score R in its group: ``group_relative``, R minus the group's mean;
     #: ``leave_one_out``, R minus the mean of the others (RLOO); ``max_rl``, (R - mean) / mean, for
     #: scores of 0 or more (MaxRL). The score is the mean reward of the seat's turns.

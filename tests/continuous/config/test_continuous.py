@@ -12,7 +12,7 @@ from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
 def test_shipped_options_fit_their_class_and_pass(group):
     for file in (conf_dir() / group).glob("*.yaml"):
         kind = type(getattr(ContinuousConfig(), group))
-        assert list(read(kind, OmegaConf.load(file)).problems()) == []
+        assert list(read(kind, OmegaConf.to_container(OmegaConf.load(file))).problems()) == []
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-
 from rlforge.config.rules import (
     Count,
     FolderName,
     Group,
-    Int,
     NotNegative,
     Number,
     Part,
     Positive,
     Problem,
+    Range,
     Share,
     Text,
     Whole,
@@ -45,7 +43,7 @@ class StoreConfig(Group):
     #: scores and metrics of all windows in the store; null: none.
     push: Text | None = None
     #: Hour of the day, in UTC by the clock of the decisions, from which it is.
-    push_hour: Annotated[Int, Ge(0), Le(23)] = 2
+    push_hour: Annotated[int, Range(0, 23)] = 2
 
     def clashes(self) -> Iterator[Problem]:
         if self.push is not None and len(self.push.split("/")) != 2:

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Len
-
 from rlforge.config.rules import (
     DISTINCT,
     Count,
     Group,
-    Int,
+    Length,
     NotNegative,
     Positive,
     Probability,
     Problem,
+    Range,
     Share,
     Whole,
     pattern,
@@ -70,7 +69,7 @@ class MarketConfig(Group):
     vault: Positive = 100000.0
     #: News accounts and the share of posts in which each is right; entries are added to these, and
     #: null leaves an account out. Compact text names them by the letters A to E.
-    news: Annotated[dict[AccountName, Share | None], Len(0, 5)] = field(
+    news: Annotated[dict[AccountName, Share | None], Length(0, 5)] = field(
         default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
     #: Chance per tick that an account posts about a market on which it has not posted yet.
@@ -81,13 +80,13 @@ class MarketConfig(Group):
     feed_length: Count = 24
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
     #: and in a continuous run as much as fits the model's context.
-    prompt_chars: Annotated[Int, Ge(200)] | None = None
+    prompt_chars: Annotated[int, Range(200)] | None = None
     #: Number of scripted traders of each kind.
     traders: dict[TraderKind, Whole] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
     )
     #: Stakes of the compact actions, of the starting balance.
-    stakes: Annotated[list[Probability], Len(3, 3)] = field(
+    stakes: Annotated[list[Probability], Length(3)] = field(
         default_factory=lambda: [0.02, 0.05, 0.1]
     )
 

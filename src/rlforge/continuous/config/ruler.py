@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge
-
-from rlforge.config.rules import Count, Group, Int, NotNegative, Positive, Text, Url, Whole
+from rlforge.config.rules import Count, Group, NotNegative, Positive, Range, Text, Url, Whole
 
 #: Default of ``ruler.judge.rubric``.
 DEFAULT_RUBRIC = (
@@ -52,7 +50,7 @@ class JudgeConfig(Group):
     #: The judge's instruction: the criteria of a good decision.
     rubric: Text = DEFAULT_RUBRIC
     #: Decisions in one call. They are scored relative to each other.
-    group_size: Annotated[Int, Ge(2)] = 12
+    group_size: Annotated[int, Range(2)] = 12
     #: ``time``: neighbours in time, of all agents; ``agent``: decisions of one agent.
     group_by: Literal["time", "agent"] = "time"
     #: Sampling temperature of the judge; null leaves the endpoint's own, and a model that takes no
@@ -61,7 +59,7 @@ class JudgeConfig(Group):
     #: Most tokens in one answer, thoughts of reasoning models included.
     max_answer_tokens: Count = 2048
     #: Characters kept of a decision's text, and of the prefix that all texts of a group share.
-    max_text_chars: Annotated[Int, Ge(100)] = 6000
+    max_text_chars: Annotated[int, Range(100)] = 6000
     #: Tries after the first of a request that fails, and questions after an answer that cannot be
     #: used.
     retries: Whole = 2

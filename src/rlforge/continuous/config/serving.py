@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Literal
-
-from annotated_types import Ge, Le, Len
 
 from rlforge.config.rules import (
     Count,
     Group,
-    Int,
+    Length,
     NotNegative,
     Number,
     Positive,
     Probability,
     Problem,
+    Range,
     Share,
     Text,
     Whole,
@@ -29,7 +29,9 @@ class AbTestConfig(Group):
     """Trial of a new version on a share of the users, for ``strategy: ab_test``."""
 
     #: Shares of users that get the new version, one after the other.
-    shares: Annotated[list[Probability], Len(1)] = field(default_factory=lambda: [0.1, 0.25, 0.5])
+    shares: Annotated[list[Probability], Length(1, inf)] = field(
+        default_factory=lambda: [0.1, 0.25, 0.5]
+    )
     #: Outcomes of both versions after which the next share holds.
     step_outcomes: Count = 500
     #: Probability of a verdict where there is no difference, over all looks at the data.
@@ -89,7 +91,7 @@ class ServeConfig(Group):
     #: Address to listen on; anything but loopback needs the token in every request.
     host: Text = "127.0.0.1"
     #: Port; 0 takes a free one.
-    port: Annotated[Int, Ge(0), Le(65535)] = 8000
+    port: Annotated[int, Range(0, 65535)] = 8000
     #: Require the token on loopback, too (behind a proxy all requests come from there).
     require_token: bool = False
     #: Folder of the service's state; null: RUN/deployments, or deployments/ without a run.

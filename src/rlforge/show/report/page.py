@@ -48,7 +48,6 @@ def write_page(target: Path, page: str) -> Path:
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     made = Environment(
         loader=FileSystemLoader(_ROOT),
@@ -59,5 +58,5 @@ def _environment() -> Environment:
     )
     facts = (significant, wilson_interval, by_pairing, end_of)
     made.globals |= vars(formatting) | {function.__name__: function for function in facts}
-    made.globals["inlined"] = lambda name: Markup((_ROOT / name).read_text(encoding="utf-8"))
+    made.globals["inlined"] = lambda name: (_ROOT / name).read_text(encoding="utf-8")
     return made
