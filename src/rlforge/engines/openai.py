@@ -369,7 +369,7 @@ class ChatClient:
 
 
 def _refused_argument(request: Mapping[str, Any], error: ChatError) -> str | None:
-    """What may be left out of a request that was rejected, for another try."""
+    """Arguments that another try of a rejected request may leave out."""
     if error.kind != "rejected" or isinstance(error, ChatTooLongError):
         return None
     if "temperature" in request and re.search(r"\btemperature\b", str(error)):

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in the form that OpenAI's clients read."""
+"""Errors of requests, in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
