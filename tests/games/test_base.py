@@ -2,6 +2,7 @@
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_game_of_an_extension_that_does_not_return_is_stopped_and_named():
         ExtensionError, match=r"^game source 'mine:Heads' did not return within 0\.2 s"
     ):
         game.step("wait")
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt(), BaseException("no")])
+def test_a_game_of_an_extension_does_not_end_the_process(ending: BaseException):
+    class Ends(Heads):
+        def step(self, action: str) -> None:
+            raise ending
+
+    game = guarded(SOURCES, "mine:Ends", None, Ends)
+    said = rf"^game source 'mine:Ends' fails: {type(ending).__name__}: .*test_base.py, line"
+    with ThreadPoolExecutor(1) as other, pytest.raises(ExtensionError, match=said):
+        other.submit(game.step, "heads").result()  # in the main thread it would be Ctrl-C
 
 
 def test_nor_does_one_that_is_never_made():

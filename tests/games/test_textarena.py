@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import random
 import re
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -293,6 +294,13 @@ def test_a_raising_step_names_env_turn_and_cause(scripted_env):
         TextArenaGame(env, 0).step("x")
     assert random.getstate() == before
     assert random.choice.__self__ is random._inst
+
+
+def test_an_environment_that_ends_the_process_is_a_failure_with_its_line(scripted_env):
+    game = TextArenaGame(scripted_env(lambda env: sys.exit(1)), 0)
+    said = r"step failed in turn 1: SystemExit: 1 \(.*test_textarena.py, line"
+    with pytest.raises(GameError, match=said):
+        game.step("[0]")
 
 
 def test_a_step_that_never_returns_is_given_up(scripted_env):

@@ -17,7 +17,9 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import traceback
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -116,10 +118,9 @@ class Kind:
         """In the block ``name`` is used: errors in the code of an extension become ``kind``."""
         try:
             yield
-        except RlforgeError:
-            raise
-        except Exception as error:
-            if self.has_own(name):
+        except BaseException as error:
+            own = isinstance(error, Exception) and self.has_own(name)
+            if own or isinstance(error, RlforgeError) or from_outside(error):
                 raise
             raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
@@ -216,7 +217,9 @@ def _import(target: str) -> Any:
                 f"there is no module {error.name}: it is neither installed nor a file in {here}"
             ) from None
         raise _UnusableError(f"importing {name} fails: {described(error)}") from error
-    except Exception as error:
+    except BaseException as error:
+        if from_outside(error):
+            raise
         raise _UnusableError(f"importing {name} fails: {described(error)}") from error
     thing: Any = module
     for part in attribute.strip().split(".") if colon else ():
@@ -227,6 +230,12 @@ def _import(target: str) -> Any:
             )
         thing = getattr(thing, part)
     return thing
+
+
+def from_outside(error: BaseException) -> bool:
+    """Whether the code that an exception ends did not raise it: a cancellation, or Ctrl-C."""
+    main = threading.current_thread() is threading.main_thread()
+    return isinstance(error, CancelledError) or (main and isinstance(error, KeyboardInterrupt))
 
 
 def described(error: BaseException) -> str:

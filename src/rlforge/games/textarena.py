@@ -25,6 +25,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlforge.config.names import described, from_outside
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
@@ -213,6 +214,10 @@ class TextArenaGame(TurnGame):
             return _WATCHDOG.run(function, self._limit_s)
         except Exception as error:  # any exception of an environment is a failed game
             raise self._failure(what, f"{type(error).__name__}: {error}") from error
+        except BaseException as error:  # sys.exit in an environment of a user
+            if from_outside(error):
+                raise
+            raise self._failure(what, described(error)) from error
         finally:
             _OWN_RANDOM.leave()
 

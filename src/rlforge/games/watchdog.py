@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
-class _Expired(BaseException):
+class _ExpiredError(CancelledError):
     """Raised inside the watched code. Not an ``Exception``, so that it does not catch it."""
 
 
@@ -29,10 +30,10 @@ def _take_delivery(thread_id: int) -> None:
     it for ever: a thread that is traced, by a debugger or coverage, then hangs.
     """
     try:
-        _set_async_exc(thread_id, _Expired)
+        _set_async_exc(thread_id, _ExpiredError)
         while True:
             time.sleep(0)
-    except _Expired:
+    except _ExpiredError:
         return
 
 
@@ -80,7 +81,7 @@ class Watchdog:
                 return function()
             finally:
                 self._leave(thread_id)
-        except _Expired:
+        except _ExpiredError:
             # The exception may have arrived inside the first _leave: leave once more.
             self._leave(thread_id)
             raise TimeoutError(f"did not return within {limit_s:g} s") from None
@@ -109,4 +110,4 @@ class Watchdog:
                         watch.fired = True
                         # Code that swallows the exception gets another one after the next limit.
                         watch.deadline = now + watch.limit_s
-                        _set_async_exc(thread_id, _Expired)
+                        _set_async_exc(thread_id, _ExpiredError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 
@@ -66,6 +67,12 @@ async def test_a_call_that_waits_holds_up_no_other(host: Host) -> None:
     await host.call("plain", "add", 1)
     await host.call("waits", "release")
     assert await waiting == "over"
+
+
+async def test_code_that_ends_its_process_fails_alone(host: Host) -> None:
+    with pytest.raises(RunError, match=r"plain fails: SystemExit: 2 .*test_host.py, line"):
+        await host.call("plain", "__ray_call__", lambda made: sys.exit(2))
+    assert await host.call("plain", "__ray_ready__")
 
 
 async def test_an_error_is_that_of_the_method(host: Host) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import ray
 
+from rlforge.config.names import described
+from rlforge.errors import RunError
 from rlforge.run.actors.process import begin, hosting
 
 STATE = "state"
@@ -48,10 +50,13 @@ class Host:
             called = partial(arguments[0], made, *arguments[1:], **named)
         else:
             called = partial(getattr(made, method), *arguments, **named)
-        if (thread := self._threads.get(name)) is not None:
-            return await asyncio.get_running_loop().run_in_executor(thread, called)
-        result = called()
-        return await result if inspect.isawaitable(result) else result
+        try:
+            if (thread := self._threads.get(name)) is not None:
+                return await asyncio.get_running_loop().run_in_executor(thread, called)
+            result = called()
+            return await result if inspect.isawaitable(result) else result
+        except (SystemExit, KeyboardInterrupt) as error:  # which would end the loop of all
+            raise RunError(f"{name} fails: {described(error)}") from error
 
 
 class Hosted:
