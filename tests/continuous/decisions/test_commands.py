@@ -175,7 +175,7 @@ def test_export_and_import_and_bad_rows_by_name(windows, tmp_path, run_dir):
     assert (code, "row 1: action has no type" in err) == (1, True)
     code, out, err = windows("import", "out", "new", "--skip-bad")
     assert (code, out) == (0, "17 decisions imported, 0 were there already\n")
-    assert "left out: data/train-00000-of-00001.parquet row 1" in err
+    assert "left out: data/train-00000.parquet row 1" in err
 
 
 def test_damage_is_named(windows, run_dir):

@@ -97,9 +97,8 @@ def test_chosen_windows_in_files_of_limited_size(tmp_path, store, monkeypatch):
     wanted = ("2024-11-13-11:00", "2024-11-13-12:00")
     assert export_dataset(store, tmp_path / "out", wanted) == 21
     names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
-    assert names == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    assert names == ["train-00000.parquet", "train-00001.parquet"]
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "size_categories:\n- n<1K" in card
     assert "21 decisions" in card
     assert all(f"| `{name}` |" in card for name in decision_row(store.decisions()[0]))
 

@@ -50,14 +50,6 @@ def test_ids_sort_as_their_windows_do(minutes, one, other):
     assert grid.id_of(low) <= grid.id_of(high)
 
 
-@given(lengths, st.floats(0, 1e10), st.floats(0, 7200))
-def test_the_newest_closed_window_is_over_and_the_next_is_not(minutes, now, grace):
-    grid = WindowGrid(minutes)
-    closed = grid.closed_by(now, grace)
-    assert grid.span(closed)[1] <= now - grace
-    assert grid.span(grid.after(closed))[1] > now - grace
-
-
 @pytest.mark.parametrize("moment", [math.nan, math.inf, -math.inf, 1e18])
 def test_a_number_outside_the_calendar_is_refused(moment):
     with pytest.raises(RlforgeError, match="is not a time of the calendar"):

@@ -63,18 +63,12 @@ def test_every_term_is_configurable_and_by_default_an_hour_is_not_fast():
 
 
 @pytest.mark.parametrize(
-    "outcome",
-    [
-        result(pnl=math.nan),
-        result(investment=math.inf),
-        result(investment=-1),
-        result(hold=-1),
-        result(win=1.5),
-    ],
+    "numbers",
+    [{"pnl": math.nan}, {"investment": math.inf}, {"investment": -1}, {"hold": -1}, {"win": 1.5}],
 )
-def test_invalid_results_are_refused(outcome):
-    with pytest.raises(RlforgeError, match="no reward"):
-        DecisionReward(DecisionRewardConfig())(outcome)
+def test_invalid_results_are_refused(numbers):
+    with pytest.raises(RlforgeError, match="is no result"):
+        result(**numbers)
 
 
 @given(rewards)

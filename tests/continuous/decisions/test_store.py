@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.continuous.config.continuous import StoreConfig
-from rlforge.continuous.decisions.records import Metadata
 from rlforge.continuous.decisions.store import FILE, StoreReader, TrajectoryStore, store_folder
-from rlforge.continuous.decisions.windows import activity_of
 from rlforge.errors import RlforgeError, RunError, StoreError
 
 from .conftest import Make
@@ -116,23 +114,6 @@ def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path, make)
         newest = store.newest_complete(4, before=end)
         assert [d.id for d in newest] == [decisions[n].id for n in (3, 5, 7, 9)]
         assert len(store.newest_complete(100, before=end)) == 5
-
-
-def test_activity_agrees_with_the_decisions(tmp_path, make):
-    decisions = [make.whole(n, f"a{n % 3}", reward=n / 8) for n in range(9)]
-    decisions += [make(n, "a0") for n in range(20, 24)]
-    decisions += [make(30, "a1", action={"type": "NO_OP"}), make(31, "a1", action={})]
-    for number, problem in enumerate(("no money is left", "Your answer held no JSON action.")):
-        action = {"type": ("BUY_SHARES", "NO_OP")[number], "problem": problem}
-        decisions.append(make.whole(32 + number, "a2", reward=-1.0, action=action))
-    scripted = Metadata(provider="scripted:noise")
-    decisions.append(make.whole(34, "noise-1", metadata=scripted, reward=-0.875))
-    with TrajectoryStore(tmp_path) as store:
-        store.append([*decisions, make(60)])
-        store.complete([make.outcome(make(21, "a0"))])
-        [ten, _] = store.window_ids()
-        assert store.activity([ten]) == activity_of(store.decisions(ten), ten)
-        assert [one.window_id for one in store.activity(store.window_ids())].count(ten) == 4
 
 
 def test_deleted_windows_are_gone(tmp_path, make):

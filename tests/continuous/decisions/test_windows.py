@@ -32,7 +32,7 @@ def test_a_training_window_has_the_documented_fields(store):
     window = Windows(store, WindowConfig()).get(TEN_ID)
     assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
     assert window.agents == ("agent-0", "agent-1", "agent-2")
-    assert len(window.decisions) == 15
+    assert (len(window.decisions), window.known) == (15, 1.0)
     assert [d.timestamp for d in window.decisions] == sorted(d.timestamp for d in window.decisions)
     assert (window.avg_reward, window.ready, window.reasons) == (0.5, True, ())
     assert Windows(store, WindowConfig()).batch(TEN_ID) == window
@@ -61,20 +61,6 @@ def test_a_window_is_open_until_its_end_and_grace_are_over(store):
     )
     assert windows.get(TEN_ID, now=TEN + HOUR + 60).ready
     assert windows.due_at(TEN_ID) == TEN + HOUR + 60
-    assert windows.due(TEN + HOUR + 59) == "2024-11-13-09:00"
-    assert windows.due(TEN + HOUR + 60) == TEN_ID
-
-
-def test_summaries_agree_with_the_windows(store):
-    windows = Windows(store, WindowConfig())
-    assert windows.ids() == [TEN_ID, ELEVEN_ID]
-    for summary in windows.summaries(windows.ids(), now=TEN + 1.5 * HOUR):
-        window = windows.get(summary.id, now=TEN + 1.5 * HOUR)
-        assert summary.ready == window.ready
-        assert summary.reasons == window.reasons
-        assert summary.avg_reward == pytest.approx(window.avg_reward)
-        assert (summary.start_time, summary.end_time) == (window.start_time, window.end_time)
-        assert summary.decisions == summary.complete == len(window.decisions)
 
 
 def test_rolling_batches_are_the_newest_complete_decisions(store, make):
@@ -128,7 +114,7 @@ def window(make, agents=3, each=5, **changes):
 
 
 def reasons(decisions, left=0.0, **config):
-    return missing(activity_of(decisions, "w"), WindowConfig(**config), left)
+    return missing(activity_of(decisions), WindowConfig(**config), left)
 
 
 def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make):
@@ -205,10 +191,9 @@ def test_every_reason_is_given(make):
 def test_activity_is_counted_by_agent(make):
     decisions = [make.whole(1, "b", reward=0.1), make(2, "b"), make.whole(3, "a", reward=0.4)]
     decisions.append(make.whole(4, "a", action={"type": "NO_OP"}, reward=0.5, next_state=None))
-    a, b = activity_of(decisions, "w")
+    a, b = activity_of(decisions)
     assert (a.agent_id, a.decisions, a.actions, a.complete, a.rewarded) == ("a", 2, 1, 1, 2)
     assert (b.decisions, b.actions, b.complete, b.reward_sum) == (2, 2, 1, 0.1)
-    assert b.newest == decisions[1].timestamp
     assert average_reward([a, b]) == pytest.approx(1.0 / 3)
     assert average_reward([]) == 0.0
     assert counts(a, WindowConfig(min_actions=1, min_trajectories_per_agent=2))

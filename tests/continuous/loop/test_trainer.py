@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import json
 import re
 from contextlib import asynccontextmanager
@@ -205,8 +204,7 @@ def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_con
         assert row["reward_difference"] < row["reward_difference_high"]
     assert answered_by() == {"control": {"base"}, "policy": {"deploy-1", "deploy-2"}}
     ids = [row["window_id"] for row in rows()]
-    with contextlib.closing(StoreReader("run/store")) as reader:
-        assert reader.window_ids() == ids[1:]
+    assert StoreReader("run/store").window_ids() == ids[1:]
     scores = {path.stem for path in Path("run/scores").iterdir()}
     assert scores == {one.replace(":", ".") for one in ids[1:]}
 
@@ -214,11 +212,10 @@ def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_con
 def answered_by():
     """The versions whose answers are in the store, those learned from and those of the control."""
     found = collections.defaultdict(set)
-    with contextlib.closing(StoreReader("run/store")) as reader:
-        for one in reader.decisions():
-            if one.completion:
-                player = "policy" if one.metadata.learns else "control"
-                found[player].add(one.completion.policy_uid)
+    for one in StoreReader("run/store").decisions():
+        if one.completion:
+            player = "policy" if one.metadata.learns else "control"
+            found[player].add(one.completion.policy_uid)
     return found
 
 
@@ -228,8 +225,8 @@ def test_with_an_initial_adapter_that_is_the_control(make_config, execute, adapt
     assert answered_by() == {"control": {"control"}, "policy": {"deploy-1"}}
     # The same weights: an answer has the same probability by both.
     by_prompt = collections.defaultdict(list)
-    with contextlib.closing(StoreReader("run/store")) as reader:
-        answers = [one.completion for one in reader.decisions() if one.completion]
+    decisions = StoreReader("run/store").decisions()
+    answers = [one.completion for one in decisions if one.completion]
     for one in answers:
         by_prompt[one.prompt_token_ids, one.token_ids].append(sum(one.logprobs))
     assert all(max(found) - min(found) < 1e-4 for found in by_prompt.values())

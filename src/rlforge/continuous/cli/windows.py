@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,8 @@ from rlforge.errors import ConfigError, RlforgeError, nearest
 
 if TYPE_CHECKING:
     from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
-    from rlforge.continuous.decisions.records import Decision
+    from rlforge.continuous.decisions.records import Decision, TrainingWindow
     from rlforge.continuous.decisions.store import StoreReader
-    from rlforge.continuous.decisions.windows import WindowSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -118,7 +117,8 @@ def list_windows(
     if not ids:
         typer.echo(f"{reader.root} holds no decisions yet")
         return
-    table = _list_table(windows.summaries(ids[-last:], _now(where, reader, config)))
+    now = _now(where, reader, config)
+    table = _list_table(windows.get(window_id, now) for window_id in ids[-last:])
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
@@ -139,13 +139,13 @@ def show(where: StoreOrRun, window_id: WindowId) -> None:
 
     reader, config = _opened_store(where)
     _check_ids([window_id], reader)
-    (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
+    window = Windows(reader, config).get(window_id, _now(where, reader, config))
     console = Console()
-    known = percent(window.complete / window.decisions if window.decisions else None)
     lines = [
         f"{window.id} UTC, {config.minutes:g} minutes",
-        f"{window.decisions:,} decisions of {len(window.activity):,} agents, {known} with known "
-        f"outcome, average reward {number(window.avg_reward, 3)}",
+        f"{len(window.decisions):,} decisions of {len(window.agents):,} agents, "
+        f"{percent(window.known)} with known outcome, average reward "
+        f"{number(window.avg_reward, 3)}",
         "ready" if window.ready else "not ready:",
         *(f"  - {reason}" for reason in window.reasons),
         "",
@@ -333,7 +333,7 @@ def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
 
     if config.clock == "wall":
         return time.time()
-    moments = [agent.newest for agent in reader.activity(reader.window_ids()[-1:])]
+    moments = [one.timestamp for one in reader.decisions(reader.window_ids()[-1])[-1:]]
     run = _run_of(where)
     if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
         moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
@@ -350,7 +350,7 @@ def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
             )
 
 
-def _list_table(windows: list[WindowSummary]) -> Table:
+def _list_table(windows: Iterable[TrainingWindow]) -> Table:
     from rlforge.show.formatting import number, percent
     from rlforge.show.panels import Listing
 
@@ -359,9 +359,9 @@ def _list_table(windows: list[WindowSummary]) -> Table:
     for window in windows:
         table.add_row(
             window.id,
-            f"{len(window.activity):,}",
-            f"{window.decisions:,}",
-            percent(window.complete / window.decisions if window.decisions else None),
+            f"{len(window.agents):,}",
+            f"{len(window.decisions):,}",
+            percent(window.known),
             number(window.avg_reward, 3),
             Text("yes", style="green") if window.ready else f"no: {'; '.join(window.reasons)}",
         )
@@ -421,14 +421,14 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
     return facts(rows)
 
 
-def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
-    from rlforge.continuous.decisions.windows import counts
+def _agents_table(window: TrainingWindow, config: WindowConfig) -> Table:
+    from rlforge.continuous.decisions.windows import activity_of, counts
     from rlforge.show.formatting import NOTHING, number
     from rlforge.show.panels import Listing
 
     titles = ("agent", "decisions", "actions", "known", "reward", "counts")
     table = Listing(*titles, left=["agent"])
-    for agent in window.activity:
+    for agent in activity_of(window.decisions):
         reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
         table.add_row(
             agent.agent_id,

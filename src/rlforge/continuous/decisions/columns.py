@@ -5,10 +5,11 @@ States and actions are JSON text, because their fields vary; other fields are pl
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlforge.continuous.decisions.grid import calendar_date, window_start
@@ -47,7 +48,7 @@ def decision_row(decision: Decision) -> dict[str, Any]:
         ),
         "timestamp": decision.timestamp,
         "metadata": METADATA.encode(decision.metadata),
-        **_result_columns(who, decision.result),
+        **_result_columns(decision.result),
         "observation": writable(decision.observation),
         "completion": decision.completion and COMPLETION.encode(decision.completion),
         "complete": decision.complete,
@@ -73,37 +74,28 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
         "id": writable(outcome.decision_id),
         "reward": _finite(who, "reward", outcome.reward),
         "nextState": _json(who, "next_state", outcome.next_state),
-        **_result_columns(who, outcome.result),
+        **_result_columns(outcome.result),
     }
 
 
 def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
     """The decisions of rows, as they were written; equal JSON texts are shared."""
-    parser, collects = _Parser(), gc.isenabled()
+    parse, collects = functools.cache(json.loads), gc.isenabled()
     # Thousands of states are a million small objects, none of them garbage: to walk them again and
     # again would take as long as to parse them.
     gc.disable()
     try:
-        return [to_decision(row, parser) for row in rows]
+        return [to_decision(row, parse) for row in rows]
     finally:
         if collects:
             gc.enable()
 
 
-class _Parser(dict[str, Any]):
-    """JSON text to its content, each text parsed once."""
-
-    def __missing__(self, text: str) -> Any:
-        self[text] = content = json.loads(text)
-        return content
-
-
-def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decision:
-    """One row; states and actions may be JSON text or objects."""
-    parser = _Parser() if parser is None else parser
+def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads) -> Decision:
+    """One row; states and actions may be JSON text, which ``parse`` reads, or objects."""
 
     def parsed(content: Any) -> Any:
-        return parser[content] if isinstance(content, str) else content
+        return parse(content) if isinstance(content, str) else content
 
     meta, completion = row.get("metadata") or {}, row.get("completion")
     result, stats = row.get("result"), row.get("agentStats") or {}
@@ -125,11 +117,9 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
     )
 
 
-def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
+def _result_columns(result: Result | None) -> dict[str, Any]:
     if result is None:
         return {"result": None, "agentStats": None}
-    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
-        _finite(who, f"result.{name}", getattr(result, name))
     columns = RESULT.encode(result)
     stats = {"winRate": columns.pop("winRate")}
     return {"result": columns, "agentStats": stats}

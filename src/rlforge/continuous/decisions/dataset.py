@@ -1,7 +1,7 @@
 """Export and import in the layout of Hugging Face ``datasets``.
 
-``data/train-NNNNN-of-NNNNN.parquet`` has the decisions, ``windows/train-00000-of-00001.parquet``
-the metrics of the run's windows, and the head of ``README.md`` describes both to ``load_dataset``.
+``data/train-NNNNN.parquet`` has the decisions, ``windows/train-00000.parquet`` the metrics of the
+run's windows, and the head of ``README.md`` describes both to ``load_dataset``.
 Columns of decisions are those of the store, except that ``timestamp`` is a date with microseconds
 and states and actions are JSON to arrow as well, which ``datasets`` reads as objects; ``score`` and
 ``explanation`` are the scorer's.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,20 +90,20 @@ def export_dataset(
     """
     if folder.exists():
         raise RlforgeError(f"{folder} exists already; name a folder that does not")
+    run = None if run_dir is None else RunPaths(root=run_dir)
+    wanted = [w for w in reader.window_ids() if window_ids is None or w in window_ids]
+
+    def tables() -> Iterator[pa.Table]:
+        for window_id in wanted:
+            scores = None if run is None else read_json(run.scores(window_id))
+            yield _exported(reader.rows(window_id), (scores or {}).get("scores", {}))
+
     with errors_explained(folder), atomic_path(folder) as work:
-        (work / "data").mkdir(parents=True)
-        wanted = [w for w in reader.window_ids() if window_ids is None or w in window_ids]
-        paths = None if run_dir is None else RunPaths(root=run_dir)
-        tables = (
-            _exported(reader.rows(one), None if paths is None else paths.scores(one))
-            for one in wanted
-        )
-        rows = _write_files(tables, work / "data")
+        rows = _write_files(tables(), work / "data")
         if not rows:
             raise RlforgeError(f"{reader.root} has no decisions to export")
-        metrics = (
-            [r for r in read_jsonl(paths.windows) if r["window_id"] in wanted] if paths else []
-        )
+        noted = [] if run is None else read_jsonl(run.windows)
+        metrics = [row for row in noted if row["window_id"] in wanted]
         if metrics:
             _write_metrics(metrics, work / "windows")
         (work / "README.md").write_text(_card(rows, len(metrics)), encoding="utf-8")
@@ -153,38 +153,31 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
 # ---------------------------------------------------------------- export
 
 
-def _exported(rows: Sequence[Row], scores: Path | None) -> pa.Table:
-    """Rows of the store as those of a dataset, with the scores in that file."""
-    known = (read_json(scores) or {}).get("scores", {}) if scores is not None else {}
-    scored = [
-        {**row, "timestamp": calendar_date(row["timestamp"]), **known.get(row["id"], {})}
-        for row in rows
-    ]
-    return pa.Table.from_pylist(scored, schema=_SCHEMA)
+def _exported(rows: Iterable[Row], scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """Rows of the store as those of a dataset, with their scores by id."""
+    exported = []
+    for row in rows:
+        scored = {name: scores.get(row["id"], {}).get(name) for name in ("score", "explanation")}
+        exported.append({**row, **scored, "timestamp": calendar_date(row["timestamp"])})
+    return pa.Table.from_pylist(exported, schema=_SCHEMA)
 
 
-def _write_files(tables: Iterator[pa.Table], folder: Path) -> int:
+def _write_files(tables: Iterable[pa.Table], folder: Path) -> int:
     """Files of about ``_FILE_ROWS`` rows each, windows in order of time; returns the row count."""
-    sizes: list[int] = []
-    writer = None
-    for table in tables:
-        if writer is None:
-            writer = pq.ParquetWriter(folder / f"{len(sizes)}.parquet", _SCHEMA, compression="zstd")
-            sizes.append(0)
-        writer.write_table(table)
-        sizes[-1] += len(table)
-        if sizes[-1] >= _FILE_ROWS:
-            writer.close()
-            writer = None
-    if writer is not None:
-        writer.close()
-    for number in range(len(sizes)):
-        (folder / f"{number}.parquet").rename(folder / _file_name(number, len(sizes)))
-    return sum(sizes)
+    folder.mkdir(parents=True)
+    rows = 0
 
+    def full_files(table: pa.Table) -> int:
+        nonlocal rows
+        before, rows = rows, rows + len(table)
+        return before // _FILE_ROWS
 
-def _file_name(number: int, count: int) -> str:
-    return f"train-{number:05d}-of-{count:05d}.parquet"
+    for number, (_, of_file) in enumerate(itertools.groupby(tables, full_files)):
+        file = folder / f"train-{number:05d}.parquet"
+        with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+            for table in of_file:
+                writer.write_table(table)
+    return rows
 
 
 def _write_metrics(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -198,24 +191,19 @@ def _write_metrics(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         else:
             columns[name] = pa.array(cells)
     folder.mkdir()
-    pq.write_table(pa.table(columns), folder / _file_name(0, 1), compression="zstd")
+    pq.write_table(pa.table(columns), folder / "train-00000.parquet", compression="zstd")
 
 
 def _card(rows: int, windows: int) -> str:
-    def files(name: str, folder: str) -> dict[str, Any]:
-        places = [{"split": "train", "path": f"{folder}/*.parquet"}]
-        return {"config_name": name, "data_files": places}
-
-    sizes = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
+    """The README: a head for ``load_dataset`` and the hub, and what the columns hold."""
+    configs = [{"config_name": "default", "data_files": "data/*.parquet", "default": True}]
+    if windows:
+        configs.append({"config_name": "windows", "data_files": "windows/*.parquet"})
     head = {
         "pretty_name": "Decisions of agents",
         "task_categories": ["reinforcement-learning"],
         "tags": ["rlforge", "trajectories"],
-        "size_categories": [next((sizes[most] for most in sizes if rows < most), "n>10M")],
-        "configs": [
-            files("default", "data") | {"default": True},
-            *([files("windows", "windows")] if windows else []),
-        ],
+        "configs": configs,
     }
     table = "\n".join(f"| `{name}` | {about} |" for name, (_, about) in _COLUMNS.items())
     metrics = 'windows = load_dataset("FOLDER", "windows")  # metrics of each window\n'

@@ -70,11 +70,6 @@ class WindowGrid:
         """The window that follows."""
         return self.id_of(self.span(window_id)[1])
 
-    def closed_by(self, now: float, grace_seconds: float = 0.0) -> str:
-        """The newest window that is over at ``now``, ``grace_seconds`` included."""
-        open_since, _ = self.span(self.id_of(now - grace_seconds))
-        return self.id_of(open_since - self.seconds)
-
 
 log = logging.getLogger(__name__)
 

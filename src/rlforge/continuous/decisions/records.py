@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rlforge.errors import RlforgeError
 from rlforge.types import Completion, value
 
 Json = Mapping[str, Any]
@@ -51,13 +52,22 @@ class Result:
     """The financial outcome of a decision, known once its position is closed or the window ends.
 
     pnl, investment: in the market's currency. win_rate: share of the agent's settled trades so far,
-    this one included, with pnl > 0.
+    this one included, with pnl > 0. Raises RlforgeError for numbers that no trade has.
     """
 
     pnl: float
     investment: float
     hold_time_minutes: float
     win_rate: float
+
+    def __post_init__(self) -> None:
+        sizes = (self.investment, self.hold_time_minutes)
+        sound = math.isfinite(self.pnl) and all(0 <= size < math.inf for size in sizes)
+        if not (sound and 0 <= self.win_rate <= 1):
+            raise RlforgeError(
+                f"{self} is no result: investment and hold_time_minutes are 0 or more, "
+                "win_rate is between 0 and 1, and all numbers are finite"
+            )
 
 
 @value
@@ -119,14 +129,6 @@ class TrainingWindow:
 
     id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where needed). decisions: in order
     of time. avg_reward: 0 if none has a reward. reasons: why it is not ready.
-
-    Example:
-        >>> window = TrainingWindow(
-        ...     id="2024-11-13-10:00", start_time=1731492000.0, end_time=1731495600.0, agents=(),
-        ...     decisions=(), avg_reward=0.0, ready=False, reasons=("no decisions",),
-        ... )
-        >>> window.end_time - window.start_time
-        3600.0
     """
 
     id: str
@@ -138,21 +140,8 @@ class TrainingWindow:
     ready: bool
     reasons: tuple[str, ...] = ()
 
-
-@value
-class AgentActivity:
-    """Counts of one agent's decisions in one window.
-
-    actions: other than NO_OP, refused ones included. complete: with known outcome. rewarded,
-    reward_sum: of actions that were not refused. newest: latest timestamp.
-    """
-
-    window_id: str
-    agent_id: str
-    learns: bool
-    decisions: int
-    actions: int
-    complete: int
-    rewarded: int
-    reward_sum: float
-    newest: float
+    @property
+    def known(self) -> float | None:
+        """The share of decisions whose outcome is known; None without any."""
+        known = sum(decision.complete for decision in self.decisions)
+        return known / len(self.decisions) if self.decisions else None

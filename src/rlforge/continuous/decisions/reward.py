@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from rlforge.continuous.config.continuous import DecisionRewardConfig
 from rlforge.continuous.decisions.records import Decision, Result
 from rlforge.continuous.market.books import Settled
-from rlforge.errors import RlforgeError
 from rlforge.types import value
 
 #: Speed term of a fast decision, and minutes of holding below which a decision is one.
@@ -51,12 +50,8 @@ class DecisionReward:
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:
-        """The reward of one decision; ``uninvested_reward`` stands for pnl without an investment.
-
-        Raises RlforgeError for a result that is not finite or outside its bounds.
-        """
+        """The reward of one decision; without an investment ``uninvested_reward`` is its pnl."""
         config = self._config
-        _check_result(result)
         invested = result.investment > 0
         pnl = result.pnl / result.investment if invested else config.uninvested_reward
         fast = result.hold_time_minutes < FAST_MINUTES
@@ -141,15 +136,3 @@ def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
     count, names = len(parts), ("reward", "pnl", "speed", "consistency", "total")
     means = {name: math.fsum(getattr(part, name) for part in parts) / count for name in names}
     return {**means, "clipped": sum(part.reward != part.total for part in parts) / count}
-
-
-def _check_result(result: Result) -> None:
-    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
-        number = getattr(result, name)
-        if not math.isfinite(number):
-            raise RlforgeError(f"no reward: result.{name} is {number}")
-    if result.investment < 0 or result.hold_time_minutes < 0 or not 0 <= result.win_rate <= 1:
-        raise RlforgeError(
-            f"no reward for {result}: investment and hold_time_minutes are 0 or more, "
-            "win_rate is between 0 and 1"
-        )

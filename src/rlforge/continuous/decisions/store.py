@@ -18,14 +18,7 @@ from typing import Any, Self
 
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.columns import decision_row, outcome_row, to_decisions
-from rlforge.continuous.decisions.records import (
-    CONTROL,
-    PROBLEM,
-    SCRIPTED,
-    AgentActivity,
-    Decision,
-    DecisionOutcome,
-)
+from rlforge.continuous.decisions.records import Decision, DecisionOutcome
 from rlforge.errors import StoreError
 from rlforge.system.files import readable_size, says_full_disk, sync
 from rlforge.system.locks import RunLock
@@ -65,22 +58,6 @@ _WINDOW_IDS = """
         SELECT (SELECT min(windowId) FROM decisions WHERE windowId > one) FROM windows
         WHERE one <> ''
     ) SELECT one FROM windows WHERE one <> ''
-"""
-_ACTIVITY = f"""
-    SELECT windowId AS window_id, agentId AS agent_id, max(learns) AS learns,
-        count(*) AS decisions,
-        count(*) FILTER (
-            WHERE refused OR ifnull(json_extract(action, '$.type'), '') <> 'NO_OP'
-        ) AS actions,
-        count(*) FILTER (WHERE complete) AS complete,
-        count(reward) FILTER (WHERE NOT refused) AS rewarded,
-        total(reward) FILTER (WHERE NOT refused) AS reward_sum, max(timestamp) AS newest
-    FROM (
-        SELECT *, json_type(action, '$.{PROBLEM}') IS NOT NULL AS refused,
-            NOT (provider GLOB '{SCRIPTED}*' OR provider GLOB '{CONTROL}*') AS learns
-        FROM (SELECT *, json_extract(metadata, '$.provider') AS provider FROM decisions)
-        WHERE windowId IN (SELECT value FROM json_each(?))
-    ) GROUP BY windowId, agentId ORDER BY windowId, agentId
 """
 
 #: Seconds that a call waits for another process to release the file.
@@ -143,11 +120,6 @@ class StoreReader:
         rows = self._rows(f"WHERE complete AND timestamp < ? {newest}", before, count)
         return to_decisions(rows[::-1])
 
-    def activity(self, window_ids: Collection[str]) -> list[AgentActivity]:
-        """Counts of each agent in each of the windows; reads no states."""
-        rows = _read(self._file, _ACTIVITY, json.dumps(list(window_ids)))
-        return [AgentActivity(**{**row, "learns": row["learns"] == 1}) for row in rows]
-
     def _rows(self, which: str, *given: Any) -> list[Row]:
         found = _read(self._file, f"{_SELECT} {which}", *given)
         with errors_explained(self._file):
@@ -160,24 +132,6 @@ class TrajectoryStore(StoreReader):
     One process writes at a time; its threads may append concurrently (from an event loop:
     ``asyncio.to_thread``). Raises RunError naming the process that writes to it already, StoreError
     as ``StoreReader`` does and on a full disk.
-
-    Example:
-        >>> import tempfile
-        >>> from rlforge.continuous.decisions.records import Metadata
-        >>> decision = Decision(
-        ...     id="noise-1-000001",
-        ...     agent_id="noise-1",
-        ...     window_id="2024-11-13-10:00",
-        ...     state={"portfolio": {"balance": 1000.0}},
-        ...     action={"type": "NO_OP"},
-        ...     timestamp=1731492000.0,
-        ...     metadata=Metadata(provider="scripted:noise"),
-        ... )
-        >>> with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
-        ...     written = store.append([decision]), store.append([decision])
-        ...     [stored] = store.decisions()
-        >>> written, stored == decision
-        ((1, 0), True)
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -196,9 +150,8 @@ class TrajectoryStore(StoreReader):
                     )
                 )
             )
-            self._database.execute("PRAGMA page_size = 16384")
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
+            for setting in ("page_size = 16384", "journal_mode = WAL", "synchronous = FULL"):
+                self._database.execute(f"PRAGMA {setting}")
             if self._database.execute("PRAGMA user_version").fetchone() == (0,):
                 self._database.executescript(_SCHEMA)
             super().__init__(root)

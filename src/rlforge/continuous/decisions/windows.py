@@ -7,25 +7,40 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from itertools import groupby
 
 from rlforge.continuous.config.continuous import WindowConfig
 from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import AgentActivity, Decision, TrainingWindow
+from rlforge.continuous.decisions.records import Decision, TrainingWindow
 from rlforge.continuous.decisions.store import StoreReader
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
 
-def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActivity]:
-    """The activity in ``decisions``, counted as one window, by agent."""
+@value
+class AgentActivity:
+    """Counts of one agent's decisions in a window.
+
+    actions: other than NO_OP, refused ones included. complete: with known outcome. rewarded,
+    reward_sum: of actions that were not refused.
+    """
+
+    agent_id: str
+    learns: bool
+    decisions: int
+    actions: int
+    complete: int
+    rewarded: int
+    reward_sum: float
+
+
+def activity_of(decisions: Iterable[Decision]) -> list[AgentActivity]:
+    """The activity in ``decisions``, by agent."""
     by_agent: dict[str, list[Decision]] = {}
     for decision in decisions:
         by_agent.setdefault(decision.agent_id, []).append(decision)
     return [
         AgentActivity(
-            window_id=window_id,
             agent_id=agent,
             learns=any(decision.metadata.learns for decision in own),
             decisions=len(own),
@@ -33,7 +48,6 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
             complete=sum(decision.complete for decision in own),
             rewarded=sum(d.reward is not None and not d.refused for d in own),
             reward_sum=math.fsum(d.reward for d in own if d.reward is not None and not d.refused),
-            newest=max(decision.timestamp for decision in own),
         )
         for agent, own in sorted(by_agent.items())
     ]
@@ -85,45 +99,12 @@ def missing(
     return tuple(reasons)
 
 
-@value
-class WindowSummary:
-    """A ``TrainingWindow`` with counts of each agent instead of decisions, for lists of windows."""
-
-    id: str
-    start_time: float
-    end_time: float
-    activity: tuple[AgentActivity, ...]
-    avg_reward: float
-    ready: bool
-    reasons: tuple[str, ...]
-
-    @property
-    def decisions(self) -> int:
-        """Decisions of all agents."""
-        return sum(agent.decisions for agent in self.activity)
-
-    @property
-    def complete(self) -> int:
-        """Decisions whose outcome is known."""
-        return sum(agent.complete for agent in self.activity)
-
-
 class Windows:
     """The windows of ``reader`` by the rules of ``config``.
 
     now: the time by the clock of the decisions; a window is not ready before its end and
     ``window.grace_seconds``, but where no time is given. rewards: the least and the largest;
     decisions with others are left out.
-
-    Example:
-        >>> import tempfile
-        >>> from rlforge.continuous.decisions.store import TrajectoryStore
-        >>> with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
-        ...     windows = Windows(store, WindowConfig(minutes=60))
-        ...     windows.get("2024-11-13-10:00").reasons
-        ('it has no decisions',)
-        >>> windows.due(1731495600.0)
-        '2024-11-13-10:00'
     """
 
     def __init__(
@@ -141,10 +122,6 @@ class Windows:
         """Windows that hold decisions, in order of time."""
         return self._reader.window_ids()
 
-    def due(self, now: float) -> str:
-        """The newest window that is over at ``now``, ``window.grace_seconds`` included."""
-        return self.grid.closed_by(now, self._config.grace_seconds or 0.0)
-
     def due_at(self, window_id: str) -> float:
         """When a window is over, ``window.grace_seconds`` included."""
         return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
@@ -153,12 +130,12 @@ class Windows:
         """How many decisions need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
             return None
-        (window,) = self.summaries([window_id])
-        return math.floor((1 - self._config.completeness) * window.decisions + 1e-9)
+        decisions = len(self._reader.rows(window_id))
+        return math.floor((1 - self._config.completeness) * decisions + 1e-9)
 
     def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """One window; without decisions it is empty and not ready."""
-        return self._window(window_id, self._reader.decisions(window_id=window_id), now)
+        return self._window(window_id, self._reader.decisions(window_id), now)
 
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """The decisions to train on after the end of a window, by ``window.mode``.
@@ -178,32 +155,6 @@ class Windows:
         few = f"{len(decisions)} of {wanted} complete decisions are there"
         return dataclasses.replace(window, ready=False, reasons=(few, *window.reasons))
 
-    def summaries(self, window_ids: Sequence[str], now: float | None = None) -> list[WindowSummary]:
-        """These windows without their decisions, in the order given."""
-        activity = {
-            window_id: tuple(agents)
-            for window_id, agents in groupby(
-                self._reader.activity(window_ids), lambda agent: agent.window_id
-            )
-        }
-        return [self._summary(one, activity.get(one, ()), now) for one in window_ids]
-
-    def _summary(
-        self, window_id: str, activity: tuple[AgentActivity, ...], now: float | None
-    ) -> WindowSummary:
-        start, end = self.grid.span(window_id)
-        left = 0.0 if now is None else self.due_at(window_id) - now
-        reasons = missing(activity, self._config, left)
-        return WindowSummary(
-            id=window_id,
-            start_time=start,
-            end_time=end,
-            activity=activity,
-            avg_reward=average_reward(activity),
-            ready=not reasons,
-            reasons=reasons,
-        )
-
     def _window(
         self, window_id: str, decisions: Sequence[Decision], now: float | None
     ) -> TrainingWindow:
@@ -214,14 +165,17 @@ class Windows:
                 "%s: %d of %d decisions are left out, whose rewards lie outside of [%g, %g]",
                 *(window_id, left_out, len(decisions), low, high),
             )
-        about = self._summary(window_id, tuple(activity_of(kept, window_id)), now)
+        start, end = self.grid.span(window_id)
+        activity = activity_of(kept)
+        left = 0.0 if now is None else self.due_at(window_id) - now
+        reasons = missing(activity, self._config, left)
         return TrainingWindow(
             id=window_id,
-            start_time=about.start_time,
-            end_time=about.end_time,
-            agents=tuple(agent.agent_id for agent in about.activity),
+            start_time=start,
+            end_time=end,
+            agents=tuple(agent.agent_id for agent in activity),
             decisions=tuple(kept),
-            avg_reward=about.avg_reward,
-            ready=about.ready,
-            reasons=about.reasons,
+            avg_reward=average_reward(activity),
+            ready=not reasons,
+            reasons=reasons,
         )
