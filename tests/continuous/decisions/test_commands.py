@@ -152,7 +152,7 @@ def test_a_run_that_wrote_nothing_and_one_without_windows(windows, run_dir, tmp_
     assert (code, "this command is for a continuous run" in err) == (2, True)
     (tmp_path / "config.yaml").write_text("kind: continuous\nstore: {}\nwindow: {minutes: 0}\n")
     code, _, err = windows("list", tmp_path)
-    assert (code, "window: minutes: must be above 0" in err) == (2, True)
+    assert (code, "window.minutes=0: must be above 0" in err) == (2, True)
     TrajectoryStore(tmp_path / "empty" / "store").close()
     code, out, _ = windows("list", Path("empty") / "store")
     assert (code, "holds no decisions yet" in out) == (0, True)
