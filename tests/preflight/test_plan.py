@@ -19,7 +19,7 @@ from rlforge.continuous.config.serving import ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.plan import make_plan, to_json, to_mermaid, write_plan
 from rlforge.specs import ActorSpec
-from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.system.hardware import Machine
 
 LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)
@@ -99,46 +99,6 @@ def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learners", "engines", "gpus", "engine_gpus"),
-    [(2, 2, 4, 1.0), (3, 2, 4, 0.5), (2, 3, 4, 0.5), (1, 2, 2, 0.5), (1, 3, 3, 0.5)],
-)
-def test_every_actor_finds_a_card_with_room_for_it(
-    learners: int, engines: int, gpus: int, engine_gpus: float
-) -> None:
-    numbers = [f"learner.num_learners={learners}", f"engine.num_engines={engines}"]
-    graph = make_plan(config(*numbers), Machine(cpus=16, gpus=gpus))
-    assert graph.node("engine").num_gpus == engine_gpus
-    assert graph.node("learner").num_gpus == (1.0 if learners > 1 else engine_gpus)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["learner.num_learners=4"],
-            r"wants 5 GPUs \(4 learners x 1, .*lower learner.num_learners",
-        ),
-        (
-            ["learner.num_learners=2", "hardware.learner_gpus=0.5"],
-            "learner_gpus=0.5 .*takes one GPU",
-        ),
-        (["hardware.learner_gpus=2"], r"learner_gpus=2 .*learner.num_learners=2"),
-        (
-            ["engine=vllm", "hardware.engine_gpus=1.5", "hardware.learner_gpus=1"],
-            r"engine_gpus=1.5 .*several whole ones",
-        ),
-        (
-            ["hardware=cluster", "learner.num_learners=2", "hardware.learner_gpus=0.5"],
-            r"learner_gpus=0.5 \(hardware=cluster\)",
-        ),
-    ],
-)
-def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_plan(config(*overrides), SERVER)
-
-
-@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["hardware=multi_gpu"], "wants a GPU and this machine shows none.*hardware=cpu"),
@@ -150,54 +110,6 @@ def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) ->
 def test_missing_gpus_are_reported_before_the_start(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(config(*overrides), LAPTOP)
-
-
-def test_too_few_gpus_are_reported_with_the_sum() -> None:
-    with pytest.raises(ConfigError, match=r"wants 6 GPUs .*and 4 are there"):
-        make_plan(config("hardware=multi_gpu", "engine.num_engines=5"), SERVER)
-
-
-def test_cluster_settings_are_not_overridden_by_this_machine() -> None:
-    hardware = resolve_hardware(config("hardware=cluster").hardware, LAPTOP, 1)
-    assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
-
-
-def test_several_ranks_need_no_gpu_on_a_cluster_without_any() -> None:
-    cpu = ["hardware=cluster", "hardware.device=cpu", "hardware.learner_gpus=0"]
-    hardware = resolve_hardware(config(*cpu).hardware, LAPTOP, 1, num_learners=2)
-    assert (hardware.device, hardware.learner_gpus) == ("cpu", 0)
-
-
-def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
-    asked = config().hardware
-    assert resolve_hardware(asked, Machine(cpus=2, gpus=0), 1).threads == 1
-    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 2).threads == 4
-    assert resolve_hardware(asked, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
-    in_turns = config("hardware.alternate=true").hardware
-    assert resolve_hardware(in_turns, Machine(cpus=12, gpus=0), 1).threads == 12
-    assert resolve_hardware(in_turns, Machine(cpus=12, gpus=0), 3).threads == 4
-
-
-@pytest.mark.parametrize("gpus", [1, 4])
-@pytest.mark.parametrize("engines", [1, 3])
-def test_alternating_engines_and_learner_use_one_gpu(gpus: int, engines: int) -> None:
-    asked = config("hardware.alternate=true").hardware
-    hardware = resolve_hardware(asked, Machine(cpus=8, gpus=gpus), engines)
-    assert hardware.num_gpus == 1
-    assert hardware.learner_gpus + engines * hardware.engine_gpus == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["learner.num_learners=2"], r"alternate=true.*learner\.num_learners=2; switch it off"),
-        (["hardware=cluster"], r"hardware\.ray_address=auto may place.*switch it off"),
-        (["hardware=multi_gpu"], r"wants 3 GPUs.*alternate is for one; lower.*alternate off"),
-    ],
-)
-def test_alternation_on_more_than_one_card_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_plan(config(*overrides, "hardware.alternate=true"), SERVER)
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:

@@ -205,7 +205,17 @@ def test_with_alternate_engines_and_learner_share_one_gpu():
     resolved = hardware.resolve_hardware(profile, hardware.Machine(cpus=8, gpus=4), num_engines=3)
     assert resolved.num_gpus == 1
     assert (resolved.learner_gpus, resolved.engine_gpus) == (0.25, 0.25)
-    with pytest.raises(ConfigError, match=r"learner\.num_learners=2; switch it off"):
-        hardware.resolve_hardware(
-            profile, hardware.Machine(cpus=8, gpus=4), num_engines=1, num_learners=2
-        )
+    server = hardware.Machine(cpus=8, gpus=4)
+    for changes, learners, message in (
+        ({}, 2, r"learner\.num_learners=2; switch it off"),
+        ({"ray_address": "auto"}, 1, r"ray_address=auto may place.*switch it off"),
+        (
+            {"learner_gpus": 1, "engine_gpus": 1},
+            1,
+            "wants 2 GPUs.*is for one; lower.*alternate off",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            hardware.resolve_hardware(
+                HardwareConfig(alternate=True, **changes), server, 1, num_learners=learners
+            )
