@@ -54,6 +54,18 @@ class Finding:
     detail: str
 
 
+def _ok(what: str, detail: str) -> Finding:
+    return Finding(what=what, state="ok", detail=detail)
+
+
+def _note(what: str, detail: str) -> Finding:
+    return Finding(what=what, state="note", detail=detail)
+
+
+def _problem(what: str, detail: str) -> Finding:
+    return Finding(what=what, state="problem", detail=detail)
+
+
 @value
 class Report:
     """All findings; memory is None where it cannot be planned, and then a finding says why."""
@@ -93,62 +105,57 @@ def examine(
     assumed, cards = not machine.here, machine.cards
     findings = [
         *_configuration(composed, check, assumed=assumed),
-        *(Finding(what="games", state="note", detail=note) for note in game_notes(config)),
+        *(_note("games", note) for note in game_notes(config)),
         *_machine(config.hardware, machine),
     ]
     unused = [] if guess is None else [guess]
     hardware, finding = _hardware(config, machine)
     if hardware is not None:
         unused += gpu_notes(whole, config, hardware, machine)
-    findings += [Finding(what="hardware", state="note", detail=note) for note in unused]
+    findings += [_note("hardware", note) for note in unused]
     findings += [finding, *_packages(config, hardware, assumed=assumed)]
     tried = config
     if hardware is not None:
         tried, engine = engine_tried(config, hardware, machine)
-        findings += [] if not engine else [Finding(what="engine", state="ok", detail=engine)]
+        findings += [_ok("engine", engine)] if engine else []
     findings += _model(composed, assumed=assumed)
     located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
     if all(one.state != "problem" for one in findings):
         expected = kind_of(config).forecast(config)
-        findings += [Finding(what="collection", state="ok", detail=expected)] if expected else []
+        findings += [_ok("collection", expected)] if expected else []
     limits = limit_notes(dataclasses.replace(composed, config=config))
-    findings += [Finding(what="limits", state="note", detail=note) for note in limits]
+    findings += [_note("limits", note) for note in limits]
     if plain is not None:
-        findings.append(Finding(what="prompts", state="note", detail=plain))
+        findings.append(_note("prompts", plain))
     if (dropout := adapter_dropout(config)) is not None:
-        findings.append(Finding(what="adapter", state="note", detail=dropout))
+        findings.append(_note("adapter", dropout))
     memory = None
     if hardware is not None and holds_model(config):
         capacity = capacity_of(hardware, cards)
         if located.shape is None:
-            findings.append(_unplanned("the shape of the model is not known"))
+            findings.append(_note("memory", "not planned: the shape of the model is not known"))
         elif capacity is None:
-            findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
+            why = "no GPU memory to read; give --gpu-memory GB"
+            findings.append(_note("memory", f"not planned: {why}"))
         else:
             memory = plan_memory(tried, located, hardware, capacity, cards)
             if tried.engine.name != config.engine.name and not memory.plan.excess:
                 other = named_engine(config, "transformers")
                 findings += _substitute(plan_memory(other, located, hardware, capacity, cards))
             if assumed and memory.device == "RAM":
-                detail = "planned in the RAM of this machine"
-                findings.append(Finding(what="memory", state="note", detail=detail))
+                findings.append(_note("memory", "planned in the RAM of this machine"))
             # What leaves the card in turns has its place on the host.
             size, wanted = ram(), memory.plan.on_host
             detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
             if assumed and wanted:
-                findings.append(Finding(what="RAM", state="note", detail=detail))
+                findings.append(_note("RAM", detail))
             elif size is not None and wanted > size:
-                detail += f", which has {in_gib(size)}"
-                findings.append(Finding(what="RAM", state="problem", detail=detail))
+                findings.append(_problem("RAM", f"{detail}, which has {in_gib(size)}"))
     return Report(findings=tuple(findings), memory=memory)
 
 
 # ---------------------------------------------------------------- findings
-
-
-def _unplanned(why: str) -> Finding:
-    return Finding(what="memory", state="note", detail=f"not planned: {why}")
 
 
 def _substitute(memory: Memory) -> Iterator[Finding]:
@@ -174,10 +181,7 @@ def _configuration(
             check(composed, keys=not assumed)
         except ConfigError as error:
             return [_problem("configuration", line) for line in str(error).splitlines()]
-    return [
-        Finding(what="configuration", state="ok", detail="valid"),
-        *(Finding(what="configuration", state="note", detail=text) for text in absent.values()),
-    ]
+    return [_ok("configuration", "valid"), *(_note("configuration", t) for t in absent.values())]
 
 
 def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
@@ -193,8 +197,8 @@ def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
         many = "as many as the cluster has" if number is None else str(number or "none")
         cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
     return [
-        Finding(what="this machine" if assumed else "machine", state="ok", detail=cores),
-        Finding(what="GPUs", state="note" if assumed else "ok", detail=cards),
+        _ok("this machine" if assumed else "machine", cores),
+        (_note if assumed else _ok)("GPUs", cards),
     ]
 
 
@@ -205,16 +209,15 @@ def _hardware(config: PolicyConfig, machine: Machine) -> tuple[HardwareConfig | 
     try:
         hardware = resolve_hardware(wanted, machine, engines, learners)
     except ConfigError as error:
-        return None, Finding(what="hardware", state="problem", detail=str(error))
+        return None, _problem("hardware", str(error))
     if hardware.device != "cuda":
-        return hardware, Finding(what="hardware", state="ok", detail=f"{wanted.name}: on the CPU")
+        return hardware, _ok("hardware", f"{wanted.name}: on the CPU")
     detail = (
         f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}"
         f"{', ' + _gpus_of(engines, 'engine', hardware.engine_gpus) if engines else ''}"
         f"{', in turns' if hardware.alternate else ''}"
     )
-    state: State = "ok" if machine.here else "note"
-    return hardware, Finding(what="hardware", state=state, detail=detail)
+    return hardware, (_ok if machine.here else _note)("hardware", detail)
 
 
 def _gpus_of(number: int, name: str, each: float) -> str:
@@ -241,18 +244,17 @@ def _packages(
             installed.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(f"{name} ({reason})" if reason else name)
-    findings = [Finding(what="packages", state="ok", detail=", ".join(installed))]
-    lacks: State = "note" if assumed else "problem"
+    findings, lacks = [_ok("packages", ", ".join(installed))], _note if assumed else _problem
     if missing:
-        detail = f"not installed{' here' if assumed else ''}: {', '.join(missing)}"
-        findings.append(Finding(what="packages", state=lacks, detail=detail))
+        here = " here" if assumed else ""
+        findings.append(lacks("packages", f"not installed{here}: {', '.join(missing)}"))
     if config.engine.name == "vllm":
         absent = lacking(None if hardware is None else hardware.device)
-        detail = f"vLLM {VLLM_VERSION}" if absent is None else absent
-        if absent is not None and assumed:
-            detail = f"vLLM {VLLM_VERSION}, planned: here {absent}"
-        state: State = "ok" if absent is None else lacks
-        findings.append(Finding(what="packages", state=state, detail=detail))
+        if absent is None:
+            findings.append(_ok("packages", f"vLLM {VLLM_VERSION}"))
+        else:
+            planned = f"vLLM {VLLM_VERSION}, planned: here " if assumed else ""
+            findings.append(lacks("packages", f"{planned}{absent}"))
     return findings
 
 
@@ -270,25 +272,18 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
         if isinstance(error, ProxyError) and not assumed:
             raise
         unknown = [_problem("model", text) for text in shape_problems(config)]
-        state: State = "note" if assumed else "problem"
-        return [*unknown, Finding(what="model", state=state, detail=str(error))]
+        return [*unknown, (_note if assumed else _problem)("model", str(error))]
     if problems:
         return [_problem("model", text) for text in problems]
-    detail = f"{config.model.label}: {locate(config.model).place}"
-    findings = [Finding(what="model", state="ok", detail=detail)]
+    findings = [_ok("model", f"{config.model.label}: {locate(config.model).place}")]
     for uid, other in as_played_by(config, other_models(config)).items():
         located = locate(other.model)
         unplanned = "" if located.shape else "; its memory is not planned: its shape is not known"
-        detail = f"{uid}: {located.place}{unplanned}"
-        findings.append(Finding(what="opponent", state="ok", detail=detail))
+        findings.append(_ok("opponent", f"{uid}: {located.place}{unplanned}"))
     notes = [*model_notes(config)]
     if unfetched(config.model):
         notes.append("its weights are on the hub only: training fetches them, and reads them then")
-    return [*findings, *(Finding(what="model", state="note", detail=note) for note in notes)]
-
-
-def _problem(what: str, detail: str) -> Finding:
-    return Finding(what=what, state="problem", detail=detail)
+    return [*findings, *(_note("model", note) for note in notes)]
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
@@ -305,4 +300,4 @@ def _sampling(config: PolicyConfig) -> list[Finding]:
     )
     if config.algorithm.importance_cap is None:
         detail += "; with algorithm.importance_cap=null nothing is weighed by it"
-    return [Finding(what="sampling", state="note", detail=detail)]
+    return [_note("sampling", detail)]
