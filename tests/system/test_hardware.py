@@ -164,30 +164,13 @@ def test_cores_are_divided_among_the_actors_that_compute_at_once(
     assert hardware.resolve_threads(config, engines, learners) == threads
 
 
-@pytest.mark.parametrize(
-    ("learners", "learner_gpus", "engine_gpus", "message"),
-    [
-        (1, 0.5, 1.5, r"engine_gpus=1\.5 .*several whole ones"),
-        (1, 2, 1, r"learner_gpus=2 .*learner\.num_learners=2"),
-        (2, 0.5, 1, r"learner_gpus=0\.5 .*takes one GPU"),
-    ],
-)
-def test_numbers_of_gpus_that_an_actor_cannot_use_are_refused(
-    learners, learner_gpus, engine_gpus, message
-):
-    config = HardwareConfig(device="cuda", learner_gpus=learner_gpus, engine_gpus=engine_gpus)
-    with pytest.raises(ConfigError, match=message):
-        hardware.check_whole_gpus(config, learners)
+def test_more_gpus_than_are_there_are_refused_with_the_sum():
     few = HardwareConfig(device="cuda", num_gpus=4, learner_gpus=1, engine_gpus=1)
     hardware.check_gpus(few, num_engines=3, num_learners=1)
     with pytest.raises(
         ConfigError, match=r"wants 5 GPUs \(1 learners x 1, 4 engines x 1\) and 4 are there"
     ):
         hardware.check_gpus(few, num_engines=4, num_learners=1)
-    for share in (0.25, 1, 2):
-        hardware.check_whole_gpus(
-            HardwareConfig(device="cuda", learner_gpus=1, engine_gpus=share), 1
-        )
 
 
 def test_a_cluster_keeps_its_profile_and_has_cuda_unless_it_says_otherwise():

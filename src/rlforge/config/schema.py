@@ -74,6 +74,8 @@ class HardwareConfig(Group):
                 "would have each update wait for absent engines to sleep; set "
                 "hardware.alternate=false",
             )
+        if self.device != "cpu" and self.engine_gpus > 1 and self.engine_gpus % 1:
+            yield "engine_gpus", "an engine takes a share of one GPU, or several whole ones"
 
 
 @dataclass
@@ -143,6 +145,20 @@ class PolicyConfig(Group):
         kl = self.algorithm.kl
         if kl.to == "average" and kl.coef > 0 and self.learner.average == "off":
             yield "algorithm.kl.to", "average needs one; set learner.average=moving"
+        hardware, ranks = self.hardware, self.learner.num_learners
+        divided = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
+        if hardware.device != "cpu" and ranks == 1 and hardware.learner_gpus > 1:
+            yield (
+                "hardware.learner_gpus",
+                "a rank of the learner uses one GPU; for more, learner.num_learners="
+                f"{hardware.learner_gpus:g} and hardware.learner_gpus=1",
+            )
+        if hardware.device != "cpu" and ranks > 1 and divided and hardware.learner_gpus != 1:
+            yield (
+                "hardware.learner_gpus",
+                "each of several learner ranks takes one GPU; set it to 1, or "
+                "learner.num_learners=1",
+            )
 
     @property
     def total_updates(self) -> int | None:

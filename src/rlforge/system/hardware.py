@@ -264,9 +264,7 @@ def resolve_hardware(
         _check_one_place(config, num_learners)
     if config.ray_address is not None:
         config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
-        if config.num_gpus is None:
-            check_whole_gpus(config, num_learners)
-        else:
+        if config.num_gpus is not None:
             check_gpus(config, num_engines, num_learners)
         return config
     gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
@@ -346,10 +344,7 @@ def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int)
 
 
 def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> None:
-    """Raise ConfigError where the actors need more than ``num_gpus``, or as ``check_whole_gpus``.
-
-    config: as resolved.
-    """
+    """Raise ConfigError where the actors need more than ``num_gpus``. config: as resolved."""
     wanted = num_learners * config.learner_gpus + num_engines * config.engine_gpus
     gpus = config.num_gpus or 0
     if wanted > gpus + 1e-9:
@@ -361,34 +356,6 @@ def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> N
             f"{config.learner_gpus:g}, {num_engines} engines x {config.engine_gpus:g}) and {there}"
             "; lower learner.num_learners, engine.num_engines, hardware.learner_gpus or "
             f"hardware.engine_gpus{mend}"
-        )
-    check_whole_gpus(config, num_learners)
-
-
-def check_whole_gpus(config: HardwareConfig, num_learners: int) -> None:
-    """Raise ConfigError where an actor would get a number of GPUs that it cannot use.
-
-    An engine uses a share of one GPU or several whole ones, a single learner rank at most one, and
-    each of several ranks exactly one.
-    """
-    if config.device == "cpu":
-        return
-    learner_gpus, engine_gpus = config.learner_gpus, config.engine_gpus
-    if engine_gpus > 1 and engine_gpus != int(engine_gpus):
-        raise ConfigError(
-            f"hardware.engine_gpus={engine_gpus:g} (hardware={config.name}): an engine takes a "
-            "share of one GPU, or several whole ones"
-        )
-    if num_learners == 1 and learner_gpus > 1:
-        raise ConfigError(
-            f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): a rank of the "
-            f"learner uses one GPU; for more, learner.num_learners={learner_gpus:g} and "
-            "hardware.learner_gpus=1"
-        )
-    if num_learners > 1 and learner_gpus != 1:
-        raise ConfigError(
-            f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): each of several "
-            "learner ranks takes one GPU; set it to 1, or learner.num_learners=1"
         )
 
 
