@@ -41,15 +41,20 @@ class Sample:
     The turns of a game's trained seats are samples, the decisions of agents in a window, and the
     answers of a dataset.
 
-    origin: the game, the window and agent, or the row of a file that it is from. env_id: the
-    environment, or the source of decisions or rows. group_id: of episodes that are compared, those
-    of one player with each other. turn_index: place in its ``episode``, from 0; last_turn: it ends
-    there.
-    raw_reward: as the game or the market gave it; reward: after the transforms. rewards: after each
-    of them by its name, in order. outcome_reward: the part of ``reward`` that comes from the game's
-    outcome; the rest is feedback on this turn alone. Every sample of an episode repeats it, so a
-    critic counts it once, at the last turn.
-    legal_tokens: as in ``Turn``. info: what is known of the answer, free for user code.
+    Attributes:
+        origin: The game, the window and agent, or the row of a file that it is from.
+        env_id: The environment, or the source of decisions or rows.
+        group_id: Group id of episodes that are compared, those of one player with each other.
+        turn_index: Place in its ``episode``, from 0.
+        last_turn: It ends there.
+        raw_reward: As the game or the market gave it.
+        reward: After the transforms.
+        rewards: After each of them by its name, in order.
+        outcome_reward: The part of ``reward`` that comes from the game's outcome; the rest is
+            feedback on this turn alone. Every sample of an episode repeats it, so a critic counts
+            it once, at the last turn.
+        legal_tokens: As in ``Turn``.
+        info: What is known of the answer, free for user code.
 
     Example:
         >>> sample = Sample(

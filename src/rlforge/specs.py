@@ -14,21 +14,24 @@ from rlforge.types import value
 class ActorSpec:
     """One part of a run: an actor with its replicas, or a part of the run's own process.
 
-    actor: the class, as ``package.module:Class``; None: a part of the run's own process, the
-    driver. reads: groups of the configuration. num_cpus, num_gpus: of each replica.
-    placement: the device it computes on. restarts: how often Ray restarts each replica.
-    least: replicas without which the run does not start; the others are placed when a node has
-    room for them. None: all, at once.
-    concurrency: calls that a replica serves at once; None: Ray's default.
-    sends: (target, what is handed over).
-
-    placement_group: parts with the same one get their CPU cores and GPUs together, on as few nodes
-    as possible, and keep them while they are restarted; with ``least`` each replica gets its own
-    alone. None: nothing is reserved. on_driver_node:
-    it reads and writes the run directory, which is there, and is not moved. replicas_key:
-    the configuration key that sets ``replicas``. host: the process that it shares with others;
-    empty: one of its own. loads_alone: it shares a card with others, so it
-    loads its model while none of them does.
+    Attributes:
+        actor: The class, as ``package.module:Class``; None: a part of the run's own process, the
+            driver.
+        reads: Groups of the configuration.
+        num_cpus, num_gpus: CPU cores and GPUs of each replica.
+        placement: The device it computes on.
+        restarts: How often Ray restarts each replica.
+        least: Replicas without which the run does not start; the others are placed when a node has
+            room for them. None: all, at once.
+        concurrency: Calls that a replica serves at once; None: Ray's default.
+        sends: (target, what is handed over).
+        placement_group: Parts with the same one get their CPU cores and GPUs together, on as few
+            nodes as possible, and keep them while they are restarted; with ``least`` each replica
+            gets its own alone. None: nothing is reserved.
+        on_driver_node: It reads and writes the run directory, which is there, and is not moved.
+        replicas_key: The configuration key that sets ``replicas``.
+        host: The process that it shares with others; empty: one of its own.
+        loads_alone: It shares a card with others, so it loads its model while none of them does.
     """
 
     name: str

@@ -130,12 +130,17 @@ _FOR_ANY_MODEL = Form(template="chat-actions")
 class EnvSpec:
     """One environment: its id, when a game of it ends or is won, and how its players are asked.
 
-    max_turns, timeout_s: turns and seconds after which a game is cut; None: it is not. win_score:
-    the least reward that is a win in a game of one player, or of one team. winners:
-    which of several players win, see ``outcome``; None takes what is known of the game. actions:
-    how actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's ``numbers``.
-    form: at seats of the model; api_form, hf_form: at seats of API and other models, which know
-    none of the model's short forms. forms: of policies that have their own.
+    Attributes:
+        max_turns, timeout_s: Turns and seconds after which a game is cut; None: it is not.
+        win_score: The least reward that is a win in a game of one player, or of one team.
+        winners: Which of several players win, see ``outcome``; None takes what is known of the
+            game.
+        actions: How actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's
+            ``numbers``.
+        form: At seats of the model.
+        api_form, hf_form: At seats of API and other models, which know none of the model's short
+            forms.
+        forms: Forms of policies that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -234,13 +239,16 @@ class Seat:
 class GameSpec:
     """All inputs of one game; with the recorded completions the game can be replayed.
 
-    group_id: games of one group share env, seed and line-up (GRPO's groups); None outside groups.
-    group_size: number of games in the group.
-    seats: one per player, in order of ``player_id``.
-    focus: player id of the evaluated policy in an evaluation game; None in training games.
-    past: turns of another game of the same env and seed that are played again before the policies
-    are asked; chance events after them are drawn anew. None: the game begins at its start.
-    part: how often the run was resumed before the game began; 0 in strict runs.
+    Attributes:
+        group_id: Games of one group share env, seed and line-up (GRPO's groups); None outside
+            groups.
+        group_size: Number of games in the group.
+        seats: One per player, in order of ``player_id``.
+        focus: Player id of the evaluated policy in an evaluation game; None in training games.
+        past: Turns of another game of the same env and seed that are played again before the
+            policies are asked; chance events after them are drawn anew. None: the game begins at
+            its start.
+        part: How often the run was resumed before the game began; 0 in strict runs.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -283,15 +291,17 @@ class GameSpec:
 class SamplingParams:
     """How an engine samples tokens. Log-probs are of the distribution these settings describe.
 
-    top_k, top_p, min_p: which tokens are drawn (``rlforge.engines.sampling``); 0, 1 and 0: all.
-    stop_token_ids end a completion and stay in it (the end-of-turn token is trained on).
-    seed: makes this request's sample repeatable, independent of its batch.
-    conversation: number of the conversation of which a later request continues this prompt and its
-    answer, token by token; None: none does. The engine may keep their keys and values, so that it
-    only reads what is new then; log-probs stay the same up to rounding. Of several engines one
-    answers all requests of a conversation.
-    grammar: that answers keep to (``rlforge.engines.grammars``); None: any tokens.
-    model_logprobs: give those of the model's own distribution beside those of the sampling one.
+    Attributes:
+        top_k, top_p, min_p: Which tokens are drawn (``rlforge.engines.sampling``); 0, 1 and 0: all.
+        stop_token_ids: Tokens that end a completion and stay in it (the end-of-turn token is
+            trained on).
+        seed: Makes this request's sample repeatable, independent of its batch.
+        conversation: Number of the conversation of which a later request continues this prompt and
+            its answer, token by token; None: none does. The engine may keep their keys and values,
+            so that it only reads what is new then; log-probs stay the same up to rounding. Of
+            several engines one answers all requests of a conversation.
+        grammar: Grammar that answers keep to (``rlforge.engines.grammars``); None: any tokens.
+        model_logprobs: Give those of the model's own distribution beside those of the sampling one.
     """
 
     temperature: float = 1.0
@@ -348,11 +358,13 @@ def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[in
 class Turn:
     """One decision of one player.
 
-    action: the text passed to the game. well_formed: the answer had the requested format.
-    legal: the game accepted the action; False where it counted as invalid.
-    legal_tokens: for each token of the answer, those with which a legal answer goes on there, none
-    behind where no legal answer goes on (``rlforge.rollout.legal``); empty where they are not known
-    or not asked for.
+    Attributes:
+        action: The text passed to the game.
+        well_formed: The answer had the requested format.
+        legal: The game accepted the action; False where it counted as invalid.
+        legal_tokens: For each token of the answer, those with which a legal answer goes on there,
+            none behind where no legal answer goes on (``rlforge.rollout.legal``); empty where they
+            are not known or not asked for.
 
     Example:
         >>> turn = Turn(

@@ -47,10 +47,15 @@ class _Sums(NamedTuple):
 class Flow:
     """The state of admission, for people: games, ages in updates, and shares of time or samples.
 
-    games: mean number in progress. target: mean number that the rule asks for. workers: most that
-    may be in progress. age: expected mean age of a turn when it is learned from, from the time that
-    its game is in progress (``expected_age``). full_age: the same with all workers. waiting: share
-    of the time in which the learner waits for samples. lost: share of the samples thrown away.
+    Attributes:
+        games: Mean number in progress.
+        target: Mean number that the rule asks for.
+        workers: Most that may be in progress.
+        age: Expected mean age of a turn when it is learned from, from the time that its game is in
+            progress (``expected_age``).
+        full_age: The same with all workers.
+        waiting: Share of the time in which the learner waits for samples.
+        lost: Share of the samples thrown away.
     """
 
     games: float

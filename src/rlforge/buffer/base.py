@@ -97,14 +97,19 @@ class VersionQueue(Generic[_T]):
 class BufferSettings:
     """A buffer's limits.
 
-    The buffer is ready with batch_size * batch_delay samples. samples_per_game: expected yield of
-    a game before the first has ended; None takes the default of the buffer's kind. max_replaced:
-    most samples of groups without advantage that are left out for one batch (dynamic sampling of
-    DAPO, Yu et al. 2025); only for buffers that keep groups together. save_every: updates from one
-    published version to the next. wait: most updates of the run from one that draws from this
-    buffer to the next, as those between are of other policies. max_age: most updates between the
-    version of the oldest turn of a game and the version that is trained; ``auto``: see ``Buffer``.
-    workers, slots, games: see ``Admission``.
+    The buffer is ready with batch_size * batch_delay samples.
+
+    Attributes:
+        samples_per_game: Expected yield of a game before the first has ended; None takes the
+            default of the buffer's kind.
+        max_replaced: Most samples of groups without advantage that are left out for one batch
+            (dynamic sampling of DAPO, Yu et al. 2025); only for buffers that keep groups together.
+        save_every: Updates from one published version to the next.
+        wait: Most updates of the run from one that draws from this buffer to the next, as those
+            between are of other policies.
+        max_age: Most updates between the version of the oldest turn of a game and the version that
+            is trained; ``auto``: see ``Buffer``.
+        workers, slots, games: See ``Admission``.
     """
 
     max_size: int
@@ -142,8 +147,11 @@ class Stamp(NamedTuple):
 class Losses:
     """Turns thrown away between two draws.
 
-    stale: their newest turn passed ``max_staleness``. old: their oldest turn passed ``max_age``.
-    evicted: there was no room. old_squares: Σ turns · turns of the game, over those of ``old``.
+    Attributes:
+        stale: Their newest turn passed ``max_staleness``.
+        old: Their oldest turn passed ``max_age``.
+        evicted: There was no room.
+        old_squares: Σ turns · turns of the game, over those of ``old``.
     """
 
     stale: int = 0

@@ -186,7 +186,7 @@ class Kind:
 
 
 class _UnusableError(Exception):
-    """The reason why a name cannot be chosen, without the name; None where it can."""
+    """The reason why a name cannot be chosen, without the name."""
 
 
 @cache

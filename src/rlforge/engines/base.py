@@ -54,10 +54,14 @@ class Answer:
 class EngineStats:
     """Counters of an engine since its start, and its load now.
 
-    queued: requests waiting for a place; running: sequences being generated now.
-    cached_tokens: those of ``prompt_tokens`` that were not read, because their keys and values
-    were kept. busy_s: seconds in which the engine computed. sequence_s: the same, of each sequence.
-    resident: uids of the policies it holds.
+    Attributes:
+        queued: Requests waiting for a place.
+        running: Sequences being generated now.
+        cached_tokens: Those of ``prompt_tokens`` that were not read, because their keys and values
+            were kept.
+        busy_s: Seconds in which the engine computed.
+        sequence_s: The same, of each sequence.
+        resident: Uids of the policies it holds.
     """
 
     queued: int

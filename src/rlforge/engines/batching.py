@@ -81,14 +81,17 @@ _COMPUTING = Turns()
 class BatchLimits:
     """Sizes of one generator.
 
-    max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
-    and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
-    up running answers. batch_prompt_tokens: padded tokens of the prompts of one pass.
-    patience_steps: most steps to hold back requests while fewer than an eighth of the running
-    number could begin, so that more prompts are read together; 0 admits requests at once.
-    kept_tokens: most tokens whose keys and values wait for requests that continue them, or begin
-    alike. They have the room that running rows leave of ``max_sequences`` times
-    ``max_model_len``; None: all.
+    Attributes:
+        max_sequences: Generated at the same time, over all policies.
+        max_model_len: Tokens of prompt and answer.
+        step_prompt_tokens: Prompt tokens read per step, so that long prompts do not hold up running
+            answers.
+        batch_prompt_tokens: Padded tokens of the prompts of one pass.
+        patience_steps: Most steps to hold back requests while fewer than an eighth of the running
+            number could begin, so that more prompts are read together; 0 admits requests at once.
+        kept_tokens: Most tokens whose keys and values wait for requests that continue them, or
+            begin alike. They have the room that running rows leave of ``max_sequences`` times
+            ``max_model_len``; None: all.
     """
 
     max_sequences: int

@@ -29,9 +29,12 @@ from rlforge.types import FinishReason
 class Generation(EngineRequest):
     """A running request and its answer so far; it is over when ``finish_reason`` is set.
 
-    key: of its policy's weights. row: until its prompt is read, the keys and values of the first
-    ``known`` tokens of the prompt. state: of the answer in its grammar. failure: why it ended with
-    an error.
+    Attributes:
+        key: Key of its policy's weights.
+        row: Until its prompt is read, the keys and values of the first ``known`` tokens of the
+            prompt.
+        state: State of the answer in its grammar.
+        failure: Why it ended with an error.
     """
 
     key: PolicyKey

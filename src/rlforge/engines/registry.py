@@ -62,10 +62,13 @@ def make_engine(
 ) -> LocalEngine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
-    threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, for an
-    engine that reserves memory when it starts. others: further models that it answers for, by the
-    uid of their policies. own: False leaves the model of ``config`` out. Raises ConfigError for a
-    model that does not load and a device that is not there.
+    Args:
+        threads: OpenMP threads of this process; None leaves them.
+        gpus: Its share of a GPU, for an engine that reserves memory when it starts.
+        others: Further models that it answers for, by the uid of their policies.
+        own: False leaves the model of ``config`` out.
+
+    Raises ConfigError for a model that does not load and a device that is not there.
     """
 
     def made(one: PolicyConfig) -> LocalEngine:

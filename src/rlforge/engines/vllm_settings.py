@@ -191,9 +191,12 @@ def vllm_arguments(
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs`` for ``config``.
 
-    model: directory or hub id. device: ``cpu`` or ``cuda``. dtype: ``float32`` or ``bfloat16``.
-    positions: most tokens the model has positions for. gpus: the engine's share of a GPU, or how
-    many it has.
+    Args:
+        model: Directory or hub id.
+        device: ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``bfloat16``.
+        positions: Most tokens the model has positions for.
+        gpus: The engine's share of a GPU, or how many it has.
     """
     engine = config.engine
     # vLLM's CPU kernels apply the last slot's adapter to sequences without an adapter

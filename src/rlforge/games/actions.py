@@ -32,10 +32,14 @@ class Extraction:
 class Extractor:
     """One way to find the action in an answer.
 
-    read: the action in a text, None without one. request: asks for answers of that form, at the
-    end of prompts. feedback: for the player whose answer had no action. adds_brackets: whether
-    brackets are added where a game writes actions in them and ``read`` returns none. write: an
-    action as an answer of this form has it, so that ``extract`` finds the action in it.
+    Attributes:
+        read: The action in a text, None without one.
+        request: Asks for answers of that form, at the end of prompts.
+        feedback: For the player whose answer had no action.
+        adds_brackets: Whether brackets are added where a game writes actions in them and ``read``
+            returns none.
+        write: An action as an answer of this form has it, so that ``extract`` finds the action in
+            it.
 
     Example:
         >>> shout = Extractor(

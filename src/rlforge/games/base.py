@@ -21,16 +21,20 @@ _WATCHDOG = Watchdog()
 class View:
     """The view of the player to move.
 
-    legal_actions: every action the game accepts, in the game's notation; None where the game does
-    not list them, empty where the player has no legal action and loses with any answer.
-    board: the state in a few words, for models with short prompts; None where no such form
-    exists. grid: the same state for scripted players of placement games.
-    retry: this player's last action was rejected and it may try again. state: the whole state as
-    JSON, for scripted traders of markets. news: the part of the observation that is new since this
-    player's last turn; None where observations begin with what was said before, so that it can be
-    found by comparing them. history: all actions since the start of an OpenSpiel game, chance
-    included, as its numbers. Players that search set up the game from it; prompts never show it,
-    for it tells hidden cards.
+    Attributes:
+        legal_actions: Every action the game accepts, in the game's notation; None where the game
+            does not list them, empty where the player has no legal action and loses with any
+            answer.
+        board: The state in a few words, for models with short prompts; None where no such form
+            exists.
+        grid: The same state for scripted players of placement games.
+        retry: This player's last action was rejected and it may try again.
+        state: The whole state as JSON, for scripted traders of markets.
+        news: The part of the observation that is new since this player's last turn; None where
+            observations begin with what was said before, so that it can be found by comparing them.
+        history: All actions since the start of an OpenSpiel game, chance included, as its numbers.
+            Players that search set up the game from it; prompts never show it, for it tells hidden
+            cards.
 
     Example:
         >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))

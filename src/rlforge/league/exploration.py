@@ -20,8 +20,9 @@ WINDOW = 256
 class Coverage:
     """Counts of a window.
 
-    games, ngrams, unique: games, n-grams and distinct n-grams in the window.
-    games_total, ngrams_total: games and n-grams since the start.
+    Attributes:
+        games, ngrams, unique: Games, n-grams and distinct n-grams in the window.
+        games_total, ngrams_total: Games and n-grams since the start.
     """
 
     games: int

@@ -23,9 +23,12 @@ _DECIMALS = 9
 class Members:
     """The active versions as a rule sees them, one of them too many.
 
-    uids: oldest first; the last one is current and stays. versions: their updates, in the same
-    order. mu: mean rating of a uid. payoffs: from uids to their payoff vectors, one row each, see
-    ``ResultTable.payoff_vectors``.
+    Attributes:
+        uids: Oldest first; the last one is current and stays.
+        versions: Their updates, in the same order.
+        mu: Mean rating of a uid.
+        payoffs: From uids to their payoff vectors, one row each, see
+            ``ResultTable.payoff_vectors``.
     """
 
     uids: tuple[str, ...]

@@ -17,8 +17,11 @@ from rlforge.types import Checkpoint, PolicyRef, value
 class Matchmaking:
     """How opponents are drawn for a policy, one of several of a run.
 
-    config: of the pool, with the policy's own settings. fixed: its fixed opponents. meets: names of
-    the policies whose versions it meets. seats: that it can take; None: each.
+    Attributes:
+        config: Settings of the pool, with the policy's own settings.
+        fixed: Its fixed opponents.
+        meets: Names of the policies whose versions it meets.
+        seats: Seats that it can take; None: each.
     """
 
     config: PoolConfig

@@ -22,17 +22,23 @@ Weights = dict[str, float]
 class PoolView:
     """The pool as a mode sees it.
 
-    current: uid of the learner's newest version. past: uids of the other active checkpoints,
-    newest first; with ``pool.history: newest`` ``past[i]`` is i + 1 versions behind, of those that
-    stay (``pool.keep_every``). newest: with several policies, the newest versions of those that the
-    learner meets, ``past`` being their others; None: its own ones.
-    fixed: uids of the fixed opponents. include_current: ``pool.include_current``. temperature: of
-    the softmaxes, above 0: ``pool.temperature``, or the mode's own where that is null. weighting,
-    power: ``pool.weighting``, ``pool.power``.
-    mu: mean rating of a uid. quality: match quality of a uid against the current one, in (0, 1].
-    diversity: expected diversity of the states a uid leads to, in (0, 1].
-    win_probability: of the learner, all its recent versions together, against a uid, in (0, 1);
-    1/2 without games. payoff: of a uid against another one, in (-1, 1); 0 without games.
+    Attributes:
+        current: Uid of the learner's newest version.
+        past: Uids of the other active checkpoints, newest first; with ``pool.history: newest``
+            ``past[i]`` is i + 1 versions behind, of those that stay (``pool.keep_every``).
+        newest: With several policies, the newest versions of those that the learner meets, ``past``
+            being their others; None: its own ones.
+        fixed: Uids of the fixed opponents.
+        include_current: ``pool.include_current``.
+        temperature: Temperature of the softmaxes, above 0: ``pool.temperature``, or the mode's own
+            where that is null.
+        weighting, power: ``pool.weighting``, ``pool.power``.
+        mu: Mean rating of a uid.
+        quality: Match quality of a uid against the current one, in (0, 1].
+        diversity: Expected diversity of the states a uid leads to, in (0, 1].
+        win_probability: Probability in (0, 1) that the learner, all its recent versions together,
+            wins against a uid; 1/2 without games.
+        payoff: Payoff of a uid against another one, in (-1, 1); 0 without games.
 
     Example:
         >>> view = PoolView(

@@ -30,10 +30,13 @@ tokens only once, concatenated, or concatenated with each shared prefix only onc
 class Row:
     """A sample of the batch, cut to the allowed length, and earlier turns of its conversation.
 
-    sample: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
-    its first answer token among all answer tokens of the batch. earlier: turns whose prompt and
-    answer begin ``prompt``; their answers are trained on, too. legal: for each token of ``answer``,
-    those with which a legal answer goes on; empty where they are not known.
+    Attributes:
+        sample: Its index in the batch.
+        behaviour: The engine's log-probs of ``answer``.
+        start: Index of its first answer token among all answer tokens of the batch.
+        earlier: Turns whose prompt and answer begin ``prompt``; their answers are trained on, too.
+        legal: For each token of ``answer``, those with which a legal answer goes on; empty where
+            they are not known.
 
     Example: a conversation of two turns.
         >>> first = Row(sample=0, prompt=(1, 2), answer=(3,))
@@ -70,9 +73,13 @@ class Row:
 class Selection:
     """The trainable part of a batch, and how much of it is left out.
 
-    turns: one per sample, in order. rows: the same with the turns of a conversation in one. tokens:
-    answer tokens in ``turns``. empty: samples without tokens. too_long: samples whose prompt leaves
-    no room for an answer. truncated: turns whose answer is cut.
+    Attributes:
+        turns: One per sample, in order.
+        rows: The same with the turns of a conversation in one.
+        tokens: Answer tokens in ``turns``.
+        empty: Samples without tokens.
+        too_long: Samples whose prompt leaves no room for an answer.
+        truncated: Turns whose answer is cut.
     """
 
     turns: tuple[Row, ...]
@@ -104,9 +111,12 @@ class MicroBatch:
     for each answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N.
     slots [N]: its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the
     batch. samples [B]: index in the batch. last_prompt [B]: position of the last prompt token.
-    reads: those of ``positions`` and ``last_prompt``, each once. padding: positions that belong to
-    no row. reused: tokens of turns that are not computed again, as another turn has them. packing:
-    None where rows are padded.
+
+    Attributes:
+        reads: Those of ``positions`` and ``last_prompt``, each once.
+        padding: Positions that belong to no row.
+        reused: Tokens of turns that are not computed again, as another turn has them.
+        packing: None where rows are padded.
     """
 
     input_ids: Tensor

@@ -98,13 +98,19 @@ class Learner:
         """Take over the model of ``spec``, which is changed in place.
 
         With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
-        weights are, in float32. A model loaded in bfloat16 computes under autocast. total_updates:
-        length of the learning rate's schedule. ranks: the learner's place among others that make
-        the same updates; None: it is alone. value_learning_rate: of the critic; None:
-        ``config.learning_rate``. max_nonfinite: skipped optimizer steps in a row that end the run.
-        kept_versions: earlier adapters that are kept to measure the log-prob gap of what they drew.
-        name: of its policy, one of several. beside: the learner of another one, which has the same
-        model and has stepped aside (see ``Learners``).
+        weights are, in float32. A model loaded in bfloat16 computes under autocast.
+
+        Args:
+            total_updates: Length of the learning rate's schedule.
+            ranks: The learner's place among others that make the same updates; None: it is alone.
+            value_learning_rate: Learning rate of the critic; None: ``config.learning_rate``.
+            max_nonfinite: Skipped optimizer steps in a row that end the run.
+            kept_versions: Earlier adapters that are kept to measure the log-prob gap of what they
+                drew.
+            name: Name of its policy, one of several.
+            beside: The learner of another one, which has the same model and has stepped aside (see
+                ``Learners``).
+
         Raises ConfigError for options that the model or the device does not support,
         CheckpointError for initial weights that are missing or do not fit.
         """

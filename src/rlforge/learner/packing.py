@@ -95,10 +95,13 @@ class Blocks:
 class Packing:
     """Segments that follow each other in one row of S tokens.
 
-    position_ids [1, S]: counted from the beginning of each sequence. keys: indexes of the tokens
-    that each segment attends to, segment after segment; None where each attends to itself alone.
-    query_ends, key_ends: int32, from 0, where the segments end in the row and in ``keys``. longest:
-    most tokens of one segment, and most that one attends to.
+    position_ids [1, S]: counted from the beginning of each sequence.
+
+    Attributes:
+        keys: Indexes of the tokens that each segment attends to, segment after segment; None where
+            each attends to itself alone.
+        query_ends, key_ends: Int32, from 0, where the segments end in the row and in ``keys``.
+        longest: Most tokens of one segment, and most that one attends to.
     """
 
     position_ids: Tensor

@@ -92,10 +92,13 @@ class TokenLogprobs:
 class PolicySpec:
     """The model to train, as loaded, and what goes with it.
 
-    model: a transformers causal LM, which is changed in place. lora: the adapter that ``train:
-    lora`` attaches; seed: of its initial weights. temperature: of the engine's sampling, above 0.
-    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero. start: the folder of an
-    adapter to go on from; None: a fresh one.
+    Attributes:
+        model: A transformers causal LM, which is changed in place.
+        lora: The adapter that ``train: lora`` attaches.
+        seed: Seed of its initial weights.
+        temperature: Temperature of the engine's sampling, above 0.
+        initial_value_head: Weight [1, H] and bias [1] of a critic; None: zero.
+        start: The folder of an adapter to go on from; None: a fresh one.
     """
 
     model: Any

@@ -70,11 +70,14 @@ class Scores:
 class ScorerOptions:
     """How logits are computed.
 
-    temperature: of the sampling, above 0. use_cache: build a KV cache in padded passes. autocast:
-    dtype that layers compute in; None: that of their weights. fp32_head: the head computes in
-    float32 in any case. narrow: the last layer computes only positions that are read,
-    where that leaves the model's outputs as they are; not for layers that are compiled or
-    recomputed. max_logits: most logits that exist at once.
+    Attributes:
+        temperature: Temperature of the sampling, above 0.
+        use_cache: Build a KV cache in padded passes.
+        autocast: Dtype that layers compute in; None: that of their weights.
+        fp32_head: The head computes in float32 in any case.
+        narrow: The last layer computes only positions that are read, where that leaves the model's
+            outputs as they are; not for layers that are compiled or recomputed.
+        max_logits: Most logits that exist at once.
     """
 
     temperature: float

@@ -100,10 +100,14 @@ _NEUTRAL = re.compile(
 
 @value
 class OptimizerStep:
-    """One optimizer step. applied: False when it was skipped as not finite.
+    """One optimizer step.
 
-    trained_tokens: of prompts and answers. positions: computed ones, ``padding`` included; reused:
-    tokens not computed again (see ``MicroBatch``). operations: arithmetic (see ``Operations``).
+    Attributes:
+        applied: False when it was skipped as not finite.
+        trained_tokens: Trained tokens of prompts and answers.
+        positions: Computed ones, ``padding`` included.
+        reused: Tokens not computed again (see ``MicroBatch``).
+        operations: Arithmetic (see ``Operations``).
     """
 
     loss: float
@@ -231,9 +235,12 @@ class Operations:
     takes 2 n^2 d forward, d = layers x heads x head size, and twice that backward. The head is
     computed at answer tokens only, once for equal ones after equal ones.
 
-    linear: weights of linear layers without the head; trained: those of them, or of adapters, that
-    get a gradient; head: weights of the head; attention: d. left_out: linear and trained weights
-    of modules that compute only positions that are read.
+    Attributes:
+        linear: Weights of linear layers without the head.
+        trained: Those of them, or of adapters, that get a gradient.
+        head: Weights of the head.
+        attention: D.
+        left_out: Linear and trained weights of modules that compute only positions that are read.
 
     Example:
         >>> model = Operations(linear=100, trained=10, head=1000, attention=7)

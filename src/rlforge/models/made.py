@@ -22,9 +22,11 @@ Progress = Callable[[str], None]
 class MadeModel:
     """A model that code makes.
 
-    cache_name: of its folder in the cache; a change makes it again. create: writes a Hugging Face
-    model with its tokenizer into an empty folder. reads: what it was made to play, from compact
-    boards; ``text``: anything. takes: how long that is, in words, for the person who waits.
+    Attributes:
+        cache_name: Name of its folder in the cache; a change makes the model again.
+        create: Writes a Hugging Face model with its tokenizer into an empty folder.
+        reads: What it was made to play, from compact boards; ``text``: anything.
+        takes: How long that is, in words, for the person who waits.
 
     Example: a kind of model of your own, for ``model.kind=mine:COPY``:
         >>> def create(folder, progress):

@@ -21,9 +21,12 @@ _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 class ModelShape:
     """A model of the Llama kind: RMS norms, grouped-query attention, gated feed-forward.
 
-    hidden, ffn, vocab: widths. heads, kv_heads, head_dim: of attention. tied: the output layer
-    shares the weights of the input embedding. head_norms: queries and keys are normalised per head
-    (Qwen3). qkv_bias, o_bias, mlp_bias: which linear layers have one.
+    Attributes:
+        hidden, ffn, vocab: Widths.
+        heads, kv_heads, head_dim: Heads, and the width of one, in attention.
+        tied: The output layer shares the weights of the input embedding.
+        head_norms: Queries and keys are normalised per head (Qwen3).
+        qkv_bias, o_bias, mlp_bias: Which linear layers have one.
 
     Example:
         >>> known_shape("Qwen/Qwen3-1.7B-Base").parameters

@@ -26,7 +26,10 @@ def experiment_yaml(
 ) -> str:
     """The text of a file in ``experiment/``.
 
-    values, comments: by dotted key. options: of each group. head: comment at the top.
+    Args:
+        values, comments: By dotted key.
+        options: Options of each group.
+        head: Comment at the top.
 
     Example:
         >>> print(experiment_yaml({"seed": 3}, {"seed": "why"}, {"pool": "mirror"}, ["About it."]))

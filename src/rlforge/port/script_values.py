@@ -26,13 +26,15 @@ class Unread:
 
 @value
 class Call:
-    """A call. path: dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's
-    ``options`` and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
-    ``?.`` where it is not known what the first name is.
+    """A call in a script; ``name`` is the last part of its path.
 
-    name: the last part of it. arguments, keywords: literals, further calls and ``Unread``. doubt:
-    the condition that it depends on, if any. changes: names of the lists and mappings that it may
-    change.
+    Attributes:
+        path: Dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's ``options``
+            and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
+            ``?.`` where it is not known what the first name is.
+        arguments, keywords: Literals, further calls and ``Unread``.
+        doubt: The condition that it depends on, if any.
+        changes: Names of the lists and mappings that it may change.
     """
 
     path: str

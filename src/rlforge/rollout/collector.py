@@ -75,10 +75,14 @@ class Collector:
         max_failures: int = MAX_FAILURES,
         admit: Callable[[GameSpec], Awaitable[bool]] = always,
     ) -> None:
-        """ports: None for a collector that only evaluates. time_limit: clock of ``env.timeout_s``,
-        after which a game fails. legal_tokens: of the turns of training games; None leaves them
-        out. max_failures: games that fail in a row, or tries of one, that end the run. admit: asked
-        before an evaluation game begins.
+        """Make a collector.
+
+        Args:
+            ports: None for a collector that only evaluates.
+            time_limit: Clock of ``env.timeout_s``, after which a game fails.
+            legal_tokens: Legal tokens of the turns of training games; None leaves them out.
+            max_failures: Games that fail in a row, or tries of one, that end the run.
+            admit: Asked before an evaluation game begins.
         """
         self._admit = admit
         self._config, self._max_failures = config, max_failures

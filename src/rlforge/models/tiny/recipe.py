@@ -109,13 +109,17 @@ _OF_GAMES = (
 class TinyRecipe:
     """A small Llama (Touvron et al. 2023) and its supervised warm-up.
 
-    hidden, layers, heads, ffn: its sizes. initializer_range: standard deviation of its first
-    weights; 0.1 reaches the same loss in half the steps of the usual 0.02. positions: longest
-    text. steps, learning_rate, betas, weight_decay, grad_clip: AdamW, with ``lr_warmup`` steps of
-    linear warm-up, constant for the share ``lr_flat`` of the steps, then a cosine down to
-    ``lr_floor`` of it. discount: of outcomes, per own turn still to be played.
-    value_weight, board_weight: of the outcome loss and of the losses about the view.
-    revision: raised when a change of the code changes the model.
+    Attributes:
+        hidden, layers, heads, ffn: Its sizes.
+        initializer_range: Standard deviation of its first weights; 0.1 reaches the same loss in
+            half the steps of the usual 0.02.
+        positions: Longest text.
+        steps, learning_rate, betas, weight_decay, grad_clip: AdamW, with ``lr_warmup`` steps of
+            linear warm-up, constant for the share ``lr_flat`` of the steps, then a cosine down to
+            ``lr_floor`` of it.
+        discount: Discount of outcomes, per own turn still to be played.
+        value_weight, board_weight: Of the outcome loss and the losses about the view.
+        revision: Raised when a change of the code changes the model.
     """
 
     games: tuple[Warmup, ...] = (
