@@ -35,7 +35,7 @@ from rlforge.continuous.ruler.question import (
     ask,
     read,
 )
-from rlforge.engines.openai import ChatError, Usage
+from rlforge.engines.openai import ChatError, ChatReply
 from rlforge.errors import RlforgeError
 
 log = logging.getLogger(__name__)
@@ -63,16 +63,14 @@ class AnswerCache:
         rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(backend, question))
         if not rows:
             return None
-        kept = json.loads(rows[0][0]).items()
-        return {name: JudgeVerdict(score=score, explanation=why) for name, (score, why) in kept}
+        return {name: JudgeVerdict(*kept) for name, kept in json.loads(rows[0][0]).items()}
 
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
         """Keep verdicts; those given before to the same question are replaced."""
-        kept = json.dumps({name: [v.score, v.explanation] for name, v in verdicts.items()})
         statement = "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)"
-        self._run(statement, _key(backend, question), kept)
+        self._run(statement, _key(backend, question), json.dumps(verdicts))
 
     def close(self) -> None:
         """Close the file until it is used again. A cache in memory stays."""
@@ -120,42 +118,35 @@ class JudgeBudget:
         self.places = asyncio.Semaphore(config.max_concurrency)
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
         self.cost: float | None = None  # of the calls whose price is known, in dollars
-        self._silent_groups = 0
-        self.down: str | None = None
+        self._silent_groups = 0  # in a row
+        self.down = ""  # why no more calls are made
 
     def reserve(self, question_tokens: int) -> int:
         """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
-        if self.down is not None:
+        if self.down:
             raise UnscoredError(f"the judge is down: {self.down}")
         config, reserved = self._config, question_tokens + self._config.max_answer_tokens
-        spent = ""
-        if self.counts["calls"] >= config.max_calls:
-            spent = f"max_calls {config.max_calls}"
-        elif self.counts["tokens"] + reserved > config.max_tokens:
-            spent = f"max_tokens {config.max_tokens}"
-        if spent:
-            raise UnscoredError(f"ruler.judge.{spent} of this window are used up")
+        for name, count in (("calls", 1), ("tokens", reserved)):
+            most = getattr(config, f"max_{name}")
+            if self.counts[name] + count > most:
+                raise UnscoredError(f"ruler.judge.max_{name} {most} of this window are used up")
         self.counts.update(calls=1, tokens=reserved)
         return reserved
 
-    def charge(self, reserved: int, used: Usage) -> None:
-        """Replace the reserved tokens of a call by those that it took."""
-        self.counts["tokens"] += used.tokens - reserved
-        if used.cost is not None:
-            self.cost = (self.cost or 0.0) + used.cost
+    def settle(self, reserved: int, answer: ChatReply | ChatError, estimate: int = 0) -> None:
+        """Replace the reserved tokens of a call by those that it took, and note who is silent.
 
-    def answered(self) -> None:
-        """The judge is there."""
-        self._silent_groups = 0
-
-    def failed(self, error: ChatError) -> None:
-        """The judge is down where it refuses all calls, or has no answer for groups in a row."""
-        if error.kind == "refused":
-            self.down = str(error)
-        elif error.kind in ("silent", "spent"):
-            self._silent_groups += 1
-            if self._silent_groups >= _DOWN_AFTER:
-                self.down = str(error)
+        estimate: of the tokens, where the server does not say.
+        """
+        self.counts["tokens"] += (answer.used.tokens or estimate) - reserved
+        if answer.used.cost is not None:
+            self.cost = (self.cost or 0.0) + answer.used.cost
+        if isinstance(answer, ChatReply):
+            self._silent_groups = 0
+            return
+        self._silent_groups += answer.kind in ("silent", "spent")
+        if answer.kind == "refused" or self._silent_groups >= _DOWN_AFTER:
+            self.down = str(answer)
 
     def metrics(self) -> dict[str, float]:
         """All counts, and the cost if it is known."""
@@ -224,7 +215,7 @@ class JudgeScorer:
 
     async def _group(
         self, group: Sequence[Decision], budget: JudgeBudget
-    ) -> list[tuple[float | None, str]]:
+    ) -> Sequence[tuple[float | None, str]]:
         """A score and an explanation for each; no score if the group stays unscored."""
         question = ask(group, self._config.judge, self._config.features, self._seed)
         try:
@@ -236,15 +227,15 @@ class JudgeScorer:
             budget.counts["failed_groups"] += 1
             return [(None, f"unscored: {error}")] * len(group)
         by_place = {place: found[name] for name in question.ids for place in question.members[name]}
-        return [(by_place[i].score, by_place[i].explanation) for i in range(len(group))]
+        return [by_place[place] for place in range(len(group))]
 
     async def _answer(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
         """The verdicts on a question. Raises UnscoredError without a usable answer."""
         if len(question.ids) == 1:
-            why = "nothing to compare: the group is all alike"
-            return {question.ids[0]: JudgeVerdict(score=0.5, explanation=why)}
+            alike = JudgeVerdict(0.5, "nothing to compare: the group is all alike")
+            return {question.ids[0]: alike}
         if (kept := self._cache.get(self._backend.name, question)) is not None:
             budget.counts["cache_hits"] += 1
             return kept
@@ -257,32 +248,28 @@ class JudgeScorer:
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
         """Ask until an answer is usable; raises UnscoredError after the last try."""
-        config, messages, tries = self._config.judge, question.messages, 0
-        while tries <= config.retries:
+        config, messages, problem = self._config.judge, question.messages, ""
+        for tried in range(1 + config.retries):
             reserved = budget.reserve(estimated_tokens(messages))
+            budget.counts["retries"] += tried > 0
             try:
                 reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
                 # Endpoints charge for answers only, also for those without text.
-                budget.charge(reserved, error.used)
-                budget.failed(error)
-                problem, again = str(error), error.kind == "unusable"
-            else:
-                guessed = Usage(answer_tokens=estimated_tokens(messages, reply.text))
-                budget.charge(reserved, reply.used if reply.used.tokens else guessed)
-                budget.answered()
-                try:
-                    return read(reply.text, question.ids)
-                except UnusableAnswerError as error:
-                    problem, again = f"the judge's answer cannot be used: {error}", True
-                    messages = question.again(str(error))
-                if reply.finish_reason == "length":
-                    limit = f"ruler.judge.max_answer_tokens={config.max_answer_tokens}"
-                    problem += f"; it was cut at {limit}"
-            tries += 1
-            if not again:
+                budget.settle(reserved, error)
+                problem = str(error)
+                if error.kind == "unusable":
+                    continue
                 break
-            budget.counts["retries"] += tries <= config.retries
+            budget.settle(reserved, reply, estimated_tokens(messages, reply.text))
+            try:
+                return read(reply.text, question.ids)
+            except UnusableAnswerError as error:
+                problem = f"the judge's answer cannot be used: {error}"
+                messages = question.again(str(error))
+            if reply.finish_reason == "length":
+                limit = f"ruler.judge.max_answer_tokens={config.max_answer_tokens}"
+                problem += f"; it was cut at {limit}"
         raise UnscoredError(problem)
 
 

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.decisions.records import PROBLEM, Decision, Json
@@ -126,8 +126,7 @@ class UnusableAnswerError(ValueError):
     """An answer that does not score each of the decisions; the message says why."""
 
 
-@value
-class JudgeVerdict:
+class JudgeVerdict(NamedTuple):
     """A judge's score of one decision, 0 to 1."""
 
     score: float
