@@ -9,7 +9,7 @@ from scipy.special import expit, log_expit
 
 from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.continuous.ruler.agreement import agreement
-from rlforge.continuous.ruler.memory import LearnedWindow
+from rlforge.continuous.ruler.learned import LearnedWindow
 from rlforge.continuous.ruler.pairs import Pairs, generate_pairs
 from rlforge.continuous.ruler.preference import PreferenceScorer, expected_wins, fit_strengths
 

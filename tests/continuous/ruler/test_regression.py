@@ -4,7 +4,7 @@ from scipy.special import expit
 
 from rlforge.continuous.config.ruler import RegressionConfig, RulerConfig
 from rlforge.continuous.ruler.agreement import agreement
-from rlforge.continuous.ruler.memory import LearnedWindow
+from rlforge.continuous.ruler.learned import LearnedWindow
 from rlforge.continuous.ruler.regression import RegressionScorer
 
 

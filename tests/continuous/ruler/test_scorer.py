@@ -70,7 +70,7 @@ def no_keys(monkeypatch):
 
 def _shipped(name):
     loaded = OmegaConf.load(conf_dir() / "ruler" / f"{name}.yaml")
-    return read(RulerConfig, loaded)
+    return read(RulerConfig, OmegaConf.to_container(loaded))
 
 
 def test_every_shipped_option_makes_its_scorer(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -101,15 +100,18 @@ def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | 
     return None
 
 
-def undecided(decisions: Sequence[Decision], reason: str) -> DecisionScores:
+def undecided(
+    decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float] | None = None
+) -> DecisionScores:
     """0.5 for each, because of ``reason``, which is logged and is every explanation."""
     if decisions:
         log.warning("%s: nothing to compare: %s; every score is 0.5", _window(decisions), reason)
     count = len(decisions)
+    counts = {"nothing_to_compare": 1.0, "unscored": 0.0, "scored": float(count)}
     return DecisionScores(
         values=(0.5,) * count,
         explanations=(f"nothing to compare: {reason}",) * count,
-        metrics={"nothing_to_compare": 1.0, "unscored": 0.0, "scored": float(count)},
+        metrics={**(metrics or {}), **counts},
     )
 
 
@@ -130,15 +132,12 @@ def finished(
     """The scores with their counts, or ``undecided`` if all of them are equal."""
     known = [value for value in values if value is not None]
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
-        alike = undecided(decisions, "all scores are equal")
-        return dataclasses.replace(alike, metrics={**metrics, **alike.metrics})
-    counts = {
-        "nothing_to_compare": 0.0,
-        "scored": float(len(known)),
-        "unscored": float(len(values) - len(known)),
-    }
+        return undecided(decisions, "all scores are equal", metrics)
+    counts = {"scored": float(len(known)), "unscored": float(len(values) - len(known))}
     return DecisionScores(
-        values=tuple(values), explanations=tuple(explanations), metrics={**metrics, **counts}
+        values=tuple(values),
+        explanations=tuple(explanations),
+        metrics={**metrics, "nothing_to_compare": 0.0, **counts},
     )
 
 

@@ -10,7 +10,6 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from rlforge.continuous.ruler.learned import Judgement, LearnedScorer
-from rlforge.continuous.ruler.memory import WindowMemory
 from rlforge.continuous.ruler.pairs import MAX_PAIRS, Floats, Pairs, generate_pairs
 
 #: Weight of the L2 penalty on the learned weights (of standardised features).
@@ -43,15 +42,16 @@ class PreferenceScorer(LearnedScorer):
         self._fit_once()
         return self._weights
 
-    def _fit(self, memory: WindowMemory) -> None:
+    def _fit(self) -> None:
         self._weights, self._learned_pairs = None, 0
-        if not memory.windows:
+        windows = self.memory.windows
+        if not windows:
             return
-        features = np.concatenate([window.features for window in memory.windows])
+        features = np.concatenate([window.features for window in windows])
         self._mean, self._deviation = features.mean(axis=0), features.std(axis=0)
         self._deviation[self._deviation <= 1e-9] = 1.0  # of constant features
         differences = []
-        for window in memory.windows:
+        for window in windows:
             pairs = self._pairs(window.rewards.tolist(), window.id)
             rows = self._standardised(window.features)
             differences.append(rows[pairs.better] - rows[pairs.worse])

@@ -14,7 +14,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rlforge.continuous.ruler.learned import Judgement, LearnedScorer
-from rlforge.continuous.ruler.memory import WindowMemory
 from rlforge.continuous.ruler.pairs import Floats
 
 #: Fewest known rewards to fit a model to.
@@ -38,11 +37,12 @@ class RegressionScorer(LearnedScorer):
     _model: Any = None
     _rewards: Floats | None = None
 
-    def _fit(self, memory: WindowMemory) -> None:
+    def _fit(self) -> None:
         self._model = self._rewards = None
-        if sum(len(window.rewards) for window in memory.windows) >= _FEWEST:
-            self._rewards = np.concatenate([window.rewards for window in memory.windows])
-            features = np.concatenate([window.features for window in memory.windows])
+        windows = self.memory.windows
+        if sum(len(window.rewards) for window in windows) >= _FEWEST:
+            self._rewards = np.concatenate([window.rewards for window in windows])
+            features = np.concatenate([window.features for window in windows])
             self._model = self._make_model().fit(features, self._rewards)
 
     def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
