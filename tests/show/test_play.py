@@ -7,11 +7,10 @@ import pytest
 from tests.harness.live_run import start
 
 from rlforge.config.compose import compose
-from rlforge.errors import ConfigError
 from rlforge.games.base import View
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
-from rlforge.show.play import PERSON, Leave, Person, find_env, play, prepare, seats_of, verdict
+from rlforge.show.play import PERSON, Leave, Person, find_env, play, seats_of, verdict
 
 MINIMAX = parse_opponent("minimax")
 
@@ -124,31 +123,6 @@ async def test_the_untrained_model_answers_from_its_engine(small_model):
     record = await play(config, spec, policies, 0, Person(typing(*CELLS * 5), print), print)
     assert record.error is None
     assert record.turns[1].completion.token_ids
-
-
-def test_a_game_without_opponents_is_refused():
-    with pytest.raises(ConfigError, match="no opponent"):
-        prepare(["env=tictactoe"], None, None, "latest", [])
-
-
-def test_seats_and_opponents_that_are_not_there_are_refused():
-    spec = find_env(compose(["env=tictactoe"]).config, None)
-    with pytest.raises(ConfigError, match=r"--seat 2: .* seats 0 to 1"):
-        seats_of(spec, 2, [MINIMAX])
-    with pytest.raises(ConfigError, match="room for 1"):
-        seats_of(spec, 0, [MINIMAX, MINIMAX])
-
-
-def test_an_environment_of_another_name_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean TicTacToe"):
-        find_env(compose(["env=tictactoe"]).config, "TicTacTo")
-
-
-async def test_an_opponent_that_does_not_know_the_game_is_refused():
-    config = compose(["env=kuhn"]).config
-    spec = find_env(config, None)
-    with pytest.raises(ConfigError, match="minimax"):
-        await play(config, spec, seats_of(spec, 0, [MINIMAX]), 0, Person(typing(), print), print)
 
 
 @pytest.mark.ray

@@ -10,16 +10,7 @@ from rich.console import Console
 import rlforge
 from rlforge.errors import ConfigError
 from rlforge.record.game_files import GameWriter, index_games
-from rlforge.show.replay import (
-    boards,
-    check_picture,
-    find_game,
-    game_list,
-    select,
-    step_through,
-    turns,
-    write_svg,
-)
+from rlforge.show.replay import boards, find_game, game_list, select, step_through, turns, write_svg
 from rlforge.types import EnvSpec
 
 TICTACTOE = EnvSpec(id="TicTacToe-v0-train")
@@ -168,10 +159,3 @@ def test_a_game_is_drawn_as_a_small_svg_with_a_frame_a_turn(run_dir):
     assert "wins" in "".join(frames[-1].itertext()).replace("\xa0", " ")
     assert file.stat().st_size < 25_000 * len(frames)
     assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
-
-
-def test_a_picture_of_another_kind_or_place_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="pictures are SVG"):
-        check_picture(tmp_path / "game.gif")
-    with pytest.raises(ConfigError, match="existing folder"):
-        check_picture(tmp_path / "none" / "game.svg")
