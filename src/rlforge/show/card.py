@@ -25,7 +25,7 @@ from rlforge.kinds import kind_of
 from rlforge.models.made import made_model
 from rlforge.record.results import by_pairing
 from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
-from rlforge.show.formatting import count, duration, number, percent
+from rlforge.show import formatting
 from rlforge.show.report.data import RunData
 from rlforge.system.checkpoint import policy_in
 from rlforge.types import EvalResult, PolicyRef
@@ -100,20 +100,14 @@ def model_card(
         own=own,
         measured=measured,
         policies=policy_names(config),
-        supervised=kind.supervised,
+        kind=kind,
         made=made_model(config.model.kind) is not None,
-        learned=kind.learned(config, policy.name),
         environments=_environments(config),
         asked=asked_as(config, policy=policy.name),
         experiment=[named[0]] if named and known else [],
         groups=list(_own_groups(own, run.command, known)),
         all_linear=config.model.lora.target_modules == ALL_LINEAR,
-        done=next((row for row in reversed(run.metrics) if row["step"] <= step), {}),
-        versions=run.summary.get("versions", {}),
-        count=count,
-        duration=duration,
-        number=number,
-        percent=percent,
+        say=formatting,
         quoted=shlex.join,
     )
     return str(card)

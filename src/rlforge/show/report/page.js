@@ -12,7 +12,8 @@ const text = (amount, options) => amount.toLocaleString("en", options);
 const say = (amount, shares = false, digits = shares ? 3 : 4) => {
   if (shares) return `${text(100 * amount, { maximumSignificantDigits: digits })}%`;
   const size = Math.abs(amount);
-  if (size && size < 1e-3) return Number(amount.toPrecision(digits)).toExponential();
+  const short = size === 0 || (size >= 1e-3 && size < 1e15);
+  if (!short) return Number(amount.toPrecision(digits)).toExponential();
   const notation = size < 1e6 ? "standard" : "compact";
   const whole = size < 1e6 ? Math.ceil(Math.log10(size + 1)) : 0;
   return text(amount, { notation, maximumSignificantDigits: Math.max(digits, whole) });
@@ -31,6 +32,7 @@ const labels = (shares) => (plot, ticks, index, space, step) => {
   const digits = Math.min(Math.max(Math.ceil(Math.log10(highest / step)) + 2, 2), 15);
   return ticks.map((tick) => (tick === null ? "" : say(tick, shares, digits)));
 };
+const counts = (plot, ticks) => ticks.map((tick) => text(tick));
 const room = (plot, texts) => 12 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length));
 const whole = [1, 2, 5].flatMap((step) => Array.from({ length: 12 }, (_, n) => step * 10 ** n));
 whole.sort((one, other) => one - other);
@@ -50,7 +52,7 @@ const range = (shares) => (plot, low, high) => {
 function lines({ x, shares, log, lines }) {
   // Without a pointer, the legend is about the last place at which something was measured.
   let last = 0;
-  const series = [{ label: x, value: (plot, at) => say(at ?? plot.data[0]?.[last] ?? 0) }];
+  const series = [{ label: x, value: (plot, at) => text(at ?? plot.data[0]?.[last] ?? 0) }];
   const tables = [], bands = [];
   for (const { name, colour: shade, faint, xs, ys, low, high, mean } of lines) {
     const columns = [xs];
@@ -79,7 +81,7 @@ function lines({ x, shares, log, lines }) {
     bands,
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: range(shares) } },
     axes: [
-      axis({ grid: { show: false }, incrs: whole, values: labels(false), size: 26 }),
+      axis({ incrs: whole, values: counts, size: 26, grid: { show: false } }),
       axis({ values: labels(shares), size: room, space: 28 }),
     ],
   }];
