@@ -10,7 +10,7 @@ import httpx
 
 from rlforge.config.rules import ADDRESS, is_address
 from rlforge.continuous.serving.adapter import checkpoint_of
-from rlforge.continuous.serving.journal import Journal
+from rlforge.continuous.serving.journal import owned
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.tokens import read_admin_token
 from rlforge.errors import ConfigError, DeploymentError, RunError
@@ -122,13 +122,9 @@ def stage(folder: Path, source: Path, strategy: str) -> Deployment:
     Raises RunError when one runs there, DeploymentError when none ever did or without weights.
     """
     checkpoint = checkpoint_of(source)
-    with RunLock(folder):
-        journal = Journal(folder)
-        try:
-            if not journal.history():
-                raise DeploymentError(f"{folder}: no service was ever started here")
-            return journal.begin(
-                checkpoint.path or "", strategy=strategy, updates=checkpoint.version, phase="staged"
-            )
-        finally:
-            journal.close()
+    with owned(folder) as journal:
+        if not journal.history():
+            raise DeploymentError(f"{folder}: no service was ever started here")
+        return journal.begin(
+            checkpoint.path or "", strategy=strategy, updates=checkpoint.version, phase="staged"
+        )

@@ -20,6 +20,7 @@ from typing import Any
 from rlforge.continuous.serving.records import UNDER_WAY, Check, Deployment, Phase, TrialOutcome
 from rlforge.errors import DeploymentError
 from rlforge.system.files import atomic_path
+from rlforge.system.locks import RunLock
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +66,12 @@ class Journal:
         if Path(source).is_relative_to(root):
             source = Path(source).relative_to(root).as_posix()
         with self._transaction() as database:
-            (number,) = database.execute(
-                "SELECT COALESCE(MAX(number) + 1, 0) FROM deployments"
+            row = database.execute(
+                "INSERT INTO deployments SELECT COALESCE(MAX(number) + 1, 0), ?, ?, ?, NULL, ?, ?, "
+                "?, '[]', '' FROM deployments RETURNING *",
+                (phase, strategy, source, updates, now, now),
             ).fetchone()
-            database.execute(
-                "INSERT INTO deployments VALUES (?, ?, ?, ?, NULL, ?, ?, ?, '[]', '')",
-                (number, phase, strategy, source, updates, now, now),
-            )
-        return self.deployment(number)
+        return _deployment(row, self._folder)
 
     def advance(
         self,
@@ -155,9 +154,11 @@ class Journal:
         )
 
     def _read(self, query: str, *values: int) -> list[Deployment]:
+        return [_deployment(row, self._folder) for row in self._rows(query, *values)]
+
+    def _rows(self, query: str, *values: int) -> list[sqlite3.Row]:
         with self._lock:
-            rows = self.database.execute(query, values).fetchall()
-        return [_deployment(row, self._folder) for row in rows]
+            return self.database.execute(query, values).fetchall()
 
     # ------------------------------------------------------------ outcomes
 
@@ -175,24 +176,18 @@ class Journal:
 
     def outcomes(self, trial: int) -> list[TrialOutcome]:
         """Outcomes of a trial in order of their arrival."""
-        with self._lock:
-            rows = self.database.execute(
-                "SELECT arm, reward, cluster, stage FROM outcomes WHERE trial = ? ORDER BY place",
-                (trial,),
-            ).fetchall()
-        return [TrialOutcome(**row) for row in rows]
+        rows = self._rows(
+            "SELECT arm, reward, cluster, stage FROM outcomes WHERE trial = ? ORDER BY place", trial
+        )
+        return [TrialOutcome(**dict(row)) for row in rows]
 
     # ------------------------------------------------------------ the file
 
     def back_up(self) -> None:
         """Copy the file, to be used when it is damaged; after a failure the older copy stays."""
         try:
-            with (
-                atomic_path(self._file.with_name(BACKUP), durable=True) as work,
-                self._lock,
-                contextlib.closing(sqlite3.connect(work)) as copy,
-            ):
-                self.database.backup(copy)
+            with atomic_path(self._file.with_name(BACKUP), durable=True) as work, self._lock:
+                self.database.execute("VACUUM INTO ?", (str(work),))
         except (OSError, sqlite3.Error) as error:
             log.warning("no copy of %s was made: %s", self._file, error)
 
@@ -214,6 +209,15 @@ class Journal:
             finally:
                 if self.database.in_transaction:
                     self.database.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def owned(folder: Path) -> Iterator[Journal]:
+    """The journal in ``folder``, which no other process owns meanwhile, or else RunError."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunLock(folder), contextlib.closing(Journal(folder)) as journal:
+        yield journal
 
 
 def read_history(folder: Path) -> list[Deployment]:

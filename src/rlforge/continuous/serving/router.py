@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import Counter
-from collections.abc import Collection, Sequence
 
 from rlforge.continuous.config.serving import AbTestConfig
 from rlforge.continuous.serving.records import Arm, Deployment
 from rlforge.continuous.serving.statistics import MixtureSprt
-from rlforge.engines.base import Engine, OnTokens
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.types import PolicyRef, value
 
 #: Difference of mean rewards for which a trial is most powerful (sd of the normal mixture).
 EFFECT = 0.03
@@ -100,38 +97,8 @@ class Live:
         """The versions that requests may name."""
         return (self.current, *((self.trial.deployment,) if self.trial is not None else ()))
 
-
-class Router:
-    """Sends requests to versions on ``engine``; each is on one version from beginning to end."""
-
-    live: Live
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._under_way: Counter[str | None] = Counter()
-
-    @property
-    def in_use(self) -> Collection[str | None]:
-        """Paths of versions with requests under way: the engine may read their files again."""
-        return set(+self._under_way)
-
     def route(self, user: str | None) -> PolicyRef:
         """The version of ``user`` now; None: a request without a user."""
-        live = self.live
-        if live.trial is not None and live.trial.arm(user) == "new":
-            return live.trial.deployment.policy()
-        return live.current.policy()
-
-    async def answer(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        policy: PolicyRef,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
-        """Ask the engine; ``policy`` is in ``in_use`` until it has answered."""
-        self._under_way[policy.path_or_name] += 1
-        try:
-            return await self.engine.generate(prompt_token_ids, params, policy, on_tokens)
-        finally:
-            self._under_way[policy.path_or_name] -= 1
+        if self.trial is not None and self.trial.arm(user) == "new":
+            return self.trial.deployment.policy()
+        return self.current.policy()

@@ -12,7 +12,7 @@ conduct    earns its rewards there by what they stand for, where the held-out se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlforge.config.model import ModelConfig
@@ -25,13 +25,15 @@ from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.models.finite import check_finite
 from rlforge.types import Completion, PolicyRef, value
 
+_NAMES = ("files", "fit", "finite", "loads", "format", "holdout", "conduct")
+
 
 @value
 class Report:
     """checks: those made; only the last one may have failed. files: digests by name."""
 
     checks: tuple[Check, ...]
-    files: dict[str, str]
+    files: Mapping[str, str]
 
     @property
     def passed(self) -> bool:
@@ -44,87 +46,73 @@ class Report:
         return f"{self.checks[-1].name}: {self.checks[-1].detail}"
 
 
-class Validator:
-    """Checks new versions on ``engine``; holds no state between them."""
+async def validate(
+    candidate: PolicyRef,
+    current: PolicyRef,
+    engine: Generator,
+    *,
+    config: DeploymentConfig,
+    model: ModelConfig,
+    probes: Sequence[Probe],
+    holdout: Holdout | None,
+) -> Report:
+    """Check a new version.
 
-    def __init__(
-        self,
-        engine: Generator,
-        config: DeploymentConfig,
-        model: ModelConfig,
-        probes: Sequence[Probe],
-    ) -> None:
-        self._engine, self._config, self._model = engine, config, model
-        self._probes = tuple(probes)
-
-    async def validate(
-        self, candidate: PolicyRef, current: PolicyRef, holdout: Holdout | None
-    ) -> Report:
-        """Check ``candidate``, whose path is set. holdout: None skips the comparison."""
-        path = Path(candidate.path_or_name or "")
-        files: dict[str, str] = {}
-        answers: list[Completion] = []
-
-        async def read_files() -> str:
-            files.update(await asyncio.to_thread(fingerprint, path))
-            return f"{len(files)} files"
-
-        async def load() -> str:
-            engine = self._engine
-            asked = (engine.generate(p.prompt_token_ids, p.params, candidate) for p in self._probes)
-            answers.extend(await asyncio.gather(*asked))
-            return "the engine loaded it"
-
-        async def read_answers() -> str:
-            read = [p.well_formed(a.text) for p, a in zip(self._probes, answers, strict=True)]
-            wanted = self._config.min_format
-            detail = f"{sum(read)} of {len(read)} answers can be read; {wanted:.0%} must be"
-            if sum(read) / len(read) < wanted:
-                unread = answers[read.index(False)].text[:80]
-                raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
-            return detail
-
-        steps: dict[str, Callable[[], Awaitable[str]]] = {
-            "files": read_files,
-            "fit": lambda: asyncio.to_thread(check_fit, path, self._model),
-            "finite": lambda: asyncio.to_thread(check_finite, path),
-            "loads": load,
-            "format": read_answers,
-        }
+    Args:
+        candidate: The version, whose path is set.
+        current: The one that it is compared with.
+        engine: Answers with both.
+        config: The group ``deployment``.
+        model: Which adapters must fit.
+        probes: What the version must answer.
+        holdout: Compares both; None: they are not compared.
+    """
+    path = Path(candidate.path_or_name or "")
+    files: Mapping[str, str] = {}
+    found: list[str] = []
+    try:
+        files = await asyncio.to_thread(fingerprint, path)
+        found.append(f"{len(files)} files")
+        found.append(await asyncio.to_thread(check_fit, path, model))
+        found.append(await asyncio.to_thread(check_finite, path))
+        asked = (engine.generate(p.prompt_token_ids, p.params, candidate) for p in probes)
+        answers = await asyncio.gather(*asked)
+        found.append("the engine loaded it")
+        found.append(_read(probes, answers, config.min_format))
         if holdout is not None:
-            concerns: list[str] = []
+            outcomes = await holdout(candidate, current)
+            found.append(_compare(outcomes, config))
+            if outcomes.concerns:
+                raise DeploymentError("; ".join(outcomes.concerns))
+            found.append("nothing is suspect")
+    except RlforgeError as error:
+        failed = [Check(name=_NAMES[len(found)], passed=False, detail=str(error))]
+    else:
+        failed = []
+    passed = zip(_NAMES, found, strict=False)
+    checks = [Check(name=name, passed=True, detail=detail) for name, detail in passed]
+    return Report(checks=(*checks, *failed), files=files)
 
-            async def compare_rewards() -> str:
-                outcomes = await holdout(candidate, current)
-                concerns.extend(outcomes.concerns)
-                return self._compare(outcomes)
 
-            async def read_concerns() -> str:
-                if concerns:
-                    raise DeploymentError("; ".join(concerns))
-                return "nothing is suspect"
+def _read(probes: Sequence[Probe], answers: Sequence[Completion], wanted: float) -> str:
+    read = [p.well_formed(a.text) for p, a in zip(probes, answers, strict=True)]
+    detail = f"{sum(read)} of {len(read)} answers can be read; {wanted:.0%} must be"
+    if sum(read) / len(read) < wanted:
+        unread = answers[read.index(False)].text[:80]
+        raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
+    return detail
 
-            steps |= {"holdout": compare_rewards, "conduct": read_concerns}
-        checks = []
-        for name, step in steps.items():
-            try:
-                checks.append(Check(name=name, passed=True, detail=await step()))
-            except RlforgeError as error:
-                checks.append(Check(name=name, passed=False, detail=str(error)))
-                break
-        return Report(checks=tuple(checks), files=files)
 
-    def _compare(self, outcomes: PairedOutcomes) -> str:
-        config = self._config
-        try:
-            if len(outcomes.candidate) != len(outcomes.current):
-                raise DeploymentError(
-                    f"the held-out set gave {len(outcomes.candidate)} rewards of the new version "
-                    f"and {len(outcomes.current)} of the current one"
-                )
-            result = compare(outcomes, margin=config.margin, alpha=config.alpha, test=config.test)
-        except ValueError as error:
-            raise DeploymentError(str(error)) from error
-        if not result.passed:
-            raise DeploymentError(str(result))
-        return str(result)
+def _compare(outcomes: PairedOutcomes, config: DeploymentConfig) -> str:
+    try:
+        if len(outcomes.candidate) != len(outcomes.current):
+            raise DeploymentError(
+                f"the held-out set gave {len(outcomes.candidate)} rewards of the new version "
+                f"and {len(outcomes.current)} of the current one"
+            )
+        result = compare(outcomes, margin=config.margin, alpha=config.alpha, test=config.test)
+    except ValueError as error:
+        raise DeploymentError(str(error)) from error
+    if not result.passed:
+        raise DeploymentError(str(result))
+    return str(result)
