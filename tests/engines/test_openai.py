@@ -434,10 +434,11 @@ def test_litellm_s_providers_and_keys_are_checked_before_anything_starts(monkeyp
     assert check_api("litellm:anthropic/claude-sonnet-4-5", ApiConfig()).base_url is None
 
 
-def test_without_litellm_its_extra_is_named(monkeypatch):
+@pytest.mark.parametrize(("name", "extra"), [("openai:m", "api"), ("litellm:openai/m", "litellm")])
+def test_without_its_package_the_extra_is_named(name, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rlforge\[litellm\]'"):
-        check_api("litellm:openai/m", ApiConfig())
+    with pytest.raises(ConfigError, match=rf"pip install 'rlforge\[{extra}\]'"):
+        check_api(name, ApiConfig())
 
 
 @pytest.fixture(params=["http://127.0.0.1:9", "foo:bar:baz", "socks://127.0.0.1:9"])

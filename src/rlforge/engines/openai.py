@@ -172,6 +172,7 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
     if provider == "litellm":
         key, missing = "", _keys_missing(name, model, base_url)
     else:
+        need_packages(name, "api", "openai")
         key = os.environ.get(_KEY_VARIABLES[provider], "").strip()
         missing = [] if key else [_KEY_VARIABLES[provider]]
     if missing and not here:
