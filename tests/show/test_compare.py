@@ -10,7 +10,6 @@ from tests.factories import evaluation
 from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.errors import RlforgeError
 from rlforge.record.files import create_run, write_json, write_jsonl
 from rlforge.record.tracker import Tracker
 from rlforge.show.compare import compare, runs_of
@@ -102,11 +101,17 @@ def test_a_continuous_run_has_the_results_of_its_last_window(tmp_path):
     assert text.splitlines()[1].split()[3:6] == ["reward", "control", "difference"]
 
 
-def test_a_damaged_config_is_named(tmp_path):
-    simple_run(tmp_path / "one", "name: [\n")
-    simple_run(tmp_path / "two", "name: two\n")
-    with pytest.raises(RlforgeError, match=r"one/config.yaml is damaged"):
-        compare(runs_of([tmp_path]))
+@pytest.mark.parametrize(
+    ("file", "text"), [("config.yaml", "name: [\n"), ("summary.json", "{"), ("progress.json", "3")]
+)
+def test_a_damaged_file_is_named_in_a_row_beside_the_other_runs(tmp_path, file, text):
+    for name in ("one", "two"):
+        simple_run(tmp_path / name, f"name: {name}\n")
+    (tmp_path / "one" / file).write_text(text)
+    shown_as = shown(compare(runs_of([tmp_path])), 100)
+    assert f"one/{file} is damaged (" in shown_as
+    rows = dict(line.split()[:2] for line in shown_as.splitlines() if line[:4] in ("one ", "two "))
+    assert rows == {"one": "damaged", "two": "not"}
 
 
 def test_a_run_that_is_named_twice_counts_once(tmp_path):

@@ -77,7 +77,9 @@ def runs(
     for comparison in listed:
         head = Text.assemble((comparison.folder, "bold"), f"  {headline(comparison)}")
         console.print(head, soft_wrap=True)
-        console.print(table(comparison), Text())
+        console.print(table(comparison))
+        for line in (*comparison.damaged, ""):
+            typer.echo(line)
 
 
 def compare(

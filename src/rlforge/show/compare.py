@@ -7,7 +7,7 @@ import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -95,7 +95,8 @@ class ComparedRun(Compared):
     @property
     def state(self) -> str:
         """How it stands, and how far it has come."""
-        done = "" if self.status == "not started" else f" {self.done.partition(' ')[0]}"
+        unknown = self.status in ("not started", "damaged")
+        done = "" if unknown else f" {self.done.partition(' ')[0]}"
         left = "" if self.eta_s is None else f", ETA {duration(self.eta_s)}"
         return f"{self.status}{done}{left}"
 
@@ -115,7 +116,7 @@ class Comparison:
     """Several runs.
 
     folder: the nearest that holds all. keys: in which they differ. runs: as they were given. best:
-    path.
+    path. damaged: what cannot be read of runs, which are rows without figures.
     """
 
     folder: str
@@ -123,6 +124,7 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     configurations: tuple[Configuration, ...]
     best: str | None
+    damaged: tuple[str, ...]
 
     @property
     def by_configuration(self) -> list[ComparedRun]:
@@ -147,15 +149,12 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """The comparison of runs, at any moment; RlforgeError for damaged YAML or JSON."""
-    configs = [_settings(path) for path in paths]
-    waiting = [
-        {} if config else _overrides(path) for path, config in zip(paths, configs, strict=True)
-    ]
-    differing = _differing([config for config in configs if config])
+    """The comparison of runs, at any moment."""
+    files = [_read(path) for path in paths]
+    waiting = [{} if own.config else _overrides(own.path) for own in files]
+    differing = _differing([own.config for own in files if own.config])
     keys = [*dict.fromkeys([*differing, *(key for own in waiting for key in own)])]
-    evals = [read_evals(RunPaths(root=path)) for path in paths]
-    several = len({one.env_id for own in evals for one in own}) > 1
+    several = len({one.env_id for own in files for one in own.evals}) > 1
     places = {str(path): place for place, path in enumerate(paths)}
     folders = [path.parent for path in paths]
     try:  # the nearest folder above, as the user wrote it where that is possible
@@ -163,12 +162,12 @@ def compare(paths: Sequence[Path]) -> Comparison:
     except ValueError:  # some are absolute
         folder = os.path.commonpath([one.absolute() for one in folders])
     groups: dict[str, list[ComparedRun]] = {}
-    for path, config, own, rows in zip(paths, configs, waiting, evals, strict=True):
-        known = {**own, **config}
+    for own, overrides in zip(files, waiting, strict=True):
+        known = {**overrides, **own.config}
         settings = {key: known[key] for key in keys if key in known}
-        same = {key: text for key, text in config.items() if key != "seed"} or str(path)
+        same = {key: text for key, text in own.config.items() if key != "seed"} or str(own.path)
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(
-            _run(path, folder, settings, _results(RunPaths(root=path), rows, several))
+            _run(own, folder, settings, several)
         )
     configurations = tuple(map(_configuration, groups.values()))
     runs = [run for one in configurations for run in one.runs]
@@ -179,6 +178,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
         runs=tuple(sorted(runs, key=lambda run: places[run.path])),
         configurations=configurations,
         best=None if best is None else best.path,
+        damaged=tuple(own.problem for own in files if own.problem),
     )
 
 
@@ -189,6 +189,26 @@ def best_of(candidates: Sequence[Row]) -> Row | None:
     if len(kinds) != 1 or len({one.objective for one in known}) < 2:
         return None
     return max(known, key=lambda one: one.objective or 0.0)
+
+
+class _Files(NamedTuple):
+    """Files of a run that are compared. problem: why it cannot be read; empty where it can."""
+
+    path: Path
+    config: Mapping[str, str]
+    evals: Sequence[EvalResult]
+    summary: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    problem: str = ""
+
+
+def _read(path: Path) -> _Files:
+    run = RunPaths(root=path)
+    try:
+        config, evals = _settings(path), read_evals(run)
+        return _Files(path, config, evals, read_summary(run), read_progress(run))
+    except RlforgeError as error:
+        return _Files(path, {}, (), {"status": "damaged"}, {}, str(error))
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -245,11 +265,8 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     return shared if combinations(shared) == combinations(differ) else differ
 
 
-def _run(
-    path: Path, folder: str, settings: Mapping[str, str], results: Mapping[str, Result]
-) -> ComparedRun:
-    run = RunPaths(root=path)
-    summary, progress = read_summary(run), read_progress(run)
+def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -> ComparedRun:
+    path, run, summary, progress = own.path, RunPaths(root=own.path), own.summary, own.progress
     status = str(summary.get("status", "failed" if (path / FAILED).is_file() else "not started"))
     unit = "windows" if "windows" in summary or run.windows.is_file() else "updates"
     done, total = summary.get(unit, 0), summary.get(f"total_{unit}")
@@ -262,7 +279,7 @@ def _run(
         status=status,
         done=f"{done} {unit}" if total is None else f"{done}/{total} {unit}",
         settings=settings,
-        results=results,
+        results={} if own.problem else _results(run, own.evals, several),
         wall_s=progress.get("elapsed_s") if running else summary.get("wall_time_s"),
         eta_s=progress.get("eta_s") if running else None,
         objective=summary.get("objective"),

@@ -44,6 +44,8 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print(table_of(runs, "run", OF_RUNS))
     if (best := best_of(runs)) is not None:
         say(f"best: {best.path} (objective {number(best.objective)})")
+    for problem in comparison.damaged:
+        say(problem)
 
 
 def listed(comparison: Comparison) -> RenderableType:

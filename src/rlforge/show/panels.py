@@ -19,6 +19,7 @@ STATUS_STYLE = {
     "interrupted": "yellow",
     "failed": "red",
     "killed": "red",
+    "damaged": "red",
 }
 
 
