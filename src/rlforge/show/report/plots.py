@@ -19,14 +19,8 @@ from rlforge.system.packages import need_packages
 #: Most points of a line that are marked one by one, and names in a line of a legend.
 _MARKED, _NAMES = 24, 3
 
-#: The light colours of the report's style sheet.
-_COLOURS = {"win": "#0b7f5f", "draw": "#98a1ae", "loss": "#b4520a"} | dict(
-    zip(
-        (f"c{index}" for index in range(8)),
-        ["#2463c9", "#c96a12", "#0e8a68", "#b23a86", "#6d54c0", "#8a6d0b", "#4c7d1f", "#5c6675"],
-        strict=True,
-    )
-)
+#: Colours beside ``c0`` …, which are the style's.
+_COLOURS = {"win": "#0b7f5f", "draw": "#98a1ae", "loss": "#b4520a"}
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
@@ -55,12 +49,11 @@ def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str
         figure = Figure(figsize=(4.3 * columns, 2.7 * rows))
         grid = figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
         places = list(grid.flat)
+        named = [_draw(axes, chart) for axes, chart in zip(places, drawn, strict=False)]
         for n, chart in enumerate(drawn):
-            row = drawn[n - n % columns :][:columns]
-            most = max(len(_names_of(other)) for other in row)
+            most = max(named[n - n % columns :][:columns])
             lines = -(-most // _NAMES) if most > 1 else 0  # one has no legend
             places[n].set_title(chart.caption, pad=8 + 16 * lines)
-            _draw(places[n], chart)
         for axes in places[len(drawn) :]:
             axes.set_axis_off()
         page = io.StringIO()
@@ -70,49 +63,36 @@ def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str
     return document[document.index("<svg") :]  # without a document type, which is an address
 
 
-def _draw(axes: Any, chart: Chart) -> None:
-    """Draw the lines of ``chart`` that have points."""
+def _draw(axes: Any, chart: Chart) -> int:
+    """Draw the lines of ``chart`` that have points; returns how many names they have."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    names = _names_of(chart)
-    unnamed = {*names}
     for one in chart.shown:
-        colour = _COLOURS[one.colour]
-        look: dict[str, Any] = {"color": colour, "clip_on": False, "zorder": 3}
-        pale = look | {"alpha": 0.4, "linewidth": 1}
+        look = {"color": _COLOURS.get(one.colour, one.colour.upper()), "clip_on": False}
         ys, mean = (
             [math.nan if y is None else y for y in ys or ()] for ys in (one.ys, chart.mean(one))
         )
         if one.low is not None and one.high is not None:
-            axes.fill_between(one.xs, one.low, one.high, color=colour, alpha=0.14, linewidth=0)
+            axes.fill_between(one.xs, one.low, one.high, **look, alpha=0.14, linewidth=0)
         if mean or one.faint:
-            axes.plot(one.xs, ys, **pale)
+            axes.plot(one.xs, ys, **look, alpha=0.4, linewidth=1)
         if not one.faint:
             marker = "o" if len(ys) <= _MARKED else ""
-            label = one.name if one.name in unnamed else None
-            unnamed.discard(one.name)
-            axes.plot(one.xs, mean or ys, **look, label=label, marker=marker, markersize=4)
-    if len(names) > 1:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(-0.01, 0.99),
-            ncols=min(len(names), _NAMES),
-            borderaxespad=0,
-            handlelength=1.2,
-            columnspacing=1.4,
-        )
-    axes.set_xlabel(chart.x_name, loc="right")
+            axes.plot(one.xs, mean or ys, **look, label=one.name, marker=marker, zorder=3)
+    handles, names = axes.get_legend_handles_labels()
+    entries = dict(zip(names, handles, strict=True))
+    if len(entries) > 1:
+        above = {"bbox_to_anchor": (-0.01, 0.99), "ncols": min(len(entries), _NAMES)}
+        axes.legend(entries.values(), entries.keys(), **above)
+    axes.set_xlabel(chart.x_name)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if chart.log:
         axes.set_yscale("log")
-        return
-    axes.yaxis.set_major_locator(MaxNLocator(4 if chart.shares else 5, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        steps = 4 if chart.shares else 5
+        axes.yaxis.set_major_locator(MaxNLocator(steps, steps=[1, 2, 2.5, 5, 10]))
     if chart.shares:
         highest = max(max(one.measured) for one in chart.shown)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(0, 1 if highest > 0.5 else max(highest, 0.01))
-
-
-def _names_of(chart: Chart) -> set[str]:
-    """The names in a legend."""
-    return {one.name for one in chart.shown if not one.faint}
+    return len(entries)
