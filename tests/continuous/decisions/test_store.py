@@ -1,5 +1,6 @@
 """Acknowledged rows survive kills of the process and failures of the disk."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -248,6 +249,24 @@ def test_interrupted_at_any_byte_a_call_is_written_as_a_whole_or_not_at_all(tmp_
                 with TrajectoryStore(root) as again:
                     assert contents(again) == (after if length == end else before), length
                 shutil.rmtree(root)
+
+
+def test_what_a_killed_process_left_half_written_is_undone_by_the_first_reader(tmp_path, make):
+    """While a store is opened and closed it has a journal in place of the log."""
+    root, left = tmp_path / "store", tmp_path / "left"
+    with TrajectoryStore(root) as store:
+        store.append([make(n) for n in range(40)])
+    with contextlib.closing(sqlite3.connect(root / FILE, isolation_level=None)) as killed:
+        killed.execute("PRAGMA cache_size = 1")  # pages are written before the transaction ends
+        killed.execute("BEGIN")
+        killed.execute("UPDATE decisions SET state = zeroblob(9000)")
+        shutil.copytree(root, left)
+    assert (left / f"{FILE}-journal").stat().st_size > 0
+    assert (
+        StoreReader(left).decisions()
+        == StoreReader(root).decisions()
+        == [make(n) for n in range(40)]
+    )
 
 
 # ---------------------------------------------------------------- disks and files

@@ -5,16 +5,14 @@ import dataclasses
 import itertools
 import os
 import pickle
-from types import SimpleNamespace
 
 import pytest
 
-from rlforge.continuous.decisions import grid
-from rlforge.continuous.decisions.grid import WallClock
 from rlforge.continuous.loop.population import AgentModel, Labels, Population, SimulationState
 from rlforge.continuous.loop.simulation import (
     SimulatedTimeDriver,
     Stopped,
+    WallClock,
     WallClockDriver,
     load_simulation_state,
     save_simulation_state,
@@ -236,12 +234,12 @@ async def test_simulated_time_advances_and_a_window_is_settled_by_ticks(populate
 
 async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(populate, monkeypatch):
     """So a window of whole ticks holds equally many of them, whenever the run began."""
-    now, begun = 1000.0, []
+    now, begun, sleep = 1000.0, [], asyncio.sleep
 
     async def pass_time(seconds):
         nonlocal now
         now += min(seconds, 0.25)  # of each of those who wait
-        await asyncio.sleep(0)
+        await sleep(0)
 
     async def slow_answer(agent_id, prompt, draw, grammar=None):
         nonlocal now
@@ -249,7 +247,7 @@ async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(popula
         now += 0.5
         return await hold_or_buy(agent_id, prompt, draw)
 
-    monkeypatch.setattr(grid, "asyncio", SimpleNamespace(sleep=pass_time))
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
     driver = WallClockDriver(
         populate(Records(), answer=slow_answer), WallClock(lambda: now), 30.0, asyncio.Event()
     )

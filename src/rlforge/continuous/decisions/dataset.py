@@ -227,11 +227,11 @@ def _card(rows: int, windows: int) -> str:
 def _rows(folder: Path) -> Iterator[tuple[str, Row]]:
     """All rows, each with its file and number."""
     for path in dataset_files(folder):
-        numbers = itertools.count(1)
+        name, numbers = path.relative_to(folder), itertools.count(1)
         try:
             for batch in pq.ParquetFile(path).iter_batches(_BATCH_ROWS):
                 for row in batch.to_pylist():
-                    yield f"{path.relative_to(folder)} row {next(numbers)}", row
+                    yield f"{name} row {next(numbers)}", row
         except (pa.ArrowException, OSError) as error:
             raise RlforgeError(f"{path} cannot be read: {error}") from error
 

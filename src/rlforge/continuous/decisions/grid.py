@@ -1,12 +1,7 @@
-"""Windows of time, fixed and without overlap, and the clock that stamps decisions."""
+"""Windows of time, fixed and without overlap."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -69,37 +64,3 @@ class WindowGrid:
     def after(self, window_id: str) -> str:
         """The window that follows."""
         return self.id_of(self.span(window_id)[1])
-
-
-log = logging.getLogger(__name__)
-
-#: Most seconds of one sleep: the clock may be set meanwhile.
-_LOOK_EVERY_S = 30.0
-#: Steps back of at most so many seconds are not logged: a clock being adjusted makes them.
-_TOLERANCE_S = 1.0
-
-
-class WallClock:
-    """The machine's clock, in seconds since 1970 UTC. Each jump back is logged once."""
-
-    def __init__(self, read: Callable[[], float] = time.time) -> None:
-        self._read = read
-        self._latest = -math.inf
-
-    def now(self) -> float:
-        """The time."""
-        moment = self._read()
-        if moment < self._latest - _TOLERANCE_S:
-            log.warning(
-                "the clock was set back by %.0f s; decisions go to the window of their time",
-                self._latest - moment,
-            )
-            self._latest = moment
-        self._latest = max(self._latest, moment)
-        return moment
-
-    async def wait_until(self, moment: float) -> None:
-        """Return once ``now()`` is ``moment`` or later."""
-        # Setting the clock raises no event that could be awaited.
-        while (left := moment - self.now()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(min(left, _LOOK_EVERY_S))

@@ -238,9 +238,10 @@ def _make_folder(root: Path) -> None:
 
 
 def _read(file: Path, query: str, *given: Any) -> list[sqlite3.Row]:
-    """The rows of a query, as another process may be writing them; the file is only read."""
+    """The rows of a query, while another process may be writing the file."""
     with errors_explained(file):
-        uri = f"{file.absolute().as_uri()}?mode=ro"
+        # Not ``mode=ro``: what a killed writer began is undone by the first that opens the file.
+        uri = f"{file.absolute().as_uri()}?mode=rw"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE_S)) as database:
             database.row_factory = sqlite3.Row
             return database.execute(query, given).fetchall()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import math
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from rlforge.continuous.decisions.grid import WallClock
 from rlforge.continuous.loop.population import FORMAT, Population, SimulationState
 from rlforge.errors import RunError
 from rlforge.system.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+#: Most seconds of one sleep: the clock may be set meanwhile.
+_LOOK_EVERY_S = 30.0
+#: Steps back of at most so many seconds are not logged: a clock being adjusted makes them.
+_TOLERANCE_S = 1.0
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
@@ -73,6 +81,32 @@ class SimulatedTimeDriver(Driver):
 
     async def save(self, path: Path) -> None:
         await asyncio.to_thread(save_simulation_state, self._population.state, path)
+
+
+class WallClock:
+    """The machine's clock, in seconds since 1970 UTC. Each jump back is logged once."""
+
+    def __init__(self, read: Callable[[], float] = time.time) -> None:
+        self._read = read
+        self._latest = -math.inf
+
+    def now(self) -> float:
+        """The time."""
+        moment = self._read()
+        if moment < self._latest - _TOLERANCE_S:
+            log.warning(
+                "the clock was set back by %.0f s; decisions go to the window of their time",
+                self._latest - moment,
+            )
+            self._latest = moment
+        self._latest = max(self._latest, moment)
+        return moment
+
+    async def wait_until(self, moment: float) -> None:
+        """Return once ``now()`` is ``moment`` or later."""
+        # Setting the clock raises no event that could be awaited.
+        while (left := moment - self.now()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(left, _LOOK_EVERY_S))
 
 
 class WallClockDriver(Driver):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.decisions.grid import WallClock, window_start
+from rlforge.continuous.decisions.grid import window_start
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
@@ -25,6 +25,7 @@ from rlforge.continuous.loop.simulation import (
     RecordedDriver,
     SimulatedTimeDriver,
     WaitingDriver,
+    WallClock,
     WallClockDriver,
     load_simulation_state,
     simulation_state_path,
