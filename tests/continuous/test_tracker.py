@@ -13,6 +13,7 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.tracker import WindowTracker, window_line
 from rlforge.record.progress import Progress
 from rlforge.show.display import Display
+from rlforge.system.values import from_json, to_json
 
 UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
 
@@ -78,7 +79,7 @@ def test_the_frame_of_a_continuous_run_fits_and_shows_windows_traders_and_scores
     tracker.log_activity("collecting", "2024-11-13-15:00")
     tracker.log_decisions("2024-11-13-15:00", 37)
     progress = tracker.progress()
-    assert Progress.from_json(progress.to_json()) == progress
+    assert from_json(Progress, to_json(progress)) == progress
     lines = draw(progress, width)
     assert {cell_len(line) for line in lines} == {width}
     text = one_line(lines)

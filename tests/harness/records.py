@@ -19,6 +19,7 @@ from rlforge.record.game_files import GameWriter
 from rlforge.record.progress import Progress
 from rlforge.record.tracker import Tracker
 from rlforge.show.view import progress_view
+from rlforge.system.values import from_json
 from rlforge.types import GameRecord
 
 NewTracker = Callable[..., Tracker]
@@ -43,7 +44,7 @@ def running(**changes: Any) -> Progress:
 
 
 def progress_of(run: Path, **changes: Any) -> Progress:
-    return Progress.from_json({**read_json(run / "progress.json"), **changes})
+    return from_json(Progress, {**read_json(run / "progress.json"), **changes})
 
 
 def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:

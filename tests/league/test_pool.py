@@ -17,7 +17,8 @@ from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.matchmaking import Matchmaking
 from rlforge.league.payoff import Results
 from rlforge.league.pool import RECENT_GAMES, ModelPool
-from rlforge.record.results import POOLS, ApiUsage
+from rlforge.record.results import ApiUsage, PoolSnapshot
+from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, PolicyRef
 
 RANDOM, MINIMAX = scripted("random_legal"), scripted("minimax")
@@ -437,8 +438,8 @@ def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, history, keep,
         each.add_checkpoint(checkpoint(4))
     assert play(resumed) == play(pool)
     snapshot = pool.snapshot()
-    written = json.loads(json.dumps(POOLS.encode(snapshot)))
-    assert resumed.snapshot() == snapshot == POOLS.decode(written)
+    written = json.loads(json.dumps(to_json(snapshot)))
+    assert resumed.snapshot() == snapshot == from_json(PoolSnapshot, written)
     assert (snapshot.current, snapshot.mode) == ("step-4", mode)
     assert snapshot.unrated_out_of_range == 0
     assert written["entries"][0].keys() >= {"kind", "path_or_name", "version", "name", "sigma"}

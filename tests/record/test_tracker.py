@@ -10,10 +10,11 @@ from tests.harness.records import write_games
 from rlforge.config.schema import TrackerConfig
 from rlforge.record.files import read_json, read_jsonl
 from rlforge.record.progress import CollectionRow, Progress
-from rlforge.record.results import POOLS, Alarm, ApiUsage, ExactResult
+from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot
 from rlforge.record.tracker import Tracker
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import GpuLoad
+from rlforge.system.values import from_json, to_json
 
 MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 
@@ -78,7 +79,7 @@ def tracker(new_tracker, sink):
 def test_a_run_that_has_just_begun_is_readable(tmp_path, tracker):
     progress = tracker.progress()
     assert (progress.update, progress.total_updates, progress.eta_s) == (0, 10, None)
-    assert Progress.from_json(read_json(tmp_path / "progress.json")).status == "running"
+    assert from_json(Progress, read_json(tmp_path / "progress.json")).status == "running"
     summary = read_json(tmp_path / "summary.json")
     assert (summary["status"], summary["seed"], summary["updates"]) == ("running", 7, 0)
     assert read_jsonl(tmp_path / "metrics.jsonl") == []
@@ -322,7 +323,7 @@ def test_a_pool_snapshot_is_kept_with_its_history(tmp_path, tracker, sink):
     tracker.log_learner(update(1), {})
     tracker.log_pool(pool_snapshot(5))
     tracker.flush()
-    assert POOLS.decode(read_json(tmp_path / "pool.json")) == pool_snapshot(5)
+    assert from_json(PoolSnapshot, read_json(tmp_path / "pool.json")) == pool_snapshot(5)
     first, second = read_jsonl(tmp_path / "ratings.jsonl")
     assert (first["step"], first["current"], first["ratings"]) == (0, "base", {"base": [25.0, 4.0]})
     assert (second["step"], second["coverage"]) == (1, {"SimpleTak-v0-train": 0.375})
@@ -374,7 +375,7 @@ def test_gpus_are_recorded_as_far_as_they_are_measured(tmp_path, tracker, sink):
     for power in (100.0, 200.0):
         tracker.log_gpus((dataclasses.replace(first, power=power), MODEST))
     assert tracker.progress().gpus[1] == MODEST
-    assert Progress.from_json(tracker.progress().to_json()).gpus == tracker.progress().gpus
+    assert from_json(Progress, to_json(tracker.progress())).gpus == tracker.progress().gpus
     tracker.log_learner(update(1), {})
     tracker.flush()
     (row,) = read_jsonl(tmp_path / "metrics.jsonl")
@@ -412,8 +413,8 @@ def test_progress_json_follows_once_a_second(tmp_path, tracker, clock):
 
 
 def test_progress_survives_its_json(full_run):
-    progress = Progress.from_json(read_json(full_run / "progress.json"))
-    assert Progress.from_json(progress.to_json()) == progress
+    progress = from_json(Progress, read_json(full_run / "progress.json"))
+    assert from_json(Progress, to_json(progress)) == progress
     assert [(row.opponent, row.win_rate) for row in progress.win_rates] == [
         ("base", 0.66),
         ("random_legal", 0.72),
@@ -552,5 +553,5 @@ def test_versions_are_handed_over_at_the_end_by_choice(choice, handed, tmp_path,
 def test_nan_is_shown_live_and_null_on_disk(tmp_path, tracker):
     tracker.log_learner(update(1, loss=float("nan")), {})
     assert read_jsonl(tmp_path / "metrics.jsonl")[0]["loss"] is None
-    assert Progress.from_json(read_json(tmp_path / "progress.json")).learner["loss"] is None
+    assert from_json(Progress, read_json(tmp_path / "progress.json")).learner["loss"] is None
     assert str(tracker.progress().learner["loss"]) == "nan"

@@ -14,6 +14,7 @@ from rlforge.record.progress import ExactRow, Progress, WindowRow
 from rlforge.record.results import Alarm, ApiUsage, PoolEntry
 from rlforge.show.view import progress_view
 from rlforge.system.hardware import GpuLoad
+from rlforge.system.values import from_json, to_json
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -172,7 +173,7 @@ def test_exact_measures_and_alarms_have_sections_where_there_are_some(tracker, w
     versions = {"step": 3, "since": 2, "good": 1}
     alarm = Alarm(signal="gap", about="", observed=-0.75, expected=0.125, actions=(), **versions)
     progress = dataclasses.replace(tracker.progress(), exact=(exact,), alarms=(alarm,))
-    text = one_line(draw(Progress.from_json(progress.to_json()), width))
+    text = one_line(draw(from_json(Progress, to_json(progress)), width))
     assert "Distance from equilibrium" in text
     assert "kuhn_poker 0.2500 0.7500 4" in text
     assert f"3 {alarm.text}" in text
@@ -183,7 +184,7 @@ def test_api_players_are_shown_with_what_they_took(tracker, width):
     used = {"games": 120, "requests": 2000, "prompt_tokens": 900_000, "answer_tokens": 334_000}
     player = ApiUsage(uid="openrouter:org/m", seconds=1800.0, cost=1.234, **used)
     tracker.log_api([player], {"games": 120})
-    text = one_line(draw(Progress.from_json(tracker.progress().to_json()), width))
+    text = one_line(draw(from_json(Progress, to_json(tracker.progress())), width))
     for part in ("120 games", "2,000 requests (0.9 s), 1.23M tokens, $1.23"):
         assert part in text, part
 
@@ -192,7 +193,7 @@ def test_the_flow_of_games_and_the_bottleneck_are_shown(tracker):
     flow = {"games_in_progress": 352.4, "games_wanted": 380.0, "games_most": 384.0}
     flow |= {"learner_waits": 0.4, "engine_occupancy": 0.97, "expected_age": 3.21}
     tracker.log_learner(update(1), {**SHARES, **flow, "lost_share": 0.02})
-    text = one_line(draw(Progress.from_json(tracker.progress().to_json()), 60))
+    text = one_line(draw(from_json(Progress, to_json(tracker.progress())), 60))
     for part in (
         "352 games, 380 wanted, 384 at most",
         "engines: 97% of the engines' places are in use (engine.num_engines,",

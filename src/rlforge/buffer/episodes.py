@@ -12,9 +12,7 @@ from typing import Any
 from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
 from rlforge.rewards.sampling import is_constant
 from rlforge.samples import Episode, Sample
-from rlforge.system.values import Codec
-
-_TURNS = Codec(Sample, form="json")
+from rlforge.system.values import from_json, to_json
 
 
 @dataclasses.dataclass(slots=True)
@@ -210,10 +208,7 @@ class EpisodeBuffer(Buffer):
                     "games": group.games,
                     "stamp": group.stamp,
                     "ended": group.ended,
-                    "played": [
-                        [[*map(_TURNS.encode, turns)] for turns in game.episodes]
-                        for game in group.played
-                    ],
+                    "played": [to_json(game.episodes) for game in group.played],
                 }
                 for group in groups
             ],
@@ -226,10 +221,7 @@ class EpisodeBuffer(Buffer):
             _Group(
                 group["group_id"],
                 group["games"],
-                [
-                    Shaped([tuple(map(_TURNS.decode, turns)) for turns in game])
-                    for game in group["played"]
-                ],
+                [Shaped(from_json(list[tuple[Sample, ...]], game)) for game in group["played"]],
                 None if group["stamp"] is None else Stamp(*group["stamp"]),
                 group["ended"],
             )

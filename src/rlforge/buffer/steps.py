@@ -8,9 +8,7 @@ from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
 from rlforge.samples import Sample
-from rlforge.system.values import Codec
-
-_TURNS = Codec(Sample, form="json")
+from rlforge.system.values import from_json, to_json
 
 
 class StepBuffer(Buffer):
@@ -76,11 +74,11 @@ class StepBuffer(Buffer):
 
     def _contents(self) -> dict[str, Any]:
         return {
-            "turns": [_TURNS.encode(turn) for _, turn in self._turns],
+            "turns": [to_json(turn) for _, turn in self._turns],
             "stamps": [list(stamp) for stamp, _ in self._turns],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        turns = list(map(_TURNS.decode, state["turns"]))
+        turns = from_json(list[Sample], state["turns"])
         self._turns.clear()
         self._turns.add(zip((Stamp(*stamp) for stamp in state["stamps"]), turns, strict=True))

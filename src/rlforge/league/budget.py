@@ -8,10 +8,8 @@ from pathlib import Path
 from rlforge.config.pool import ApiConfig
 from rlforge.record.files import read_json, write_json
 from rlforge.record.results import ApiUsage
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json
 from rlforge.types import GameSpec
-
-_USAGE = Codec(ApiUsage, form="json")
 
 
 class ApiBudget:
@@ -30,7 +28,8 @@ class ApiBudget:
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
         self._config, self._file = config, file
         saved = {} if file is None else read_json(file)
-        self._players = {row["uid"]: _USAGE.decode(row) for row in saved.get("players", ())}
+        players = from_json(list[ApiUsage], saved.get("players", ()))
+        self._players = {one.uid: one for one in players}
         #: Games with API players that have begun, and evaluation games that were left out.
         self.games: int = saved.get("games", 0)
         self.declined: int = saved.get("declined", 0)
@@ -84,8 +83,7 @@ class ApiBudget:
         """Write the counts."""
         assert self._file is not None
         counts = {"games": self.games, "declined": self.declined, "closed": self.closed}
-        players = [_USAGE.encode(one) for one in self.players]
-        write_json(self._file, {"players": players, **counts})
+        write_json(self._file, {"players": self.players, **counts})
 
 
 def api_players(spec: GameSpec) -> tuple[str, ...]:

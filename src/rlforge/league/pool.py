@@ -19,10 +19,8 @@ from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import BETA, Rating, RatingTable
 from rlforge.league.run_ladder import run_ladder
 from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot, Role
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
-
-_POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")
 
 RECENT_GAMES = 100
 """Games against an opponent that tell how the learner does now: those of its newest versions, until
@@ -376,7 +374,7 @@ class ModelPool:
             current=self.current().uid if self._line(None).checkpoints else None,
             entries=tuple(
                 PoolEntry(
-                    **_POLICIES.encode(policy),
+                    **to_json(policy),
                     role=self._roles[uid],
                     mu=ratings[uid].mu,
                     sigma=ratings[uid].sigma,
@@ -405,10 +403,10 @@ class ModelPool:
         """Everything but the configuration, as plain data that survives JSON."""
         return {
             "lines": {name: line.state_dict() for name, line in self._lines.items()},
-            "policies": [_POLICIES.encode(policy) for policy in self._policies.values()],
+            "policies": to_json([*self._policies.values()]),
             "roles": dict(self._roles),
             "checkpoints": [
-                _CHECKPOINTS.encode(checkpoint)
+                to_json(checkpoint)
                 for line in self._lines.values()
                 for checkpoint in line.checkpoints.values()
             ],
@@ -422,11 +420,11 @@ class ModelPool:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
-        self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
+        self._policies = {entry["uid"]: from_json(PolicyRef, entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         for line in self._lines.values():
             line.checkpoints.clear()
-        for checkpoint in map(_CHECKPOINTS.decode, state["checkpoints"]):
+        for checkpoint in from_json(list[Checkpoint], state["checkpoints"]):
             self._line(checkpoint.name).checkpoints[checkpoint.uid] = checkpoint
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlforge.record.files import RunPaths, read_json
 from rlforge.system.files import atomic_write
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
 _NO_FILE_NAME = re.compile(r"[^\w.~-]")
@@ -95,19 +95,16 @@ class Analysis:
     failed: int = 0
 
 
-_ANALYSES = Codec(Analysis, form="json")
-
-
 def write_analysis(run_dir: Path, analysis: Analysis) -> Path:
     """Keep ``analysis`` with its run, in place of an earlier one of the game; returns the file."""
     folder = RunPaths(root=run_dir).analyses
     folder.mkdir(exist_ok=True)
     file = folder / f"{_NO_FILE_NAME.sub('_', analysis.game_id)}.json"
-    atomic_write(file, json.dumps(_ANALYSES.encode(analysis), indent=1).encode())
+    atomic_write(file, json.dumps(to_json(analysis), indent=1).encode())
     return file
 
 
 def read_analyses(run_dir: Path) -> list[Analysis]:
     """The analyses of a run, by game. Raises RlforgeError for a damaged file."""
     files = sorted(RunPaths(root=run_dir).analyses.glob("*.json"))
-    return [_ANALYSES.decode(read_json(file)) for file in files]
+    return [from_json(Analysis, read_json(file)) for file in files]

@@ -19,10 +19,9 @@ from rlforge.record.files import JsonlFile, read_jsonl
 from rlforge.samples import Sample, TrainBatch
 from rlforge.system.checkpoint import is_step_name
 from rlforge.system.hardware import describe, versions
-from rlforge.system.values import Codec, json_ready
+from rlforge.system.values import json_ready, to_json
 from rlforge.types import GameRecord
 
-_GAMES = Codec(GameRecord, form="json")
 #: The fields of a sample in order, but for how its reward came about: thousands are read for each
 #: update.
 _contents = attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "rewards"))
@@ -46,7 +45,7 @@ def digest_of(content: Any) -> str:
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
     """Digest of finished games in order, without their duration and where versions were saved."""
-    rows = [_GAMES.encode(record) for record in records]
+    rows = [to_json(record) for record in records]
     for row in rows:
         del row["duration_s"]
         for seat in row["spec"]["seats"]:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, LadderRow, MatchRow, PoolEntry
 from rlforge.system.hardware import GpuLoad
-from rlforge.system.values import Codec
 from rlforge.types import EvalResult, value
 
 #: Evaluations per opponent in the small curve of the display.
@@ -226,18 +225,6 @@ class Progress:
     windows: tuple[WindowRow, ...] = ()
     traders: tuple[TraderRow, ...] = ()
     activity: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain object for ``progress.json``."""
-        return _PROGRESS.encode(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Progress:
-        """The value that ``to_json`` made ``data`` from."""
-        return _PROGRESS.decode(data)
-
-
-_PROGRESS = Codec(Progress, form="json")
 
 
 class Pace:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from rlforge.record.files import RunPaths, read_jsonl
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json
 from rlforge.types import EvalResult, PolicyKind, PolicyRef, value
 
 
@@ -76,14 +76,9 @@ class Alarm:
         return "; ".join((line, *self.actions))
 
 
-#: Lines of evals.jsonl, exact.jsonl and sentinel.jsonl.
-EVALS, EXACT = Codec(EvalResult, form="json"), Codec(ExactResult, form="json")
-ALARMS = Codec(Alarm, form="json")
-
-
 def read_evals(run: RunPaths) -> list[EvalResult]:
     """The evaluations of a run, oldest first."""
-    return list(map(EVALS.decode, read_jsonl(run.evals)))
+    return from_json(list[EvalResult], read_jsonl(run.evals))
 
 
 def by_pairing(evals: Iterable[EvalResult]) -> dict[tuple[str, str], list[EvalResult]]:
@@ -176,9 +171,6 @@ class PoolSnapshot:
         return tuple(sorted(pairs.values(), key=lambda row: -row.games))
 
 
-POOLS = Codec(PoolSnapshot, form="json")
-
-
 @value
 class Ratings:
     """A line of ratings.jsonl: mean and deviation of the pool's active policies after an update."""
@@ -188,9 +180,6 @@ class Ratings:
     current: str | None
     coverage: Mapping[str, Any]
     ratings: Mapping[str, Any]
-
-
-RATINGS = Codec(Ratings, form="json")
 
 
 @value

@@ -19,23 +19,13 @@ from rlforge.errors import RlforgeError
 from rlforge.record.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
-from rlforge.record.results import (
-    ALARMS,
-    EVALS,
-    EXACT,
-    POOLS,
-    RATINGS,
-    Alarm,
-    ApiUsage,
-    ExactResult,
-    PoolSnapshot,
-    Ratings,
-)
+from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot, Ratings, read_evals
 from rlforge.record.samples import sample_turns
 from rlforge.record.sinks import Sink, Sinks, make_sinks
 from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
+from rlforge.system.values import from_json, to_json
 from rlforge.types import EvalResult, GameRecord
 
 log = logging.getLogger(__name__)
@@ -149,11 +139,11 @@ class Tracker:
             self._update, earlier_s = row["step"], row["time_s"]
             self._earlier_games, self._failed = row["games"], row["failed_games"]
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
-        for row in read_jsonl(self.paths.evals):
-            self._remember_eval(EVALS.decode(row))
+        for result in read_evals(self.paths):
+            self._remember_eval(result)
         for row in read_jsonl(self.paths.exact):
-            self._remember_exact(EXACT.decode(row))
-        self._alarms += [ALARMS.decode(row) for row in read_jsonl(self.paths.sentinel)]
+            self._remember_exact(from_json(ExactResult, row))
+        self._alarms += from_json(list[Alarm], read_jsonl(self.paths.sentinel))
         return earlier_s
 
     # ------------------------------------------------------------ input
@@ -204,7 +194,7 @@ class Tracker:
             "invalid_rate": result.invalid_rate,
             "games": result.games,
         }
-        self._eval_file.append({**EVALS.encode(result), "time_s": self._elapsed()})
+        self._eval_file.append({**to_json(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
         self._enter(result.step, scalars, f"evaluation-{result.env_id}/{result.opponent}/")
@@ -216,13 +206,13 @@ class Tracker:
             "illegal": result.illegal,
             **{f"gain_{seat}": gain for seat, gain in enumerate(result.gains)},
         }
-        self._exact_file.append({**EXACT.encode(result), "time_s": self._elapsed()})
+        self._exact_file.append({**to_json(result), "time_s": self._elapsed()})
         self._remember_exact(result)
         self._enter(result.step, scalars, f"exact-{result.env_id}/")
 
     def add_alarm(self, alarm: Alarm) -> None:
         """Write an alarm of the sentinel: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
-        self._alarm_file.append({**ALARMS.encode(alarm), "time_s": self._elapsed()})
+        self._alarm_file.append({**to_json(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
         self._enter(self._update, {alarm.signal: 1.0}, "sentinel/")
 
@@ -321,7 +311,7 @@ class Tracker:
         rated = sorted(snapshot.entries, key=lambda one: (one.rated_games == 0, -one.mu))
         self._pool = dataclasses.replace(snapshot, entries=tuple(rated))
         self._matches = snapshot.pairs()[:MOST_ROWS]
-        write_json(self.paths.pool, POOLS.encode(snapshot))
+        write_json(self.paths.pool, to_json(snapshot))
         line = Ratings(
             step=self._update,
             time_s=self._elapsed(),
@@ -329,7 +319,7 @@ class Tracker:
             coverage=snapshot.coverage,
             ratings={one.uid: [one.mu, one.sigma] for one in rated if one.active},
         )
-        self._rating_file.append(RATINGS.encode(line))
+        self._rating_file.append(to_json(line))
         self._ratings_changed = True
         scalars = {f"pool/coverage/{env}": share for env, share in snapshot.coverage.items()}
         # A curve of each version would end with the next one: they are one curve, and a table.
@@ -449,7 +439,7 @@ class Tracker:
 
     def _publish(self) -> None:
         self._next_publish = self._clock() + 1.0
-        write_json(self.paths.progress, self.progress().to_json())
+        write_json(self.paths.progress, to_json(self.progress()))
 
     def _elapsed(self) -> float:
         """Seconds of run time, including the earlier parts of a resumed run."""

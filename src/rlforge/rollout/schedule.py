@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlforge.league.pool import ModelPool
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
-_SPECS = Codec(GameSpec, form="json")
 _NO_COLLECTOR = ""
 
 
@@ -161,7 +160,7 @@ class GameScheduler:
             "games": self._games,
             "draws": self._draws,
             "seatings": list(self._seatings),
-            "open": _SPECS.encode(self._open) if self._open is not None else None,
+            "open": to_json(self._open),
             "left": self._left,
         }
 
@@ -170,7 +169,7 @@ class GameScheduler:
         self._games = state["games"]
         self._draws = state["draws"]
         self._seatings = list(state["seatings"])
-        self._open = _SPECS.decode(state["open"]) if state["open"] is not None else None
+        self._open = None if state["open"] is None else from_json(GameSpec, state["open"])
         self._left = state["left"]
 
 
@@ -224,7 +223,7 @@ class GamesUnderWay:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The games, as plain data that survives JSON."""
-        return [_SPECS.encode(spec) for spec in self.specs]
+        return [to_json(spec) for spec in self.specs]
 
     def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
         """The games that were under way when the state was taken were lost.
@@ -232,7 +231,7 @@ class GamesUnderWay:
         They may have been played again after that, before the run was resumed: the part of those
         that begin now enters their ids.
         """
-        lost = (dataclasses.replace(_SPECS.decode(spec), part=self._part) for spec in state)
+        lost = (dataclasses.replace(from_json(GameSpec, spec), part=self._part) for spec in state)
         self.begin(_NO_COLLECTOR, map(retry, lost))
 
 

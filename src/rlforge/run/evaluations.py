@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import RunConfig
-from rlforge.record.files import RunPaths, read_jsonl
+from rlforge.record.files import RunPaths
+from rlforge.record.results import read_evals
 from rlforge.rollout.evaluation import OpenEvaluation, plan_evaluation, summarise
 from rlforge.rollout.lineup import eval_pairings
 from rlforge.run.actors.cluster import RunActors
 from rlforge.run.collection import Collection
 from rlforge.run.observers import Observers
 from rlforge.run.policies import Policies
-from rlforge.system.values import Codec
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec
 
 log = logging.getLogger(__name__)
 
-_RESULTS = Codec(EvalResult, form="json")
 
 Play = Callable[[str, Sequence[GameSpec]], Awaitable[list[GameRecord]]]
 """Lets a collector, by name, play evaluation games; the records of those that were admitted."""
@@ -72,8 +71,7 @@ class Evaluations:
     def begin(self, group: asyncio.TaskGroup, run_dir: Path) -> None:
         """Take up the record of the run; play as tasks of ``group`` from now on."""
         self._group = group
-        for row in read_jsonl(RunPaths(root=run_dir).evals):
-            result = _RESULTS.decode(row)
+        for result in read_evals(RunPaths(root=run_dir)):
             self._begun.add(result.step)
             self._results[result.env_id, result.opponent] = result
         if self._config.eval.continuous:

@@ -13,10 +13,8 @@ from rlforge.league.pool import RECENT_GAMES
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.run.actors.cluster import RunActors
 from rlforge.system.checkpoint import step_name
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint
-
-_CHECKPOINTS = Codec(Checkpoint, form="json")
 
 
 @dataclasses.dataclass
@@ -36,14 +34,10 @@ class Trained:
     updates: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "newest": _CHECKPOINTS.encode(self.newest),
-            "begun": self.begun,
-            "updates": self.updates,
-        }
+        return {"newest": to_json(self.newest), "begun": self.begun, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.newest = _CHECKPOINTS.decode(state["newest"])
+        self.newest = from_json(Checkpoint, state["newest"])
         self.updated = self.newest.version
         self.begun, self.updates = state["begun"], state["updates"]
 

@@ -15,13 +15,10 @@ from rlforge.buffer.batches import READABLE, ShownSample
 from rlforge.config.roots import read_any
 from rlforge.errors import ConfigError
 from rlforge.kinds import kind_of
-from rlforge.samples import Sample
 from rlforge.show.formatting import number as digits
 from rlforge.show.panels import Listing, facts
-from rlforge.system.values import Codec
+from rlforge.system.values import to_json
 from rlforge.types import value
-
-_SAMPLES = Codec(Sample, form="json")
 
 WIDE = 110
 """Columns from which a table has room for environments and for the reward after each transform."""
@@ -75,7 +72,7 @@ def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
     for index in chosen:
         shown = batch.find(index)
         texts = {name: getattr(shown, name) for name in READABLE}
-        rows.append({"sample": index, **texts, **_SAMPLES.encode(shown.sample)})
+        rows.append({"sample": index, **texts, **to_json(shown.sample)})
     return {"batch": batch.number, "samples": rows}
 
 

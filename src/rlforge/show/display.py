@@ -25,6 +25,7 @@ from rlforge.show.compare_view import headline, line_of, listed
 from rlforge.show.formatting import duration, number, percent
 from rlforge.show.panels import section
 from rlforge.show.view import progress_view
+from rlforge.system.values import from_json
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +284,7 @@ def monitor(
     console = console or Console()
     if once:
         if data := read_progress(paths):
-            console.print(progress_view(Progress.from_json(data), time.time()))
+            console.print(progress_view(from_json(Progress, data), time.time()))
             if reason := why_it_ended(read_summary(paths)):
                 _print(console, f"{paths.root} {reason}")
         else:
@@ -292,7 +293,7 @@ def monitor(
     with contextlib.suppress(KeyboardInterrupt), Display(paths.root.name, mode, console) as display:
         while True:
             if data := read_progress(paths):
-                progress = Progress.from_json(data)
+                progress = from_json(Progress, data)
                 display.show(progress)
                 if progress.status != "running":
                     if reason := why_it_ended(read_summary(paths)):

@@ -37,7 +37,7 @@ import psutil
 
 from rlforge.errors import CheckpointError
 from rlforge.system.files import readable_size, says_full_disk, sync
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
 MANIFEST = "manifest.json"
@@ -125,9 +125,6 @@ class Manifest:
     def total_size(self) -> int:
         """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
-
-
-_MANIFESTS = Codec(Manifest, form="json")
 
 
 def write_checkpoint(
@@ -218,7 +215,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
     file = path / MANIFEST
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-        manifest = _MANIFESTS.decode(raw)
+        manifest = from_json(Manifest, raw)
     except FileNotFoundError:
         reason = "it has no manifest" if path.is_dir() else "there is no such directory"
         raise CheckpointError(f"{path} is not a checkpoint: {reason}") from None
@@ -372,7 +369,7 @@ def _write_manifest(
 ) -> None:
     manifest = Manifest(rlforge_version=_package_version(), meta=meta, files=files)
     file = directory / MANIFEST
-    file.write_text(json.dumps(_MANIFESTS.encode(manifest), indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(to_json(manifest), indent=2) + "\n", encoding="utf-8")
     sync(file)
 
 

@@ -16,44 +16,62 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-#: table: rows of arrow tables, see ``Codec.arrow_type``. json: what ``json.dumps`` takes.
-Form = Literal["table", "json"]
+#: json: what ``json.dumps`` takes. table: rows of arrow tables, camel: with names in camelCase.
+_Form = Literal["json", "table", "camel"]
 
 
-class Codec(Generic[T]):
-    """Turns values of the dataclass ``cls`` into dicts of plain data, and back.
+def to_json(content: Any) -> Any:
+    """A value, or a list or tuple of values, as ``json.dumps`` takes it.
 
-    Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
-    dataclasses, mappings from int to float, and mappings from str to anything. In a
-    table a mapping from str is JSON text, a mapping from int is a list of pairs, and lone
-    surrogates, which files cannot hold, are replaced. A dataclass of texts whose field has the
-    metadata ``{"columns": {PART: COLUMN}}`` is stored as these columns of the class around it.
-    camel_case: ``agent_id`` is stored as ``agentId``.
+    A dataclass of texts whose field has the metadata ``{"columns": {PART: COLUMN}}`` stands as
+    these fields of the object around it.
 
     Example:
         >>> from rlforge.types import PolicyRef
-        >>> policies = Codec(PolicyRef, form="json")
-        >>> policies.encode(PolicyRef(uid="step-3", kind="checkpoint", version=3))
+        >>> to_json(PolicyRef(uid="step-3", kind="checkpoint", version=3))
         {'uid': 'step-3', 'kind': 'checkpoint', 'path_or_name': None, 'version': 3, 'name': ''}
-        >>> policies.decode({"uid": "base", "kind": "checkpoint"}).version
+    """
+    return _converter("json").unstructure(content)
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """The inverse. Fields that the data lacks, or that are null there, take their defaults.
+
+    Example:
+        >>> from rlforge.types import PolicyRef
+        >>> from_json(list[PolicyRef], [{"uid": "base", "kind": "checkpoint"}])[0].version
         0
     """
+    made: T = _converter("json").structure(data, cls)
+    return made
 
-    def __init__(self, cls: type[T], *, form: Form = "table", camel_case: bool = False) -> None:
-        self._cls, self._form, self._camel_case = cls, form, camel_case
+
+class Codec(Generic[T]):
+    """Turns values of the dataclass ``cls`` into rows of an arrow table, and back.
+
+    Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
+    dataclasses, mappings from int to float, and mappings from str to anything. The last are JSON
+    text there, and lone surrogates, which files cannot hold, are replaced.
+    camel_case: ``agent_id`` is stored as ``agentId``.
+    """
+
+    def __init__(self, cls: type[T], *, camel_case: bool = False) -> None:
+        self._cls, self._camel_case = cls, camel_case
+        self._form: _Form = "camel" if camel_case else "table"
 
     @cached_property
     def encode(self) -> Callable[[T], dict[str, Any]]:
         """A value as a dict, its fields in order."""
-        write: Callable[[T], dict[str, Any]]
-        write = _converter(self._form, self._camel_case).get_unstructure_hook(self._cls)
+        write: Callable[[T], dict[str, Any]] = _converter(self._form).get_unstructure_hook(
+            self._cls
+        )
         return write
 
     @cached_property
     def decode(self) -> Callable[[Mapping[str, Any]], T]:
-        """The inverse. Fields that the data lacks, or that are null there, take their defaults."""
-        read = _converter(self._form, self._camel_case).get_structure_hook(self._cls)
-        return lambda data: read(data, self._cls)
+        """The inverse; defaults as in ``from_json``."""
+        read = _converter(self._form).get_structure_hook(self._cls)
+        return lambda row: read(row, self._cls)
 
     @cached_property
     def arrow_type(self) -> Any:
@@ -93,7 +111,7 @@ class Codec(Generic[T]):
 
 
 @cache
-def _converter(form: Form, camel_case: bool) -> Any:
+def _converter(form: _Form) -> Any:
     # cattrs is imported where it is used, as pyarrow is.
     import cattrs
     from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
@@ -101,7 +119,7 @@ def _converter(form: Form, camel_case: bool) -> Any:
     made = cattrs.Converter(detailed_validation=False)
 
     def stored(name: str) -> str:
-        return _camel(name) if camel_case else name
+        return _camel(name) if form == "camel" else name
 
     def names(cls: Any) -> dict[str, Any]:
         return {f.name: override(rename=stored(f.name)) for f in dataclasses.fields(cls)}
@@ -138,7 +156,7 @@ def _converter(form: Form, camel_case: bool) -> Any:
     # Token ids and log-probs are long: numbers are passed on without a look at each.
     made.register_unstructure_hook_func(_is_numbers, lambda content: content)
     made.register_structure_hook_func(_is_numbers, lambda content, _: tuple(content))
-    if form == "table":
+    if form != "json":
         made.register_unstructure_hook(str, writable)
         made.register_unstructure_hook_func(_is_object, _to_json_text)
         made.register_structure_hook_func(_is_object, lambda text, _: json.loads(text))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.files import read_json, write_json
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json, to_json
 from rlforge.types import PolicyKind, value
 
 #: Files of a ladder's folder, beside ``games/``.
@@ -149,12 +149,9 @@ class LadderCard:
     versions: Mapping[str, Any]
 
 
-_CARDS = Codec(LadderCard, form="json")
-
-
 def write_card(folder: Path, card: LadderCard) -> Path:
     """Write ``ladder.json`` and return its path."""
-    write_json(folder / CARD, _CARDS.encode(card))
+    write_json(folder / CARD, to_json(card))
     return folder / CARD
 
 
@@ -163,7 +160,7 @@ def read_card(file: Path) -> LadderCard:
     if not file.is_file():
         raise ConfigError(f"no card {file}; name the {CARD} that rlforge ladder has written")
     try:
-        return _CARDS.decode(read_json(file))
+        return from_json(LadderCard, read_json(file))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RlforgeError(
             f"{file} is no card of a ladder ({type(error).__name__}: {error}); name a {CARD}"
@@ -172,7 +169,7 @@ def read_card(file: Path) -> LadderCard:
 
 def first_difference(recorded: LadderCard, computed: LadderCard) -> str | None:
     """Where two cards differ first, and both values in one line; None where they agree."""
-    return _difference("", _CARDS.encode(recorded), _CARDS.encode(computed))
+    return _difference("", to_json(recorded), to_json(computed))
 
 
 def _difference(where: str, one: Any, other: Any) -> str | None:

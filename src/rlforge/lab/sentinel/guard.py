@@ -9,10 +9,11 @@ from typing import Any
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.lab.sentinel.signals import Sentinel
-from rlforge.record.results import ALARMS, Alarm, ExactResult
+from rlforge.record.results import Alarm, ExactResult
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer, Updated
 from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, policy_in, step_name
+from rlforge.system.values import from_json, to_json
 from rlforge.types import EvalResult
 
 PAST = "fictitious"
@@ -38,12 +39,11 @@ class Guard(Observer):
 
     def state_dict(self) -> dict[str, Any]:
         """The sentinel's state, and the alarms that the next update acts on."""
-        alarms = [ALARMS.encode(alarm) for alarm in self._alarms]
-        return {"sentinel": self.sentinel.state_dict(), "alarms": alarms}
+        return {"sentinel": self.sentinel.state_dict(), "alarms": to_json(self._alarms)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sentinel.load_state_dict(state["sentinel"])
-        self._alarms = [ALARMS.decode(alarm) for alarm in state["alarms"]]
+        self._alarms = from_json(list[Alarm], state["alarms"])
 
     async def updated(self, update: Updated) -> None:
         """Judge an update, and do what ``sentinel.actions`` says about all new alarms."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 from rlforge.errors import RlforgeError
 from rlforge.games.base import View
 from rlforge.games.registry import make_game
-from rlforge.system.values import Codec
+from rlforge.system.values import to_json
 from rlforge.types import EnvSpec, value
 
 
@@ -96,7 +96,6 @@ class WarmupGame(Warmup):
         return states
 
 
-_ENVS = Codec(EnvSpec, form="json")
 #: Fields of a stored ``EnvSpec`` that enter a digest. Those added later change no model, and its
 #: name stays.
 _OF_GAMES = (
@@ -152,7 +151,7 @@ class TinyRecipe:
         described = dataclasses.asdict(self)
         for game, own in zip(self.games, described["games"], strict=True):
             if isinstance(game, WarmupGame):
-                env = _ENVS.encode(game.env)
+                env = to_json(game.env)
                 own["env"] = {name: env[name] for name in _OF_GAMES}
         text = json.dumps(described, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]

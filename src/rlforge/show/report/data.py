@@ -14,18 +14,9 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json
 from rlforge.record.game_files import GameIndex, index_games
-from rlforge.record.results import (
-    ALARMS,
-    EVALS,
-    EXACT,
-    POOLS,
-    RATINGS,
-    Alarm,
-    ExactResult,
-    PoolSnapshot,
-    Ratings,
-)
+from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
 from rlforge.record.status import read_summary, why_it_ended
+from rlforge.system.values import from_json
 from rlforge.types import EvalResult, value
 
 Row = dict[str, Any]
@@ -99,11 +90,11 @@ def load_run(run_dir: Path | str) -> RunData:
         windows=tuple(windows),
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
-        evals=tuple(map(EVALS.decode, evals)),
-        exact=tuple(map(EXACT.decode, exact)),
-        alarms=tuple(map(ALARMS.decode, alarms)),
-        ratings=tuple(map(RATINGS.decode, ratings)),
-        pool=POOLS.decode(pool) if (pool := read_json(paths.pool)) else None,
+        evals=from_json(tuple[EvalResult, ...], evals),
+        exact=from_json(tuple[ExactResult, ...], exact),
+        alarms=from_json(tuple[Alarm, ...], alarms),
+        ratings=from_json(tuple[Ratings, ...], ratings),
+        pool=from_json(PoolSnapshot, pool) if (pool := read_json(paths.pool)) else None,
         api=read_json(paths.api),
         summary=summary,
         config=(config := _text(paths.config)),

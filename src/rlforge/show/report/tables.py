@@ -7,9 +7,8 @@ from collections import Counter
 from rlforge.record.results import ApiUsage, PoolEntry, PoolSnapshot
 from rlforge.show.formatting import count, duration, number, per_second, percent
 from rlforge.show.report.data import RunData
-from rlforge.system.values import Codec
+from rlforge.system.values import from_json
 
-_USAGE = Codec(ApiUsage, form="json")
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
 #: Most policies in the folded rest of the table of ratings.
@@ -64,7 +63,7 @@ def most_met(pool: PoolSnapshot) -> tuple[list[str], int]:
 
 def api_players(run: RunData) -> list[ApiUsage]:
     """Usage of models behind APIs."""
-    return list(map(_USAGE.decode, run.api.get("players", ())))
+    return from_json(list[ApiUsage], run.api.get("players", ()))
 
 
 def endings(run: RunData) -> list[tuple[tuple[str, str, str], int]]:
