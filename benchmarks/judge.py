@@ -17,12 +17,11 @@ import time
 from typing import Any
 
 from common import record
-from ruler import play
+from ruler import examine, play
 
 from rlforge.config.compose import compose
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
 from rlforge.continuous.decisions.records import TrainingWindow
-from rlforge.continuous.ruler.agreement import examine
 from rlforge.continuous.ruler.features import STATE_ACTION, WITH_OUTCOME
 from rlforge.continuous.ruler.judge_backends import LocalModel
 from rlforge.continuous.ruler.scorer import make_scorer
@@ -54,11 +53,11 @@ async def measure(
     scorer = make_scorer(config, local=local)
     started = time.perf_counter()
     hide = config.features == STATE_ACTION
-    report = await examine(scorer, [window], hide_outcomes=hide)
+    figures, _ = await examine(scorer, [window], hide_outcomes=hide)
     took = time.perf_counter() - started
     await scorer.close()
     return {
-        **report.metrics(),
+        **figures,
         "decisions": len(window.decisions),
         "seconds_per_group": took * GROUP / len(window.decisions),
     }

@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, get_args
@@ -29,7 +31,8 @@ from rlforge.continuous.decisions.records import Decision, Metadata, Result, Tra
 from rlforge.continuous.market.books import Settled
 from rlforge.continuous.market.traders import Choice, Crowd
 from rlforge.continuous.market.world import World
-from rlforge.continuous.ruler.agreement import Agreement, agent_means, agreement, examine
+from rlforge.continuous.ruler.agreement import Agreement, agreement, pooled
+from rlforge.continuous.ruler.base import DecisionScorer
 from rlforge.continuous.ruler.features import STATE_ACTION
 from rlforge.continuous.ruler.scorer import make_scorer
 
@@ -49,6 +52,7 @@ SCORERS = {
 
 
 REWARDS = "rewards themselves"
+Scores = tuple[float | None, ...]
 
 
 def play(seed: int, windows: int) -> tuple[list[TrainingWindow], dict[str, float]]:
@@ -111,6 +115,40 @@ def window(decisions: list[Decision]) -> TrainingWindow:
     )
 
 
+async def examine(
+    scorer: DecisionScorer, windows: Sequence[TrainingWindow], *, hide_outcomes: bool = True
+) -> tuple[dict[str, float], list[Scores]]:
+    """Agreement with the rewards of windows that the scorer has not learned, and its scores."""
+    hidden = {"reward": None, "next_state": None, "result": None} if hide_outcomes else {}
+    scores = [
+        (await scorer.score([replace(one, **hidden) for one in window.decisions])).values
+        for window in windows
+    ]
+    found = pooled(
+        [
+            agreement(own, [one.reward for one in window.decisions])
+            for own, window in zip(scores, windows, strict=True)
+        ]
+    )
+    counts = {
+        "agreement_pairs": float(found.pairs),
+        "agreement_unscored": float(sum(own.count(None) for own in scores)),
+    }
+    return found.metrics("") | counts, scores
+
+
+def by_skill(
+    windows: Sequence[TrainingWindow], scores: Sequence[Scores], skill: Mapping[str, float]
+) -> Agreement:
+    """Each agent's mean score against its skill."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for window, own in zip(windows, scores, strict=True):
+        for one, score in zip(window.decisions, own, strict=True):
+            if score is not None:
+                found[one.agent_id].append(score)
+    return agreement([*map(statistics.fmean, found.values())], [skill[agent] for agent in found])
+
+
 async def measure(
     config: RulerConfig,
     learned: list[TrainingWindow],
@@ -122,26 +160,19 @@ async def measure(
     scorer.learn(learned)
     figures = {}
     if config.features == STATE_ACTION:  # others have nothing to go by without outcomes
-        report = await examine(scorer, held_out, skill=skill)
-        figures = {f"forecast_{name}": value for name, value in report.metrics().items()}
-    scores = [(await scorer.score(one.decisions)).values for one in held_out]
+        found, scores = await examine(scorer, held_out)
+        found |= by_skill(held_out, scores, skill).metrics("skill_")
+        figures = {f"forecast_{name}": value for name, value in found.items()}
+    _, scores = await examine(scorer, held_out, hide_outcomes=False)
     return figures | against_skill(held_out, scores, skill)
 
 
 def against_skill(
-    windows: list[TrainingWindow],
-    scores: Sequence[Sequence[float | None]],
-    skill: Mapping[str, float],
+    windows: list[TrainingWindow], scores: Sequence[Scores], skill: Mapping[str, float]
 ) -> dict[str, float]:
     """Each agent's mean score against its skill, over all windows and in each of them."""
-
-    def compare(some: list[TrainingWindow], given: Sequence[Sequence[float | None]]) -> Agreement:
-        decisions = [one for window in some for one in window.decisions]
-        means = agent_means(decisions, [score for own in given for score in own])
-        return agreement(list(means.values()), [skill[agent] for agent in means])
-
-    overall = compare(windows, scores)
-    single = [compare([one], [own]) for one, own in zip(windows, scores, strict=True)]
+    overall = by_skill(windows, scores, skill)
+    single = [by_skill([one], [own], skill) for one, own in zip(windows, scores, strict=True)]
     return {
         "judgement_skill_pairwise_accuracy": overall.pairwise_accuracy or 0.0,
         "judgement_skill_kendall_tau": overall.kendall_tau or 0.0,

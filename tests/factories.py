@@ -285,6 +285,11 @@ def decision(
     return Decision(**{**fields, **changes})
 
 
+def without_outcome(decision: Decision) -> Decision:
+    """The decision as it was when it was made."""
+    return replace(decision, reward=None, next_state=None, result=None)
+
+
 def scripted_game(env: EnvSpec, names: Sequence[str], seed: int) -> Any:
     """A finished game between players with these names, each of whose actions is accepted."""
     from rlforge.games.players import make_player

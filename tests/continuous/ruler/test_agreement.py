@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.continuous.decisions.records import Decision
-from rlforge.continuous.ruler.agreement import agent_means, agreement, examine
-from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.continuous.ruler.agreement import agreement, pooled
 
 
 @pytest.mark.parametrize(
@@ -57,52 +55,11 @@ def test_agreement_equals_a_count_over_all_pairs(rows):
         assert found.kendall_tau is None
 
 
-class Oracle:
-    """Knows each agent's skill; keeps what it was shown."""
-
-    def __init__(self, skill):
-        self.skill, self.shown = skill, list[Decision]()
-
-    async def score(self, decisions):
-        self.shown += decisions
-        values = tuple(self.skill.get(decision.agent_id) for decision in decisions)
-        return DecisionScores(values=values, explanations=("",) * len(values), metrics={})
-
-    def learn(self, windows):
-        return {}
-
-    async def close(self): ...
-
-
-async def test_outcomes_are_hidden_from_the_scorer_unless_asked_for(make_window, skill):
-    oracle = Oracle(skill)
-    report = await examine(oracle, [make_window(0), make_window(1)], skill=skill)
-    assert len(oracle.shown) == 160
-    assert not any(d.reward or d.next_state or d.result for d in oracle.shown)
-    assert report.agents.kendall_tau == report.agents.pairwise_accuracy == 1.0
-    assert report.agents.pairs == 6
-    assert report.agent_scores == pytest.approx(skill)
-    measures = ("kendall_tau", "pairwise_accuracy")
-    both = {*measures, *(f"skill_{measure}" for measure in measures)}
-    assert set(report.metrics()) == {*both, "agreement_pairs", "agreement_unscored"}
-    oracle = Oracle(skill)
-    await examine(oracle, [make_window(0)], hide_outcomes=False)
-    assert all(decision.complete for decision in oracle.shown)
-
-
-async def test_decisions_are_compared_within_their_window_only(make_window, skill):
-    windows = [make_window(n) for n in range(3)]
-    alone = [(await examine(Oracle(skill), [w])).decisions for w in windows]
-    together = (await examine(Oracle(skill), windows)).decisions
-    assert together.pairs == sum(one.pairs for one in alone)
-    mean = sum((one.pairwise_accuracy or 0) * one.pairs for one in alone) / together.pairs
-    assert together.pairwise_accuracy == pytest.approx(mean)
-
-
-async def test_unscored_decisions_are_counted(make_window, skill):
-    oracle = Oracle({name: value for name, value in skill.items() if name != "noise"})
-    report = await examine(oracle, [make_window(0)], skill=skill)
-    assert report.unscored == 20
-    assert "noise" not in report.agent_scores
-    few = make_window(0, each=1).decisions
-    assert agent_means(few, [0.5, None, 0.25, None]) == {"expert": 0.5, "fair": 0.25}
+def test_windows_count_by_their_pairs():
+    one, other = agreement([0.1, 0.9], [0.0, 1.0]), agreement([0.9, 0.5, 0.1], [1.0, 0.0, 2.0])
+    assert (other.pairwise_accuracy, other.pairs) == (1 / 3, 3)
+    both = pooled([one, other, agreement([], [])])
+    assert (both.pairs, both.items) == (4, 5)
+    assert both.pairwise_accuracy == pytest.approx((1 + 3 / 3) / 4)
+    assert both.kendall_tau == pytest.approx((1 - 3 / 3) / 4)
+    assert pooled([]).metrics("") == {}

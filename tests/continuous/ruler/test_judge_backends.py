@@ -4,14 +4,13 @@ import random
 import re
 
 import pytest
-from tests.factories import any_answer, byte_tokenizer
+from tests.factories import any_answer, byte_tokenizer, without_outcome
 from tests.harness.control_tokens import TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.config.engine import EngineConfig
 from rlforge.config.model import ModelConfig
 from rlforge.config.schema import RunConfig
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
-from rlforge.continuous.ruler.agreement import without_outcome
 from rlforge.continuous.ruler.judge import JudgeScorer
 from rlforge.continuous.ruler.judge_backends import LocalJudge, LocalModel
 from rlforge.continuous.ruler.question import each_in_turn, read

@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from tests.factories import without_outcome
 
 from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
-from rlforge.continuous.ruler.agreement import examine, without_outcome
+from rlforge.continuous.ruler.agreement import agreement, pooled
 from rlforge.continuous.ruler.learned import LearnedWindow, WindowMemory
 from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.errors import CheckpointError
@@ -25,15 +26,14 @@ def method(request):
     return str(request.param)
 
 
-async def test_a_learned_scorer_forecasts_unseen_windows(method, make_window, skill):
-    scorer = _scorer(method)
+async def test_a_learned_scorer_tells_skilled_agents_in_unseen_windows(method, make_window, skill):
+    scorer, means = _scorer(method), dict.fromkeys(skill, 0.0)
     scorer.learn([make_window(n) for n in range(8)])
-    report = await examine(scorer, [make_window(n) for n in range(8, 20)], skill=skill)
-    assert report.unscored == 0
-    assert report.decisions.pairwise_accuracy > 0.6
-    assert report.decisions.kendall_tau > 0.15
-    assert report.agents.pairwise_accuracy == 1.0
-    assert list(report.agent_scores) == sorted(skill)
+    for number in range(8, 20):
+        shown = [without_outcome(decision) for decision in make_window(number).decisions]
+        for decision, score in zip(shown, (await scorer.score(shown)).values, strict=True):
+            means[decision.agent_id] += score
+    assert sorted(means, key=means.get) == sorted(skill, key=skill.get)
 
 
 async def test_scores_are_in_range_with_a_reason_for_each(method, make_window):
@@ -76,12 +76,12 @@ async def test_the_next_process_has_the_memory(method, make_window, tmp_path):
 
 
 async def test_learn_reports_how_well_the_window_was_forecast(method, make_window):
-    """As an examination by another scorer finds it."""
-    scorer, other = _scorer(method), _scorer(method)
+    scorer, other, window = _scorer(method), _scorer(method), make_window(1)
     for each in (scorer, other):
         assert "forecast_kendall_tau" not in each.learn([make_window(0)])
-    report, metrics = await examine(other, [make_window(1)]), other.learn([make_window(1)])
-    assert metrics["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
+    scores = await other.score([without_outcome(decision) for decision in window.decisions])
+    found = agreement(scores.values, [decision.reward for decision in window.decisions])
+    assert other.learn([window])["forecast_kendall_tau"] == pytest.approx(found.kendall_tau)
     metrics = scorer.learn([make_window(n) for n in range(1, 6)])
     assert metrics["forecast_pairwise_accuracy"] > 0.6
     assert metrics["forecast_kendall_tau"] > 0.15
@@ -137,8 +137,9 @@ async def test_features_with_outcome_agree_better_with_rewards(method, make_wind
     for features in ("state_action", "with_outcome"):
         scorer = _scorer(method, features=features)
         scorer.learn([make_window(n) for n in range(4)])
-        report = await examine(scorer, held_out, hide_outcomes=False)
-        found[features] = report.decisions.pairwise_accuracy
+        scores = [(await scorer.score(window.decisions)).values for window in held_out]
+        rewards = [[one.reward for one in window.decisions] for window in held_out]
+        found[features] = pooled(list(map(agreement, scores, rewards))).pairwise_accuracy
     assert found["with_outcome"] > 0.9
     assert found["with_outcome"] >= found["state_action"]
 

@@ -1,17 +1,13 @@
-"""How well scores agree with rewards, and with the true skill of agents."""
+"""How well scores agree with rewards."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import kendalltau
 
-from rlforge.continuous.decisions.records import Decision, TrainingWindow
-from rlforge.continuous.ruler.base import DecisionScorer
 from rlforge.continuous.ruler.pairs import generate_pairs
 from rlforge.types import value
 
@@ -38,29 +34,6 @@ class Agreement:
         """The known figures, by name."""
         found = {"kendall_tau": self.kendall_tau, "pairwise_accuracy": self.pairwise_accuracy}
         return {f"{prefix}{name}": one for name, one in found.items() if one is not None}
-
-
-@value
-class ScorerReport:
-    """How a scorer agrees with rewards and skill on windows that it has not learned.
-
-    decisions: with rewards inside each window, averaged by pairs. agents: mean scores of agents,
-    ``agent_scores``, with their true skill, if given. unscored: decisions without a score.
-    """
-
-    decisions: Agreement
-    agents: Agreement | None
-    agent_scores: Mapping[str, float]
-    unscored: int
-
-    def metrics(self) -> dict[str, float]:
-        """The known figures, by name."""
-        return {
-            **self.decisions.metrics(""),
-            **(self.agents.metrics("skill_") if self.agents else {}),
-            "agreement_pairs": float(self.decisions.pairs),
-            "agreement_unscored": float(self.unscored),
-        }
 
 
 def agreement(
@@ -104,51 +77,4 @@ def pooled(found: Sequence[Agreement]) -> Agreement:
         pairwise_accuracy=mean([one.pairwise_accuracy for one in found]),
         pairs=sum(one.pairs for one in found),
         items=sum(one.items for one in found),
-    )
-
-
-def agent_means(decisions: Sequence[Decision], scores: Sequence[float | None]) -> dict[str, float]:
-    """The mean score of each agent with a scored decision."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for decision, score in zip(decisions, scores, strict=True):
-        if score is not None:
-            found[decision.agent_id].append(score)
-    return {agent: sum(own) / len(own) for agent, own in sorted(found.items())}
-
-
-def without_outcome(decision: Decision) -> Decision:
-    """The decision as it was when it was made, without reward, next state and result."""
-    return dataclasses.replace(decision, reward=None, next_state=None, result=None)
-
-
-async def examine(
-    scorer: DecisionScorer,
-    windows: Sequence[TrainingWindow],
-    *,
-    skill: Mapping[str, float] | None = None,
-    hide_outcomes: bool = True,
-) -> ScorerReport:
-    """Score windows that the scorer has not learned, and compare with rewards and skill.
-
-    Args:
-        scorer: not taught here.
-        windows: compared each on its own.
-        skill: by agent, higher is better.
-        hide_outcomes: scores are forecasts; otherwise only the agreement with ``skill`` means
-            anything.
-    """
-    decisions = [decision for window in windows for decision in window.decisions]
-    scores: list[float | None] = []
-    found: list[Agreement] = []
-    for window in windows:
-        shown = map(without_outcome, window.decisions) if hide_outcomes else window.decisions
-        values = (await scorer.score(list(shown))).values
-        found.append(agreement(values, [decision.reward for decision in window.decisions]))
-        scores += values
-    means = agent_means(decisions, scores)
-    agents = None
-    if skill is not None:
-        agents = agreement(list(means.values()), [skill.get(agent) for agent in means])
-    return ScorerReport(
-        decisions=pooled(found), agents=agents, agent_scores=means, unscored=scores.count(None)
     )

@@ -144,9 +144,7 @@ def _trade(decision: Decision, target: _Target) -> dict[str, float]:
 def _outcome(decision: Decision, target: _Target) -> dict[str, float]:
     settled = decision.result is not None
     after = decision.state if decision.next_state is None else decision.next_state
-    result = decision.result or Result(
-        pnl=0.0, investment=0.0, hold_time_minutes=math.inf, win_rate=0.0
-    )
+    result = decision.result or Result(pnl=0.0, investment=0.0, hold_time_minutes=0.0, win_rate=0.0)
     before, price = _wealth(decision.state), _price(target.offer)
     later = _price(_offer(target.about, after))
     change = target.sign * (later / price - 1) if price > 0 and later else 0.0
@@ -154,8 +152,8 @@ def _outcome(decision: Decision, target: _Target) -> dict[str, float]:
         "settled": float(settled),
         "pnl_per_investment": _share(result.pnl, result.investment),
         "made_money": float(result.pnl > 0),
-        "hold_time": _logarithm(result.hold_time_minutes) if settled else 0.0,
-        "fast": float(result.hold_time_minutes < _FAST_MINUTES),
+        "hold_time": _logarithm(result.hold_time_minutes),
+        "fast": float(settled and result.hold_time_minutes < _FAST_MINUTES),
         "win_rate": result.win_rate,
         "wealth_change": 10 * _share(_wealth(after) - before, before),
         "price_change_in_favour": 10 * change,
