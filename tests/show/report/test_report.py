@@ -13,14 +13,14 @@ from tests.factories import (
     turn,
     update,
 )
-from tests.harness.pages import charts, check
+from tests.harness.pages import cells, charts, check
 from tests.harness.records import write_games
 
 from rlforge.config.pool import ApiConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.budget import ApiBudget
 from rlforge.record.files import create_run, write_jsonl
-from rlforge.record.results import ApiUsage
+from rlforge.record.results import Alarm, ApiUsage, ExactResult
 from rlforge.show.report import write_report
 
 
@@ -241,6 +241,29 @@ def test_a_gap_that_some_updates_did_not_measure_says_so(tmp_path, tracker):
     text, _ = check(write_report(tmp_path).read_text())
     assert "3e-4 largest log-prob gap, 1 of 3 updates" in text
     assert "log-prob gap, max, measured in 1 of 3 updates" in text
+
+
+def test_alarms_are_listed_and_distances_from_an_equilibrium_are_curves(tmp_path):
+    paths = create_run(tmp_path)
+    paths.config.write_text("name: x\n")
+    measured = {"policy_uid": "p", "env_id": "kuhn_poker", "values": (0.0, 0.0)}
+    counted = {"decisions": 12, "illegal": 0.0, "illegal_most": 0.0}
+    rows = [
+        ExactResult(step=step, nash_conv=sum(gains), gains=gains, **measured, **counted)
+        for step, gains in ((0, (0.5, 0.25)), (8, (0.1, 0.2)))
+    ]
+    write_jsonl(paths.exact, list(map(dataclasses.asdict, rows)))
+    told = {"step": 8, "since": 6, "good": 5, "observed": 1.0, "expected": 0.5}
+    alarm = Alarm(signal="seat_gap", about="", actions=("rollback",), **told)
+    write_jsonl(paths.sentinel, [dataclasses.asdict(alarm)])
+    page = write_report(tmp_path).read_text()
+    lines = charts(page)["kuhn_poker"]["lines"]
+    assert {one["name"]: one["ys"] for one in lines} == {
+        "NashConv": [0.75, pytest.approx(0.3)],
+        "gain of seat 0": [0.5, 0.1],
+        "gain of seat 1": [0.25, 0.2],
+    }
+    assert ["8", "seat gap", "–", "1 instead of 0.5", "6", "rollback"] in cells(page)
 
 
 def test_of_several_policies_each_has_a_curve_and_results_name_the_first(tmp_path, tracker):

@@ -129,9 +129,9 @@ function draw(element, width) {
   const chart = new uPlot({ ...look, ...options }, data, element);
   drawn.set(element, { chart, width });
 }
-// Those that were drawn before, at a width or at that of their place.
-const redraw = (width) => {
-  for (const element of drawn.keys()) draw(element, width ?? element.clientWidth);
+// Draws again what was drawn before.
+const redraw = (widthOf = (element) => element.clientWidth) => {
+  for (const element of drawn.keys()) draw(element, widthOf(element));
 };
 
 // What is folded has no width, and is drawn when it opens.
@@ -144,7 +144,9 @@ const resized = new ResizeObserver((entries) => requestAnimationFrame(() => {
 for (const element of document.querySelectorAll(".plot")) resized.observe(element);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
 const paper = (on) => document.documentElement.classList.toggle("paper", on);
-addEventListener("beforeprint", () => { paper(true); redraw(320); });
+// A page of paper is two charts wide.
+const onPaper = (element) => (element.closest(".wide") ? 660 : 320);
+addEventListener("beforeprint", () => { paper(true); redraw(onPaper); });
 addEventListener("afterprint", () => { paper(false); redraw(); });
 
 // ---------------------------------------------------------------- games
