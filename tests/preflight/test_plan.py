@@ -16,7 +16,6 @@ from tests.harness.in_process import start_in_process
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
-from rlforge.errors import ConfigError
 from rlforge.preflight.plan import make_plan, to_json, to_mermaid, write_plan
 from rlforge.specs import ActorSpec
 from rlforge.system.hardware import Machine
@@ -96,20 +95,6 @@ def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
     graph = make_plan(config("engine.num_engines=3"), SERVER)
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
     assert sum(node.num_gpus * node.replicas for node in graph.nodes) == 4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["hardware=multi_gpu"], "wants a GPU and this machine shows none.*hardware=cpu"),
-        (["hardware.device=cuda"], "wants a GPU"),
-        (["hardware.learner_gpus=0.5"], r"learner_gpus=0\.5 .*shows none; leave both at 0"),
-        (["hardware.engine_gpus=0.5"], r"engine_gpus=0\.5 .*shows none; leave both at 0"),
-    ],
-)
-def test_missing_gpus_are_reported_before_the_start(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_plan(config(*overrides), LAPTOP)
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:

@@ -25,6 +25,7 @@ from rlforge.models.catalog import locate
 from rlforge.models.fit import start_of
 from rlforge.preflight.fit import in_gib, memory_on
 from rlforge.preflight.memory.plan import place
+from rlforge.preflight.memory.remedies import changed
 from rlforge.preflight.model import saved_policies
 from rlforge.record.files import RunPaths
 from rlforge.specs import ActorSpec
@@ -159,12 +160,11 @@ def for_machine(
                 f"{str(error).partition(';')[0]}, so that train refuses here; planned for {gpus} "
                 "(--gpus N --gpu-memory GB: for others)"
             )
-    changes: dict[str, float | None] = {"num_gpus": gpus, "memory_gb": memory_gb}
-    changes = {key: number for key, number in changes.items() if number is not None}
-    hardware = dataclasses.replace(hardware, **changes)  # type: ignore[arg-type]
+    given = {"hardware.num_gpus": gpus, "hardware.memory_gb": memory_gb}
     if other or note is not None:
         here = dataclasses.replace(here, cards=(), here=False)
-    return dataclasses.replace(config, hardware=hardware), here, note
+    changes = {key: number for key, number in given.items() if number is not None}
+    return changed(config, changes), here, note
 
 
 def with_engines_that_start(config: C, machine: Machine) -> C:
@@ -175,16 +175,15 @@ def with_engines_that_start(config: C, machine: Machine) -> C:
     """
     engine, hardware = config.engine, config.hardware
     if not kind_of(config).generates:
-        engine = dataclasses.replace(engine, name="transformers", num_engines=0)
-        hardware = dataclasses.replace(hardware, alternate=False)
-        return dataclasses.replace(config, engine=engine, hardware=hardware)
+        none = {"engine.name": "transformers", "engine.num_engines": 0}
+        return changed(config, none | {"hardware.alternate": False})
     least = engine.min_engines
     fixed = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
     if least is None or fixed:
         return config
     left = 0 if hardware.alternate else _gpus_of(config, machine) - config.learner.num_learners
     number = max(least, min(engine.num_engines, left))
-    return dataclasses.replace(config, engine=dataclasses.replace(engine, num_engines=number))
+    return changed(config, {"engine.num_engines": number})
 
 
 def _cards(config: PolicyConfig, hardware: HardwareConfig) -> int:
@@ -274,7 +273,7 @@ def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple
 
 def named_engine(config: C, name: str) -> C:
     """``config`` with another ``engine.name``."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, name=name))
+    return changed(config, {"engine.name": name})
 
 
 def _not_vllm(config: PolicyConfig, hardware: HardwareConfig, machine: Machine) -> str | None:
@@ -306,17 +305,13 @@ def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
     own = machine.cards if config.hardware.ray_address is None else ()
     whole = min((card.memory for card in own), default=planned)
     share = memory.plan.share * planned / whole
-    vllm = dataclasses.replace(vllm, gpu_memory_utilization=share)
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
+    return changed(config, {"engine.vllm.gpu_memory_utilization": share})
 
 
 def with_start(config: C, run_dir: Path | None = None) -> C:
     """With the folder of the adapter that the run starts from, as ``start_of`` finds it."""
     start = start_of(config, run_dir)
-    if start is None:
-        return config
-    learner = dataclasses.replace(config.learner, initial_adapter=str(start))
-    return dataclasses.replace(config, learner=learner)
+    return config if start is None else changed(config, {"learner.initial_adapter": str(start)})
 
 
 # ---------------------------------------------------------------- as text

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.preflight.memory.plan import Plan, train_length
@@ -17,7 +17,9 @@ from rlforge.types import value
 Replan = Callable[[PolicyConfig], Plan]
 
 #: New values of keys.
-Changes = Mapping[str, bool | int | float]
+Changes = Mapping[str, Any]
+
+C = TypeVar("C", bound=PolicyConfig)
 
 TURNS: Changes = {"hardware.alternate": True, "hardware.offload_learner": True}
 
@@ -41,10 +43,10 @@ class Option:
     saves: int
 
 
-def changed(config: PolicyConfig, changes: Changes) -> PolicyConfig:
+def changed(config: C, changes: Changes) -> C:
     """``config`` with other values at the keys of ``changes``."""
     for key, new in changes.items():
-        groups, inside = key.split("."), cast("Any", new)
+        groups, inside = key.split("."), new
         while groups:
             name = groups.pop()
             group = attrgetter(".".join(groups))(config) if groups else config
@@ -167,5 +169,5 @@ def _overrides(changes: Changes) -> tuple[str, ...]:
     return tuple(f"{key}={_text(new)}" for key, new in changes.items())
 
 
-def _text(new: bool | int | float) -> str:
+def _text(new: object) -> str:
     return "true" if new is True else f"{new:g}" if isinstance(new, float) else str(new)
