@@ -29,22 +29,15 @@ _LEARNING = {
 _EXACT = {"lr", "lag_mean", "lag_max"}
 #: Metrics whose single values count: a mean of them would hide the largest.
 _MAXIMA = {"logprob_gap_max"}
-#: Keys of metrics.jsonl that are no learner metrics; other sections show them.
-_NOT_LEARNER = {
-    "step",
-    "window_id",
-    "time_s",
-    "games",
-    "failed_games",
-    "tokens",
-    "samples_seen",
-    "games_per_s",
-    "generated_tokens_per_s",
-    "tokens_per_s",
-    "engine_share",
-    "learner_share",
-    "idle_share",
+_RATES = {
+    "games_per_s": "training games per second",
+    "generated_tokens_per_s": "tokens generated per second",
+    "tokens_per_s": "tokens trained per second of update",
 }
+_WORK = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
+_COUNTERS = {"step", "window_id", "time_s", "games", "failed_games", "tokens", "samples_seen"}
+#: Keys of metrics.jsonl that are no further learner metrics: other charts and tables show them.
+_SHOWN = {*_LEARNING, *_RATES, *_WORK, *_COUNTERS}
 _COLLECTION = {
     "reward": "reward of trained seats",
     "draw_rate": "draws",
@@ -94,7 +87,7 @@ def exact(run: RunData) -> list[Chart]:
 def learner(run: RunData) -> tuple[list[Chart], list[Chart]]:
     """Learner metrics with a label, and the others."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
-    others = [name for name in names if name not in _LEARNING and name not in _NOT_LEARNER]
+    others = [name for name in names if name not in _SHOWN]
     labelled = [metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]
     return labelled, [metric(run, name, name) for name in others]
 
@@ -120,16 +113,12 @@ def training_games(run: RunData) -> list[Chart]:
 
 def throughput(run: RunData) -> list[Chart]:
     """Rates, and shares of wall time in which engine and learner worked."""
-    work = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
-    shares = [
-        _series(run.metrics, name, label, index) for index, (name, label) in enumerate(work.items())
+    work = [
+        _series(run.metrics, name, label, index)
+        for index, (name, label) in enumerate(_WORK.items())
     ]
-    return [
-        metric(run, "games_per_s", "training games per second"),
-        metric(run, "generated_tokens_per_s", "tokens generated per second"),
-        metric(run, "tokens_per_s", "tokens trained per second of update"),
-        Chart(title="share of wall time at work", series=shares, shares=True),
-    ]
+    rates = [metric(run, name, label) for name, label in _RATES.items()]
+    return [*rates, Chart(title="share of wall time at work", series=work, shares=True)]
 
 
 def ratings(run: RunData) -> list[Chart]:
