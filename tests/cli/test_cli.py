@@ -191,7 +191,7 @@ def test_config_dir_is_searched_for_experiments(rlforge, tmp_path):
 
 def test_graph_in_three_forms(rlforge):
     table = rlforge("graph", "+experiment=simpletak_mirror", "engine.num_engines=2")
-    assert re.search(r"│ engine +│ 2 ", table.out)
+    assert re.search(r"(?m)^engine +2 ", table.out)
     assert max(map(len, table.out.splitlines())) <= 80
     nodes = json.loads(rlforge("graph", "engine.num_engines=2", "--format", "json").out)["nodes"]
     assert {node["name"]: node["replicas"] for node in nodes}["engine"] == 2

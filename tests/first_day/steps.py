@@ -31,7 +31,7 @@ STEPS = (
     Step(
         "The commands",
         "rlforge",
-        ("(?s)train .*monitor .*report .*serve ", "To begin: rlforge train simpletak_mirror"),
+        ("(?s)train .*serve .*monitor .*report ", "To begin: rlforge train simpletak_mirror"),
         code=2,
         same=True,
     ),

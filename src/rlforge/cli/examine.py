@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from rlforge.cli.arguments import (
     ConfigDir,
@@ -21,6 +20,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError
+from rlforge.show.panels import Listing
 from rlforge.specs import ActorSpec
 from rlforge.system.files import atomic_write
 
@@ -72,7 +72,8 @@ def graph(
     if output != "table":
         typer.echo(to_json(plan) if output == "json" else to_mermaid(plan))
         return
-    table = Table("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on")
+    texts = ("actor", "computes on", "hands on")
+    table = Listing(*("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on"), left=texts)
     for node in plan.nodes:
         hands = [
             f"{edge.carries} → {edge.target}" for edge in plan.edges if edge.source == node.name
@@ -183,7 +184,7 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
         parts.append({"name": path.name, "size": sum(sizes), "files": len(sizes), "limits": limits})
     parts.sort(key=lambda part: (-part["size"], part["name"]))
     free = shutil.disk_usage(run_dir).free
-    table = Table("part", "size", "files", "limited by")
+    table = Listing("part", "size", "files", "limited by", left=["part", "limited by"])
     for part in parts:
         size, count = readable_size(part["size"]), f"{part['files']:,}"
         table.add_row(part["name"], size, count, ", ".join(part["limits"]))

@@ -151,32 +151,30 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
 def compare(paths: Sequence[Path]) -> Comparison:
     """The comparison of runs, at any moment."""
     files = [_read(path) for path in paths]
-    waiting = [{} if own.config else _overrides(own.path) for own in files]
+    known = [own.config or _overrides(own.path) for own in files]
+    waiting = (one for own, one in zip(files, known, strict=True) if not own.config)
     differing = _differing([own.config for own in files if own.config])
-    keys = [*dict.fromkeys([*differing, *(key for own in waiting for key in own)])]
+    keys = [*dict.fromkeys([*differing, *(key for one in waiting for key in one)])]
     several = len({one.env_id for own in files for one in own.evals}) > 1
-    places = {str(path): place for place, path in enumerate(paths)}
     folders = [path.parent for path in paths]
     try:  # the nearest folder above, as the user wrote it where that is possible
         folder = os.path.commonpath(folders) or "."
     except ValueError:  # some are absolute
         folder = os.path.commonpath([one.absolute() for one in folders])
+    runs = tuple(
+        _run(own, folder, {key: one[key] for key in keys if key in one}, several)
+        for own, one in zip(files, known, strict=True)
+    )
     groups: dict[str, list[ComparedRun]] = {}
-    for own, overrides in zip(files, waiting, strict=True):
-        known = {**overrides, **own.config}
-        settings = {key: known[key] for key in keys if key in known}
-        same = {key: text for key, text in own.config.items() if key != "seed"} or str(own.path)
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(
-            _run(own, folder, settings, several)
-        )
-    configurations = tuple(map(_configuration, groups.values()))
-    runs = [run for one in configurations for run in one.runs]
+    for run, own in zip(runs, files, strict=True):
+        same = {key: text for key, text in own.config.items() if key != "seed"} or run.path
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     best = best_of(runs)
     return Comparison(
         folder=folder,
         keys=tuple(keys),
-        runs=tuple(sorted(runs, key=lambda run: places[run.path])),
-        configurations=configurations,
+        runs=runs,
+        configurations=tuple(map(_configuration, groups.values())),
         best=None if best is None else best.path,
         damaged=tuple(own.problem for own in files if own.problem),
     )
