@@ -130,10 +130,8 @@ class Display:
             if not (self._update or p.learner or ended):
                 lines.append(f"resumed at update {p.update}/{p.total_updates}")
                 # These were printed before it was stopped.
-                self._update, self._evals = (
-                    p.update,
-                    {key: step for key, (step, _) in evals.items()},
-                )
+                self._update = p.update
+                self._evals = {key: step for key, (step, _) in evals.items()}
             elif ended or now >= self._next_line:
                 lines.append(update_line(p))
                 self._update = p.update
@@ -270,11 +268,7 @@ def exact_line(row: ExactRow) -> str:
 
 
 def monitor(
-    run_dir: Path | str,
-    once: bool = False,
-    refresh_s: float = 1.0,
-    mode: DisplayMode = "auto",
-    console: Console | None = None,
+    run_dir: Path | str, once: bool = False, refresh_s: float = 1.0, console: Console | None = None
 ) -> None:
     """Show a run from its files until it ends; ``once``: show it as it is now and return.
 
@@ -290,7 +284,10 @@ def monitor(
         else:
             _print(console, f"{paths.root} has not reported anything yet")
         return
-    with contextlib.suppress(KeyboardInterrupt), Display(paths.root.name, mode, console) as display:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Display(paths.root.name, console=console) as display,
+    ):
         while True:
             if data := read_progress(paths):
                 progress = from_json(Progress, data)

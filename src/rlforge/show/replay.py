@@ -236,7 +236,7 @@ def _turn(place: int, turn: Turn, observed: str, board: str) -> RenderableType:
         action.append(f"  {mark}", style="bold red")
     text = answer.text.strip()
     return Group(
-        Rule(title, align="left", style="dim"),
+        Rule(Text(title), align="left", style="dim"),
         *([Text(observed, style="dim")] if observed else []),
         *([Text(text)] if text and text != turn.action else []),
         action,
