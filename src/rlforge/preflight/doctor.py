@@ -150,7 +150,7 @@ def examine(
             detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
             if assumed and wanted:
                 findings.append(_note("RAM", detail))
-            elif size is not None and wanted > size:
+            elif wanted > size:
                 findings.append(_problem("RAM", f"{detail}, which has {in_gib(size)}"))
     return Report(findings=tuple(findings), memory=memory)
 
@@ -186,9 +186,7 @@ def _configuration(
 
 def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
     """hardware: has the GPUs of a machine that is not this one."""
-    size = ram()
-    shown = "unknown" if size is None else in_gib(size)
-    cores = f"{machine.cpus} cores, {shown} of RAM"
+    cores = f"{machine.cpus} cores, {in_gib(ram())} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")

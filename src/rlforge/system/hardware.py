@@ -8,6 +8,7 @@ import importlib.util
 import math
 import os
 import platform
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -155,12 +156,9 @@ def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
     return answers
 
 
-def ram() -> int | None:
-    """Bytes of memory of this machine, or of the container around this process; None: unknown."""
-    total = _first(Path("/proc/meminfo"), "MemTotal")
-    if total is None:
-        return None
-    found = int(total.split()[0]) * 1024
+def ram() -> int:
+    """Bytes of memory of this machine, or of the container around this process."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return found if text == "max" else min(found, int(text))
@@ -183,8 +181,9 @@ _PACKAGES = (
 
 def describe() -> dict[str, Any]:
     """The machine in a few words, to be stored with measurements."""
+    named = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
-        "processor": _first(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "processor": named[1] if named else platform.machine(),
         "cores": detect().cpus,
         "gpus": [gpu.name for gpu in gpus()],
         "system": f"{platform.system()} {platform.machine()}",
@@ -198,13 +197,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _first(path: Path, key: str) -> str | None:
-    """The value of the first ``key: value`` line."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
-    return next(values, None)
 
 
 def prepare_ray(hardware: HardwareConfig) -> None:
