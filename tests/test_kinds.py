@@ -16,7 +16,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.rules import Group
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
-from rlforge.continuous.serving import server
+from rlforge.continuous.serving import setup
 from rlforge.errors import ConfigError
 from rlforge.kinds import RunKind, kind_of
 from rlforge.record.recorded import Recorded
@@ -106,7 +106,7 @@ def test_values_of_another_packages_kind_are_checked_as_all_others() -> None:
 )
 def test_a_service_is_of_no_other_kind(line: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        server.compose_service([line, "model=tiny"])
+        setup.compose_service([line, "model=tiny"])
 
 
 def test_a_configuration_takes_no_further_fields_and_loses_none() -> None:

@@ -9,7 +9,7 @@ from rlforge.config.compose import Composed
 from rlforge.config.roots import compose_run
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
-from rlforge.continuous.serving.server import compose_service
+from rlforge.continuous.serving.setup import compose_service
 from rlforge.errors import ConfigError
 from rlforge.preflight.doctor import examine
 from rlforge.preflight.policy import checked, with_template

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.requests import AnswerLog
 from rlforge.continuous.loop.run import ContinuousRun
-from rlforge.continuous.serving.answering import Answered
+from rlforge.continuous.serving.records import Answered
 from rlforge.errors import RunError, StoreError
 from rlforge.record.files import read_jsonl
 from rlforge.types import Completion, SamplingParams

@@ -20,8 +20,8 @@ from rlforge.continuous.loop.policy_side import checks_of_run
 from rlforge.continuous.loop.trials import market_probes
 from rlforge.continuous.market.trading import AgentPrompter
 from rlforge.continuous.serving.records import Probe
-from rlforge.continuous.serving.server import compose_service
 from rlforge.continuous.serving.service import DeploymentService
+from rlforge.continuous.serving.setup import compose_service
 from rlforge.engines.registry import make_engine
 from rlforge.lab.verify.check import verify
 from rlforge.local.policies import find_policy

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 
 import httpx
@@ -184,6 +186,29 @@ async def test_a_chat_answer_has_text_token_counts_and_version(served):
     usage = answer.usage
     assert 1 <= usage.completion_tokens <= 5
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+async def test_a_chat_passes_the_files_that_the_page_names(served):
+    """Stops are the files in whose coroutines a request waits; here the engine is in-process."""
+    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    line = page.partition("One request of a client: ")[2].partition("\n\n")[0]
+    named, passed = re.findall(r"`(\S+\.py)`", line), {}
+
+    def note(frame, event, _):
+        file = frame.f_code.co_filename.partition("/rlforge/")[2]
+        waits = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+        if event == "call" and file and frame.f_code.co_flags & waits:
+            passed[file] = None
+
+    sys.setprofile(note)
+    try:
+        await served.chat(max_tokens=3)
+    finally:
+        sys.setprofile(None)
+    assert len(named) <= 7
+    assert [*passed] == [file for file in named if file.startswith("continuous/")] + [
+        "engines/threaded.py"
+    ]
 
 
 async def test_streams_and_whole_answers_have_the_same_text(served):

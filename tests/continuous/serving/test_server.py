@@ -7,7 +7,8 @@ import pytest
 
 from rlforge.config.compose import compose, to_yaml
 from rlforge.continuous.config.serving import ServingConfig
-from rlforge.continuous.serving.server import compose_service, listen
+from rlforge.continuous.serving.server import listen
+from rlforge.continuous.serving.setup import compose_service
 from rlforge.errors import ConfigError
 from rlforge.preflight.plan import make_plan
 from rlforge.system.hardware import detect
@@ -58,11 +59,11 @@ def test_a_run_brings_its_own_configuration(run):
         (["deployment=blue"], r"deployment=blue: no such option.*ab_test, replace"),
         (["nowhere"], "no such directory; give a run or an adapter"),
         (["a", "b"], "serve one run, not 2"),
-        (["serve.port=many"], r"serve\.port=many.*Integer"),
+        (["serve.port=many"], r"serve\.port=many\): must be a whole number"),
         (["model=tiny", "engine.max_loras=1"], r"\): must be at least 2 for"),
         (["model=tiny", "deployment.test=x"], r"\): no such choice \(there are t, "),
         (["RUN", "model=tiny"], r"the run in .* has its own model; change single values"),
-        (["RUN", "engine.max_lora=4"], r"engine\.max_lora=4 \(command line\)"),
+        (["RUN", "engine.max_lora=4"], r"engine\.max_lora=4\): no such key; did you mean"),
     ],
 )
 def test_wrong_arguments_are_one_message(run, arguments, message):

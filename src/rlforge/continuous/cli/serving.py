@@ -59,8 +59,9 @@ def serve(
     ```
     """
     from rlforge.continuous.serving import server
+    from rlforge.continuous.serving.setup import compose_service
 
-    setup, checks = server.compose_service(arguments or [], config_dir), None
+    setup, checks = compose_service(arguments or [], config_dir), None
     if setup.continuous is not None and setup.source is not None:
         from rlforge.continuous.loop.policy_side import checks_of_run  # imports torch
 

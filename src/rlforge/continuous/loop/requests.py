@@ -23,8 +23,8 @@ from rlforge.continuous.decisions.grid import WindowGrid
 from rlforge.continuous.decisions.records import Decision
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.answers import Conversation, answer_decision, state_after
-from rlforge.continuous.serving.answering import Answered
 from rlforge.continuous.serving.conversations import conversation_tokens
+from rlforge.continuous.serving.records import Answered
 from rlforge.errors import RlforgeError, RunError
 from rlforge.games.encoding import text_ids
 from rlforge.types import SamplingParams

@@ -9,9 +9,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from rlforge.continuous.serving.conversations import (
     conversation_tokens,
@@ -22,7 +22,7 @@ from rlforge.continuous.serving.conversations import (
 )
 from rlforge.continuous.serving.errors import RequestError, error_body
 from rlforge.continuous.serving.protocol import ChatRequest, CompletionRequest, Sampling
-from rlforge.continuous.serving.records import Deployment
+from rlforge.continuous.serving.records import Answered, AnswerObserver, Deployment
 from rlforge.continuous.serving.service import DeploymentService
 from rlforge.continuous.serving.text import (
     ScoredToken,
@@ -53,34 +53,6 @@ class Limits:
     vocab_size: int
     defaults: SamplingParams
     timeout_s: float
-
-
-@value
-class Answered:
-    """An answer that a client got.
-
-    user: 16 digits that stand for the user. arguments: of the chat template. text: without what
-    follows a stop string; completion: None then.
-    """
-
-    id: str
-    user: str
-    conversation: Sequence[Mapping[str, Any]] | str
-    tools: Sequence[Mapping[str, Any]]
-    params: SamplingParams
-    text: str
-    completion: Completion | None
-    arguments: Mapping[str, Any] | None = None
-
-
-class AnswerObserver(Protocol):
-    """Sees the answers of a service, and their outcomes."""
-
-    async def answered(self, answer: Answered) -> None:
-        """A client got ``answer``. Raises nothing."""
-
-    async def rewarded(self, answer_id: str, reward: float) -> bool:
-        """A client reports the reward of an answer; whether the observer made use of it."""
 
 
 class Answering:
@@ -270,8 +242,11 @@ class Answer:
         text = TextStream(self._by.tokenizer, self._request.stops())
         scored = self._params.model_logprobs
         as_drawn = not scored and (stream or bool(self._request.stops()))
-        drawn: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
-        task = asyncio.create_task(
+        drawn: asyncio.Queue[Sequence[int] | TimeoutError | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        # One for the whole answer: a time-out around each token takes a tenth of a stream's time.
+        late = loop.call_at(self._deadline, drawn.put_nowait, TimeoutError())
+        task = loop.create_task(
             self._by.service.generate(
                 self.prompt,
                 self._params,
@@ -283,16 +258,15 @@ class Answer:
         )
         task.add_done_callback(lambda _: drawn.put_nowait(None))
         try:
-            while not text.stopped:
-                async with asyncio.timeout_at(self._deadline):
-                    ids = await drawn.get()
-                if ids is None:
-                    break
+            while not text.stopped and (ids := await drawn.get()) is not None:
+                if isinstance(ids, TimeoutError):
+                    raise ids
                 self.tokens += len(ids)
                 if (piece := text.add(ids)) and stream:
                     yield piece
             last = "" if text.stopped else self._finish(text, await task)
         finally:
+            late.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])

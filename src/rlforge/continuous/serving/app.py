@@ -8,12 +8,14 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,7 +45,8 @@ MAX_BODY_BYTES, BODY_TIMEOUT_S = 2**20, 10.0
 #: The header that names the version that answered.
 _VERSION = "x-rlforge-version"
 
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+_BEARER = HTTPBearer(auto_error=False)
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Api:
@@ -78,32 +81,33 @@ class Api:
 
     async def anybody(self, request: Request) -> None:
         """Refuse names of other machines on loopback, against DNS rebinding."""
-        if self._loopback and not is_loopback(request.url.hostname or ""):
+        if self._loopback and not _names_this_machine(request.headers.get("host", "")):
             message = "this service answers to names of this machine only"
             raise RequestError(message, code="forbidden_host", status=403)
 
-    async def client(self, request: Request, given: Bearer) -> None:
+    async def client(self, request: Request) -> None:
         """Refuse callers without a token beyond loopback, or with ``serve.require_token``."""
         await self.anybody(request)
         if self._config.require_token or not self._loopback:
-            self._need(given, admin=False)
+            await self._need(request, admin=False)
 
-    async def admin(self, request: Request, given: Bearer) -> None:
+    async def admin(self, request: Request) -> None:
         """Refuse callers without the administrators' token."""
         await self.anybody(request)
-        self._need(given, admin=True)
+        await self._need(request, admin=True)
 
-    def _need(self, given: Bearer, *, admin: bool) -> None:
-        if not self._allowed(given, admin=admin):
+    async def _need(self, request: Request, *, admin: bool) -> None:
+        if not await self._allowed(request, admin=admin):
+            which = "the administrators' token" if admin else "a token"
             raise RequestError(
-                f"{'the administrators' if admin else 'a'} token is needed: "
-                "Authorization: Bearer TOKEN",
+                f"{which} is needed: Authorization: Bearer TOKEN",
                 code="invalid_api_key",
                 status=401,
                 headers={"www-authenticate": "Bearer"},
             )
 
-    def _allowed(self, given: Bearer, *, admin: bool) -> bool:
+    async def _allowed(self, request: Request, *, admin: bool) -> bool:
+        given = await _BEARER(request)
         return given is not None and self._tokens.allow(given.credentials, admin=admin)
 
     # ------------------------------------------------------------ OpenAI
@@ -125,7 +129,7 @@ class Api:
         """``GET /v1/models/NAME``."""
         return JSONResponse(_model(name, self._answering.model(name)))
 
-    async def outcome(self, given: OutcomeRequest, request: Request, bearer: Bearer) -> Response:
+    async def outcome(self, given: OutcomeRequest, request: Request) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``.
 
         counted: in the trial under way. learned: it becomes a decision to learn from.
@@ -145,7 +149,7 @@ class Api:
         # Administrators' programs report what each user found. Other clients can call their users
         # what they like, so all that comes from one address is one judgement.
         judge = known.user
-        if not self._allowed(bearer, admin=True):
+        if not await self._allowed(request, admin=True):
             host = request.client.host if request.client is not None else ""
             judge = ids.stand_in(f"address {network(host)}")
         trial = self._service.trial
@@ -234,7 +238,7 @@ class Api:
         with self._counted(answer):
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
-                    yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                    yield f"data: {_TO_JSON(chunk)}\n\n"
         yield "data: [DONE]\n\n"
 
     @contextlib.contextmanager
@@ -325,6 +329,15 @@ class Door:
             if not 0 < status < 400:
                 # Headers and bodies may hold secrets, so they are not logged.
                 log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
+
+
+@lru_cache(maxsize=64)
+def _names_this_machine(host: str) -> bool:
+    """Whether a ``Host`` header does; with an invalid one it does not."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def _unread(message: str, code: str, status: int) -> RequestError:

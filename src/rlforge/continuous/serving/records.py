@@ -1,13 +1,13 @@
-"""Deployments with their phases and checks; the probes and paired outcomes of checks."""
+"""Deployments with their checks, what checks are made of, and the answers that clients got."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from rlforge.games.actions import extract
-from rlforge.types import PolicyRef, SamplingParams, value
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 Phase = Literal[
     "staged",
@@ -134,3 +134,31 @@ class PairedOutcomes:
 
 #: Measures a new version (first argument) and the current one (second) on the same held-out items.
 Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]
+
+
+@value
+class Answered:
+    """An answer that a client got.
+
+    user: 16 digits that stand for the user. arguments: of the chat template. text: without what
+    follows a stop string; completion: None then.
+    """
+
+    id: str
+    user: str
+    conversation: Sequence[Mapping[str, Any]] | str
+    tools: Sequence[Mapping[str, Any]]
+    params: SamplingParams
+    text: str
+    completion: Completion | None
+    arguments: Mapping[str, Any] | None = None
+
+
+class AnswerObserver(Protocol):
+    """Sees the answers of a service, and their outcomes."""
+
+    async def answered(self, answer: Answered) -> None:
+        """A client got ``answer``. Raises nothing."""
+
+    async def rewarded(self, answer_id: str, reward: float) -> bool:
+        """A client reports the reward of an answer; whether the observer made use of it."""

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,23 +17,19 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
-from rlforge.config.roots import kind_of_run, of_kind, read_run
+from rlforge.config.compose import to_yaml
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
-from rlforge.continuous.preflight.serving import check_service
 from rlforge.continuous.serving import kind
-from rlforge.continuous.serving.adapter import find_source
-from rlforge.continuous.serving.answering import AnswerObserver
-from rlforge.continuous.serving.client import ADDRESS_FILE, STATE_DIR
+from rlforge.continuous.serving.client import ADDRESS_FILE
 from rlforge.continuous.serving.metrics import Metrics
-from rlforge.continuous.serving.records import Deployment, Holdout, Probe
+from rlforge.continuous.serving.records import AnswerObserver, Deployment, Holdout, Probe
 from rlforge.continuous.serving.service import DeploymentService
+from rlforge.continuous.serving.setup import ServiceSetup
 from rlforge.continuous.serving.tokens import AnswerIds, Tokens, make_tokens
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.plan import RunPlan, make_plan
-from rlforge.preflight.policy import checked
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
@@ -50,22 +45,6 @@ Say = Callable[[str], None]
 DEFAULT_MAX_TOKENS = 256
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
-#: Groups that configure the service and not its run: the command line may choose their options.
-_SERVICE_GROUPS = ("deployment", "serve", "hardware")
-
-
-@value
-class ServiceSetup:
-    """config: validated. source: a run to deploy at the first start; None: the base model.
-
-    continuous: the source's configuration with the service's changes, if a continuous run.
-    """
-
-    config: ServingConfig
-    source: Path | None
-    state_dir: Path
-    continuous: ContinuousConfig | None = None
-
 
 @value
 class Checks:
@@ -77,69 +56,6 @@ class Checks:
 
 MakeChecks = Callable[[Engine, Any], Checks]
 """Makes the checks of new versions, for the engine that answers and its tokenizer."""
-
-
-def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
-    """The configuration of ``[RUN] KEY=VALUE …``; ConfigError for an invalid one."""
-    runs = [argument for argument in arguments if "=" not in argument]
-    overrides = of_kind([one for one in arguments if "=" in one], ServingConfig)
-    if len(runs) > 1:
-        raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
-    if runs:
-        source = Path(runs[0])
-        composed, state_dir = _of_run(source, overrides, config_dir), source / STATE_DIR
-    else:
-        composed = compose(overrides, config_dir, root=ServingConfig)
-        source, state_dir = None, Path(STATE_DIR)
-    continuous = None
-    if source is not None and kind_of_run(source) is ContinuousConfig:
-        run, service = read_run(source, ContinuousConfig), composed.config
-        # What a service has, too, is as the service has it.
-        names = {field.name for field in dataclasses.fields(run)}
-        shared = names & {field.name for field in dataclasses.fields(service)}
-        continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
-    composed = checked(
-        composed,
-        lambda one: check_service(one, games=continuous is None),
-        lambda note: print(note, file=sys.stderr, flush=True),
-    )
-    state_dir = Path(composed.config.serve.state_dir or state_dir)
-    return ServiceSetup(
-        config=composed.config, source=source, state_dir=state_dir, continuous=continuous
-    )
-
-
-def _of_run(
-    run: Path, overrides: Sequence[str], config_dir: Path | None
-) -> Composed[ServingConfig]:
-    try:
-        find_source(run)
-    except DeploymentError as error:
-        raise ConfigError(str(error)) from error
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(
-            f"{run} is an adapter, not a run: start a service with model=… engine=…, then "
-            f"rlforge deploy {run}"
-        )
-    of_service = [o for o in overrides if _head(o) in _SERVICE_GROUPS]
-    changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]
-    service = compose(of_service, config_dir, root=ServingConfig).config
-    for change in changes:
-        if "." not in change.partition("=")[0]:
-            raise ConfigError(
-                f"{change} (command line): the run in {run} has its own {_head(change)}; change "
-                f"single values of it, as in {_head(change)}.KEY=VALUE"
-            )
-    config = from_yaml(run / "config.yaml", ServingConfig)
-    config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
-    if any(_head(o) == "hardware" for o in overrides):
-        config = dataclasses.replace(config, hardware=service.hardware)
-    found = Composed(config=config, overrides=tuple(overrides), rest=str(run / "config.yaml"))
-    return found.changed(changes)
-
-
-def _head(override: str) -> str:
-    return override.partition("=")[0].lstrip("+").split(".")[0].split("@")[0]
 
 
 def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
