@@ -39,7 +39,7 @@ class InProcessActor:
 
     @property
     def __ray_call__(self) -> Method:
-        return Method(lambda function: function(self._made), self._thread)
+        return Method(lambda function, *given: function(self._made, *given), self._thread)
 
 
 class Method:

@@ -96,6 +96,35 @@ def test_the_batch_that_an_update_fails_with_is_written(
     assert {one.advantage for one in samples} == {None}
 
 
+HOLDS = """import time
+from pathlib import Path
+
+
+def mode(view):
+    while Path("hold").exists() and Path("run/metrics.jsonl").exists():
+        time.sleep(0.05)
+    return dict.fromkeys(view.opponents or [view.current], 1.0)
+"""
+
+
+def test_a_sampling_mode_that_does_not_return_ends_the_run(
+    small_model: Path,
+    in_process: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlforge.run.actors.cluster.HELD_S", 1.0)
+    Path("holds.py").write_text(HOLDS)
+    Path("hold").touch()
+    own = ("pool.mode=holds:mode", "learner.total_updates=400", "hardware=cpu", "eval.every=0")
+    code = in_process.rlforge_here(*train_arguments(small_model, *own))
+    Path("hold").unlink()
+    assert code == 1
+    said = "pool does not answer: code of yours holds its process; mend it or leave it out, then go"
+    assert said in capsys.readouterr().err
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
 def test_a_sweep_runs_its_jobs_for_real(
     small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,40 +287,71 @@ def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(
 
 
 HOLDS = """import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
 
-class Holds:
+def hold():
+    if Path("hold").exists():
+        ctypes.PyDLL(None).sleep(1000)  # which does not give the interpreter away
+
+
+class Player:
     def __init__(self, env, rng):
         pass
 
     def act(self, view):
-        if Path("hold").exists():
-            ctypes.PyDLL(None).sleep(1000)  # which does not give the interpreter away
+        hold()
         return view.legal_actions[0]
+
+
+@dataclass
+class Reward:
+    def __call__(self, rewards, env_id):
+        hold()
+        return rewards
 """
 
 
 @pytest.mark.ray
-def test_a_game_that_holds_the_interpreter_ends_the_run_with_its_state_saved(
-    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("chosen", "holder", "all_is_saved"),
+    [
+        (("pool.mode=fixed", "pool.fixed_opponents=[holds:Player]"), "collector-0", True),
+        (("rewards.final=[{name: 'holds:Reward'}]",), "(tracker|pool|buffer)", False),
+    ],
+)
+def test_code_that_holds_the_interpreter_ends_the_run_with_what_can_be_saved(
+    small_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    chosen: tuple[str, ...],
+    holder: str,
+    all_is_saved: bool,
 ) -> None:
-    monkeypatch.setattr("rlforge.run.watch.HELD_S", 8.0)
+    for module in ("actors.cluster", "lifecycle"):
+        monkeypatch.setattr(f"rlforge.run.{module}.HELD_S", 8.0)
     Path("holds.py").write_text(HOLDS)
-    own = ("pool.mode=fixed", "pool.fixed_opponents=[holds:Holds]", "learner.total_updates=400")
-    own += ("learner.state_every=1000", "eval.every=0")
+    own = (*chosen, "learner.total_updates=400", "eval.every=0", "hardware.num_cpus=2")
+    own += (f"learner.state_every={1000 if all_is_saved else 2}",)
     with ThreadPoolExecutor(1) as waiting:
 
         def hold() -> None:
-            while len(rows("metrics.jsonl")) < 2:
+            while len(rows("metrics.jsonl")) < 3:
                 time.sleep(0.1)
             Path("hold").touch()
 
         waiting.submit(hold)
         assert rlforge_here(*train_arguments(small_model, *own)) == 1
     said = capsys.readouterr().err
-    assert "collector-0 does not answer: code of a game or player holds its interpreter" in said
-    assert "holds.py, line 11, in act); mend it or leave it out, then go on with: " in said
+    assert re.search(
+        rf"{holder} does not answer: code of yours holds its process \(.*holds.py, line 8, in "
+        r"hold\); mend it or leave it out, then go on with: rlforge train --resume ",
+        said,
+    )
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], "does not answer" in summary["error"]) == ("failed", True)
     saved = latest_checkpoint(Path("run/checkpoints"), with_state=True)
     assert saved is not None
-    assert checkpoint_version(saved) == len(rows("metrics.jsonl")) >= 2
+    if all_is_saved:
+        assert checkpoint_version(saved) == len(rows("metrics.jsonl")) >= 3

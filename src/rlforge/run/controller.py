@@ -28,18 +28,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from rlforge.config.schema import RunConfig
-from rlforge.errors import RunError
 from rlforge.record.digests import DigestChain, facts, moved
 from rlforge.rollout.expected import forecast
 from rlforge.run.actors.calls import ActorCalls
 from rlforge.run.actors.colocation import update_in_turn
-from rlforge.run.actors.process import held_at
 from rlforge.run.collection import Collection, Flow, Rounds
 from rlforge.run.evaluations import Measuring
 from rlforge.run.lifecycle import RunContext
@@ -61,9 +58,7 @@ class GameController:
         self._config, self._hardware, self._run_dir = config, context.hardware, context.run_dir
         self._actors, self._note, self._part = context.actors, context.note, context.part
         self._calls = ActorCalls(context.actors, context.note, elastic=context.hardware.elastic)
-        self._watch = Watch(
-            config, context.actors, self._calls, context.note, context.started, self._held
-        )
+        self._watch = Watch(config, context.actors, self._calls, context.note, context.started)
         self._collection: Collection = (
             Rounds(config, context.actors, self._calls, context.run_dir)
             if config.strict
@@ -78,25 +73,11 @@ class GameController:
         # Updates so far, of all policies.
         self._version, self._state_saved = 0, 0
         self._interrupted = False
-        #: What ends the run once its state is saved.
-        self._failure: RunError | None = None
         self._publication: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         self._interrupted = True
         self._collection.stop()
-
-    def _held(self, collector: str) -> None:
-        """Code of a game or player holds a collector: save the state, which is elsewhere; end."""
-        again = f"rlforge {self._config.command} --resume {shlex.quote(str(self._run_dir))}"
-        self._failure = RunError(
-            f"{collector} does not answer: code of a game or player holds its interpreter"
-            f"{held_at(collector, self._run_dir)}; mend it or leave it out, then go on with: "
-            f"{again}"
-        )
-        if self._collection.in_order:  # the round in hand does not end
-            raise self._failure
-        self.stop()
 
     async def close(self) -> None:
         """Nothing to release: the actors end with Ray."""
@@ -124,10 +105,6 @@ class GameController:
                 for name, loop in {**engines, **self._collection.loops()}.items()
             ]
             others.append(group.create_task(self._watch.api()))
-            others += [
-                group.create_task(self._calls.unless_given_up(name, self._watch.collector(name)))
-                for name in self._actors.replicas("collector")
-            ]
             self._watch.begin()
             await self._measuring.started(self._version, self._published)
             await self._learn()
@@ -135,8 +112,6 @@ class GameController:
             await self._finish()
             for task in others:
                 task.cancel()
-            if self._failure is not None:
-                raise self._failure
         return not self._interrupted
 
     async def _learn(self) -> None:

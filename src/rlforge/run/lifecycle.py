@@ -39,7 +39,8 @@ from rlforge.record.status import write_end, write_start
 from rlforge.record.sweeps import job_label
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.run.actors.cluster import RunActors, explained, start_actors
-from rlforge.run.actors.process import turn_file
+from rlforge.run.actors.host import STATE
+from rlforge.run.actors.process import HELD_S, held_at, turn_file
 from rlforge.run.actors.session import RayProcesses, ray_started
 from rlforge.run.resume import keep_start
 from rlforge.show.display import Display
@@ -62,6 +63,9 @@ POLL_S = 0.5
 
 GPU_POLL_S = 5.0
 """Seconds between readings of the GPUs."""
+
+EXTENDED = ("tracker", "pool", "buffer", "collector")
+"""Actors that run code of users, and answer in between."""
 
 
 @value
@@ -161,17 +165,32 @@ class _Failures:
 
     def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
         self._ray, self._run_dir, self._command = ray_processes, run_dir, command
+        self._again = f"go on with: rlforge {command} --resume {shlex.quote(str(run_dir))}"
+        #: What ends the run once its state is saved.
+        self.held: RunError | None = None
 
     async def watch_ray(self) -> NoReturn:
         """Raises RunError once one of Ray's processes has ended."""
         await self._ray.gone()
         raise RunError("Ray has ended")
 
+    async def watch(self, name: str, context: RunContext[Any], stop: Callable[[], None]) -> None:
+        """End the run once code of a user holds an actor; what others hold is saved."""
+        await context.actors.held(name)
+        process = context.actors.process_of(name)
+        self.held = RunError(
+            f"{name} does not answer: code of yours holds its process"
+            f"{held_at(process, self._run_dir)}; mend it or leave it out, then {self._again}"
+        )
+        # Strict runs end between rounds, of which the one in hand does not end.
+        if context.config.strict or process in (STATE, "pool", "buffer"):
+            raise self.held
+        stop()
+
     def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
         """The error in place of ``error``: it says what went wrong, and how to go on."""
         if (ended := self._ray.ended()) is not None:
-            again = f"rlforge {self._command} --resume {shlex.quote(str(self._run_dir))}"
-            return RunError(f"{ended}; go on with: {again}")
+            return RunError(f"{ended}; {self._again}")
         return explained(error, actors, self._run_dir, self._command)
 
 
@@ -197,9 +216,16 @@ async def _live(
             if context.hardware.device == "cuda":
                 watching.append(group.create_task(_watch_gpus(tracker)))
             await controller.begin(resume=resume)
+            watching += [
+                group.create_task(failures.watch(name, context, controller.stop))
+                for name in context.actors.named
+                if name.partition("-")[0] in EXTENDED
+            ]
             complete = await controller.run()
             for task in watching:
                 task.cancel()
+            if failures.held is not None:
+                raise failures.held
     except BaseExceptionGroup as error:
         failed = failures.explained(error, context.actors)
         await _logged(_record_failure(controller, tracker, failed))
@@ -235,8 +261,9 @@ async def _record_failure(controller: Controller, tracker: Any, failure: BaseExc
 async def _logged(work: Awaitable[None]) -> None:
     """Await a part of the ending of a run that fails; its own failure only is logged."""
     try:
-        await work
-    except Exception:  # the tracker that died, or a full disk
+        async with asyncio.timeout(HELD_S):
+            await work
+    except Exception:  # the tracker that died or is held, or a full disk
         log.exception("after the run failed")
 
 

@@ -14,7 +14,6 @@ from rlforge.rollout.lineup import eval_pairings, fixed_opponents
 from rlforge.run.actors.calls import ActorCalls
 from rlforge.run.actors.cluster import RunActors
 from rlforge.run.actors.engine import EngineReport
-from rlforge.run.actors.process import HELD_S
 from rlforge.system.utilisation import Span, Utilisation
 
 POLL_S = 5.0
@@ -31,13 +30,8 @@ class Watch:
         calls: ActorCalls,
         note: Callable[[str], None],
         started: float,
-        held: Callable[[str], None],
     ) -> None:
-        """started: when the run began, in seconds of the wall clock.
-
-        held: called with the name of a collector whose interpreter is held.
-        """
-        self._held = held
+        """started: when the run began, in seconds of the wall clock."""
         self._actors, self._calls, self._note = actors, calls, note
         self._started, self._places = started, config.engine.max_parallel_seq
         self._reports: dict[str, tuple[float, EngineReport]] = {}
@@ -76,18 +70,6 @@ class Watch:
             await self._calls.back(name)
             await self._look_at(name)
             await asyncio.sleep(POLL_S)
-
-    async def collector(self, name: str) -> None:
-        """See that a collector answers whenever it is there."""
-        while True:
-            await self._calls.back(name)
-            try:
-                async with asyncio.timeout(HELD_S):
-                    await self._calls.ask(name, "process", 0.75 * HELD_S)
-            except TimeoutError:
-                self._held(name)
-                return
-            await asyncio.sleep(min(POLL_S, HELD_S / 4))
 
     async def api(self) -> None:
         """Report on API players, if there are any."""

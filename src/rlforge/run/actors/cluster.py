@@ -6,6 +6,7 @@ The classes of the neighbouring modules are plain Python and become actors here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import re
@@ -25,7 +26,7 @@ from rlforge.record.scalars import Sums, means, taken
 from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server, this_node
 from rlforge.run.actors.host import STATE, Host, Hosted
 from rlforge.run.actors.learner import LearnerGroup
-from rlforge.run.actors.process import turn_file
+from rlforge.run.actors.process import HELD_S, answer, turn_file
 from rlforge.specs import ActorSpec
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,24 @@ class RunActors:
                 call.cancel()
         reports = [call.result() for call in answered if call.exception() is None]
         return means([taken(), *reports])
+
+    def process_of(self, name: str) -> str:
+        """The process of an actor, which has its name unless it is shared."""
+        return STATE if isinstance(self.named[name], Hosted) else name
+
+    async def held(self, name: str) -> None:
+        """Return once an actor that is there does not answer for ``HELD_S``."""
+        while True:
+            # One that died ends the run, or is waited for, where its other calls are.
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                try:
+                    async with asyncio.timeout(HELD_S):
+                        if name not in self.absent:
+                            asked = self.named[name].__ray_call__
+                            await asked.remote(answer, name, 0.75 * HELD_S)
+                except TimeoutError:
+                    return
+            await asyncio.sleep(min(5.0, HELD_S / 4))
 
     async def about_engines(self) -> tuple[str, ...]:
         """Which engine ``engine=auto`` has taken, and why, a line for each answer."""

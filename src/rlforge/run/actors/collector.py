@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
@@ -24,7 +22,7 @@ from rlforge.run.actors.bundle import Bundle
 from rlforge.run.actors.engine_client import RemoteEngine
 from rlforge.run.actors.folder import RunFolder
 from rlforge.run.actors.host import find_actor
-from rlforge.run.actors.process import Pulse, begin
+from rlforge.run.actors.process import begin
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
 from rlforge.types import GameRecord, GameSpec, PolicyRef
@@ -74,16 +72,10 @@ class CollectorActor:
             admit=self._admit,
         )
         self._training: asyncio.Task[None] | None = None
-        self._pulse = Pulse(name, folder.path) if ray.is_initialized() else None
         freeze_gc()
 
-    def process(self, again_s: float | None = None) -> int:
-        """The id of this process, which another one has after a restart.
-
-        again_s: the caller asks again within so many seconds, unless the interpreter is held.
-        """
-        if self._pulse is not None and again_s is not None:
-            self._pulse.beat(again_s)
+    def process(self) -> int:
+        """The id of this process, which another one has after a restart."""
         return os.getpid()
 
     async def train(self) -> None:

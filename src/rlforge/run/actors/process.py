@@ -9,11 +9,13 @@ import faulthandler
 import logging
 import os
 import re
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import ray
 
@@ -50,9 +52,12 @@ def hosting() -> Iterator[None]:
 
 def begin(name: str, run_dir: str | Path) -> None:
     """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
+    global _crashes
     if not _hosting.get():
         open_log(name, run_dir)
         end_with_node()
+        if ray.is_initialized():  # else the actor is used as an object of this process
+            _crashes = (Path(run_dir) / "logs" / f"{name}.crash.log").open("a", encoding="utf-8")
 
 
 def end_with_node() -> None:
@@ -74,31 +79,48 @@ def end_with_node() -> None:
 
 
 HELD_S = 60.0
-"""Seconds without an answer after which code of a user holds the interpreter of a process."""
+"""Seconds without an answer after which code of a user holds an actor or its process."""
+
+#: By actor of this process, when it has to have answered again.
+_due: dict[str, float] = {}
+#: Where this process writes what it was doing when it crashed, or did not answer.
+_crashes: IO[str] | None = None
 
 
-class Pulse:
-    """Writes where a process stands into its crash log, unless it beats again in time.
+def answer(actor: object, name: str, within_s: float) -> None:
+    """The actor ``name`` answers; where its process stands is written unless it does so in time.
 
     A timer of C does it, which needs no interpreter.
     """
-
-    def __init__(self, name: str, run_dir: str | Path) -> None:
-        logs = Path(run_dir) / "logs"
-        self._log = (logs / f"{name}.crash.log").open("a", encoding="utf-8")
-
-    def beat(self, within_s: float) -> None:
-        """The interpreter is free; the next beat comes within this time, or else it is held."""
-        faulthandler.dump_traceback_later(within_s, file=self._log)
+    _due[name] = time.monotonic() + within_s
+    if _crashes is not None:
+        left = min(_due.values()) - time.monotonic()
+        faulthandler.dump_traceback_later(max(left, 0.001), file=_crashes)
 
 
-def held_at(name: str, run_dir: Path) -> str:
-    """Where code of a game holds the actor ``name``, from its crash log; empty: unknown."""
-    log = run_dir / "logs" / f"{name}.crash.log"
+def held_at(process: str, run_dir: Path) -> str:
+    """Where code of a user holds a process, from its crash log; empty: unknown.
+
+    That is the innermost line that code of rlforge has called, in a file of a user before one of a
+    package.
+    """
+    log = run_dir / "logs" / f"{process}.crash.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    playing = [thread for thread in text.split("Thread 0x") if "in play_game" in thread]
-    found = re.search(r'File "(.+)", line (\d+) in (.+)', playing[-1]) if playing else None
-    return "" if found is None else f" ({found[1]}, line {found[2]}, in {found[3]})"
+    own, standard = str(Path(__file__).parents[2]), sysconfig.get_path("stdlib")
+
+    def rank(frame: tuple[str, str, str]) -> int:
+        return 1 if "site-packages" in frame[0] else 2 * frame[0].startswith(standard)
+
+    found = list[tuple[str, str, str]]()
+    for thread in text.rpartition("Timeout (")[2].split("Thread 0x"):
+        frames = re.findall(r'File "(.+)", line (\d+) in (.+)', thread)
+        called = [*takewhile(lambda frame: not frame[0].startswith(own), frames)]
+        if len(called) < len(frames):
+            found += [frame for frame in called if rank(frame) < 2]
+    if not found:
+        return ""
+    file, line, function = min(found, key=rank)
+    return f" ({file}, line {line}, in {function})"
 
 
 def limit_threads(threads: int | None) -> None:
