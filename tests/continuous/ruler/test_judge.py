@@ -400,8 +400,6 @@ def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
     assert cache.get("m", _question()) == VERDICTS
     assert cache.get("another", _question()) is None
     assert cache.get("m", _question("who?")) is None
-    cache.close()
-    assert cache.get("m", _question()) == VERDICTS
     assert AnswerCache(file).get("m", _question()) == (VERDICTS if on_disk else None)
 
 

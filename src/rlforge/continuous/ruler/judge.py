@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -48,54 +49,47 @@ _COUNTS = ("groups", "failed_groups", "calls", "tokens", "retries", "cache_hits"
 
 
 class AnswerCache:
-    """Verdicts in SQLite: in the file ``path``, or in memory if that is None.
+    """Verdicts in SQLite, in the file ``path``; in memory if that is None.
 
     If the file cannot be used, that is logged once, ``failed`` is set, and nothing is kept.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
+        self._path, self._kept = path, dict[str, str]()
         self.failed = False
 
     def get(self, backend: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
         """The verdicts of ``backend`` on this question, or None."""
-        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(backend, question))
-        if not rows:
+        key = _key(backend, question)
+        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", key)
+        found = rows[0][0] if rows else self._kept.get(key)
+        if found is None:
             return None
-        return {name: JudgeVerdict(*kept) for name, kept in json.loads(rows[0][0]).items()}
+        return {name: JudgeVerdict(*kept) for name, kept in json.loads(found).items()}
 
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
         """Keep verdicts; those given before to the same question are replaced."""
-        statement = "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)"
-        self._run(statement, _key(backend, question), json.dumps(verdicts))
-
-    def close(self) -> None:
-        """Close the file until it is used again. A cache in memory stays."""
-        if self._connection is not None and self._path is not None:
-            self._connection.close()
-            self._connection = None
+        key, content = _key(backend, question), json.dumps(verdicts)
+        if self._path is None:
+            self._kept[key] = content
+        self._run("INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)", key, content)
 
     def _run(self, statement: str, *values: str) -> list[tuple[str]]:
-        if self.failed:
+        if self._path is None or self.failed:
             return []
         try:
-            if self._connection is None:
-                if self._path is not None:
-                    self._path.parent.mkdir(parents=True, exist_ok=True)
-                connection = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self._path)) as connection, connection:
                 connection.execute(_TABLE)
-                self._connection = connection
-            with self._connection as connection:
                 return connection.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError) as error:
             self.failed = True
             log.warning(
                 "judge cache %s cannot be used (%s); judging continues without it: remove the "
                 "file, or make room",
-                self._path or "in memory",
+                self._path,
                 error,
             )
             return []
@@ -211,7 +205,6 @@ class JudgeScorer:
     async def close(self) -> None:
         """See ``DecisionScorer``."""
         await self._backend.close()
-        self._cache.close()
 
     async def _group(
         self, group: Sequence[Decision], budget: JudgeBudget
