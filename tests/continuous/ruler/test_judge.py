@@ -54,8 +54,6 @@ class Handler(ChatHandler):
             return self.send(401, {"error": {"message": f"bad key {KEY}"}})
         if mood == "too long":
             return self.send(400, {"error": {"message": "context length exceeded"}})
-        if mood == "reasoning" and "temperature" in asked:
-            return self.send(400, {"error": {"message": "'temperature' does not support 0.0"}})
         if mood == "plain" and form is not None:
             return self.send(400, {"error": {"message": "unknown field response_format"}})
         if mood == "spent":
@@ -254,15 +252,6 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
     assert scores.metrics["judge_calls"] == 2
-
-
-async def test_models_that_refuse_a_temperature_judge_by_default(server, judged, few, make_window):
-    assert None not in (await judged(few, "reasoning")).values
-    others = make_window(1).decisions
-    scores = await judged(others, "reasoning", sampling_temperature=0.0, max_concurrency=1)
-    assert None not in scores.values
-    assert sum("temperature" in request for request in server.requests) == 1
-    assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"]
 
 
 async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(

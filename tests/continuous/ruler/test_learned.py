@@ -49,17 +49,6 @@ async def test_scores_are_in_range_with_a_reason_for_each(method, make_window):
     assert scores.metrics["learned_windows"] == 1
 
 
-async def test_a_low_temperature_spreads_scores(method, make_window):
-    spreads = []
-    for temperature in (0.2, 0.7, 5.0):
-        scorer = _scorer(method, temperature=temperature)
-        scorer.learn([make_window(1)])
-        values = (await scorer.score(make_window(0).decisions)).values
-        spreads.append(max(values) - min(values))
-    assert spreads == sorted(spreads, reverse=True)
-    assert spreads[-1] < spreads[0] / 2
-
-
 async def test_the_next_process_has_the_memory(method, make_window, tmp_path):
     first = _scorer(method, model_path=str(tmp_path / "ruler"))
     metrics = first.learn([make_window(0), make_window(1)])
@@ -223,22 +212,6 @@ def _window(name, n, offset=0.0):
     rewards = np.arange(n, dtype=np.float64) + offset
     features = np.stack([rewards * 10, -rewards], axis=1)
     return LearnedWindow(id=name, features=features, rewards=rewards)
-
-
-def test_a_saved_memory_is_read_back(tmp_path):
-    memory, again, path = _memory(), _memory(), tmp_path / "deep" / "state.npz"
-    memory.save(path)
-    again.load(path)
-    assert again.windows == ()
-    memory.add(_window("w1", 3))
-    memory.add(_window("w0", 2, offset=7.0))
-    memory.save(path)
-    again.load(path)
-    assert [window.id for window in again.windows] == ["w0", "w1"]
-    for found, kept in zip(again.windows, memory.windows, strict=True):
-        np.testing.assert_array_equal(found.features, kept.features)
-        np.testing.assert_array_equal(found.rewards, kept.rewards)
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_window_is_remembered_once_and_the_oldest_is_forgotten():
