@@ -1,7 +1,6 @@
-"""RL algorithms: advantages of a batch's samples and losses of its tokens, as pure functions.
+"""RL algorithms: advantages of samples and losses of tokens, as pure functions.
 
-An algorithm is a class of (config, max_tokens), most simply a subclass of ``PolicyGradient``; its
-``config_class`` holds its settings.
+An algorithm is a class of (config, max_tokens), most simply a subclass of ``PolicyGradient``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["Algorithm", "LossInputs", "LossOutput", "Targets", "make_algorithm"]
 
 
 def make_algorithm(config: AlgorithmConfig, max_tokens: int) -> Algorithm:
-    """The algorithm that ``config`` names; ``max_tokens``: the engine's limit for one answer.
+    """Algorithm that ``config`` names; ``max_tokens`` is the longest answer of the engine.
 
     Example:
         >>> make_algorithm(AlgorithmConfig(name="reinforce"), max_tokens=64).needs_values

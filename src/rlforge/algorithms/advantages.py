@@ -1,4 +1,4 @@
-"""One advantage per sample from the rewards of a batch's samples. Plain Python, no tensors."""
+"""Advantages of samples from their rewards. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlforge.rewards.sampling import is_constant
 from rlforge.samples import Sample
 
 Formula = Callable[[Sequence[float]], Sequence[float]]
-"""Advantages of the episodes of one group from their scores."""
+"""Scores of a group's episodes to their advantages."""
 
 
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
-    """(x - mean) / std, or only x - mean; exactly 0 where all values are equal.
+    """(x - mean) / std, or x - mean without ``divide``; exactly 0 where all values are equal.
 
     std is the population standard deviation.
 
@@ -36,13 +36,14 @@ def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
 def leave_one_out(scores: Sequence[float]) -> list[float]:
     """R_i minus the mean of the others; exactly 0 where all are equal, or for a single one.
 
-    RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740, eq. 9): a baseline that does not
-    depend on the sample itself, so the gradient is unbiased. It is n / (n - 1) (R_i - mean).
+    RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740, eq. 9). The baseline does not
+    depend on the sample itself, so the gradient is unbiased.
 
     Example:
         >>> leave_one_out([3.0, 0.0, 0.0])
         [3.0, -1.5, -1.5]
     """
+    # R_i - mean of the others = n / (n - 1) (R_i - mean)
     factor = len(scores) / max(1, len(scores) - 1)
     return [factor * x for x in standardize(scores, divide=False)]
 
@@ -50,10 +51,9 @@ def leave_one_out(scores: Sequence[float]) -> list[float]:
 def max_rl(scores: Sequence[float]) -> list[float]:
     """(R_i - mean) / mean; 0 where the mean is 0. Raises ValueError for a negative score.
 
-    MaxRL (Tajwar et al. 2026, "Maximum Likelihood Reinforcement Learning", arXiv:2602.02710,
-    Algorithm 1). For scores of 0 and 1, for which the paper derives it, and p the probability of a
-    1, the mean of A_i grad log pi over n samples is an unbiased estimate of the gradient of the
-    first n - 1 terms of log p = -sum_k (1 - p)^k / k. The first term is reinforcement learning.
+    MaxRL (Tajwar et al. 2026, arXiv:2602.02710, Algorithm 1). For scores of 0 and 1 with success
+    probability p, the mean of A_i grad log pi over n samples estimates without bias the gradient of
+    the first n - 1 terms of log p = -sum_k (1 - p)^k / k.
 
     Example:
         >>> max_rl([1.0, 0.0, 0.0, 0.0])
@@ -67,13 +67,12 @@ def max_rl(scores: Sequence[float]) -> list[float]:
 
 
 def in_groups(samples: Sequence[Sample], formula: Formula) -> Targets:
-    """Advantages of episodes relative to their group: ``formula`` of the scores of each group.
+    """Advantages of episodes by ``formula`` of the scores of their group.
 
-    A group is the episodes of one player (role) in the games of one ``group_id``. The score R_i of
-    an episode is the mean reward of its samples: the outcome, which every sample carries, plus the
-    mean feedback on its turns. All samples of an episode get its advantage. GRPO's formula (Shao et
-    al. 2024, section 4.1.2) is ``standardize``, without the division in Dr. GRPO. Raises RunError
-    on a sample without a group, and for scores that ``formula`` refuses with a ValueError.
+    A group is one player (role) in the games of a ``group_id``. The score of an episode is the mean
+    reward of its samples, all of which get its advantage. With ``standardize`` this is GRPO (Shao
+    et al. 2024, section 4.1.2), without its division Dr. GRPO. Raises RunError for a sample without
+    a group and for scores that ``formula`` refuses.
     """
     rewards: dict[tuple[str, int], dict[str, list[float]]] = {}
     for sample in samples:
@@ -102,14 +101,14 @@ def in_groups(samples: Sequence[Sample], formula: Formula) -> Targets:
 
 
 def group_metrics(groups: int, constant: int) -> dict[str, float]:
-    """The metrics of ``groups``, of which ``constant`` have equal scores only."""
+    """Metrics of ``groups``, of which ``constant`` have equal scores only."""
     return {"groups": float(groups), "constant_groups": float(constant)}
 
 
 def episodes_of(samples: Sequence[Sample]) -> Iterable[slice]:
-    """The slice of ``samples`` that holds each episode.
+    """Slices of ``samples``, one per episode.
 
-    Raises RunError where the samples of one are not complete, adjacent and in order.
+    Raises RunError where an episode is not complete, adjacent and in order.
     """
     start = 0
     for index, sample in enumerate(samples):
@@ -131,11 +130,8 @@ def _broken(sample: Sample) -> str:
 
 
 def turn_rewards(samples: Sequence[Sample]) -> list[float]:
-    """Reward of each turn of one episode: its feedback, plus the outcome on the last turn.
-
-    The ``reward`` of every sample includes ``outcome_reward``; summed over the turns, the outcome
-    would count once per turn.
-    """
+    """Reward of each turn of one episode: its feedback, plus the outcome on the last turn."""
+    # Every ``reward`` includes the outcome: summed over turns it would count once per turn.
     paid = [sample.reward - sample.outcome_reward for sample in samples[:-1]]
     return [*paid, samples[-1].reward]
 

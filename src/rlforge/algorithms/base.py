@@ -1,8 +1,8 @@
-"""The interface between learner and algorithm.
+"""Interface between learner and algorithm.
 
-Shapes: B sequences in a micro-batch, T answer tokens (padded). Loss, gradient and
-metrics of an optimizer step are sums over its micro-batches, of any sizes: every mean divides by
-the totals of the whole optimizer step, which ``LossInputs`` carries.
+Shapes: B sequences of a micro-batch, T answer tokens (padded). Loss, gradient and metrics of an
+optimizer step are sums over its micro-batches, so every mean divides by the step's totals, which
+``LossInputs`` carries.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rlforge.types import value
 
 @value
 class Targets:
-    """Per sample of a batch, in order: its advantage and, for a critic, its value target.
+    """Advantage and, for a critic, value target of each sample of a batch, in order.
 
-    metrics: statistics of the targets, e.g. ``constant_groups``.
+    ``metrics`` describe the targets, e.g. ``constant_groups``.
 
     Example:
         >>> Targets(advantages=(0.5, -0.5), metrics={"groups": 1.0}).returns is None
@@ -36,24 +36,25 @@ class Targets:
 class LossInputs:
     """One micro-batch.
 
-    logprobs [B, T]: of the sampled tokens under the policy being trained, with gradient.
-    present_logprobs [B, T] | None: the same without gradient and without dropout of the adapter,
-        for importance weights; None: there is no dropout.
-    behaviour_logprobs [B, T]: of the engine that sampled the tokens.
-    proximal_logprobs [B, T]: of the policy at the start of the update, without gradient; equal to
-        ``logprobs.detach()`` when the update makes a single optimizer step.
-    mask [B, T]: 1.0 for answer tokens, 0.0 for padding. advantages [B].
-    reference_logprobs [B, T] | None: of the ``Algorithm.reference``. entropy [B, T] | None: in
-        nats, over the vocabulary.
-    legal_logprobs [B, T, K] | None: of the tokens with which a legal answer goes on, under the
-        policy being trained, with gradient; minus infinity beyond their number, and at all K where
-        they are not known. proximal_legal, reference_legal [B, T, K] | None: the same tokens under
-        the other two policies.
-    progress: share of the run's updates that are done, in [0, 1).
-    values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
-        gradient; the same at the start of the update; its target.
-    total_tokens, total_sequences: of the whole optimizer step, with its part of the samples of
-        which ``learner.max_train_len`` leaves only the prompt.
+    Attributes:
+        logprobs [B, T]: Sampled tokens under the policy in training, with gradient.
+        present_logprobs [B, T]: The same without gradient and adapter dropout, for importance
+            weights; None without dropout.
+        behaviour_logprobs [B, T]: Under the engine that sampled them.
+        proximal_logprobs [B, T]: Under the policy at the start of the update; ``logprobs.detach()``
+            when the update makes one optimizer step.
+        mask [B, T]: 1.0 for answer tokens, 0.0 for padding.
+        advantages [B]: One per sequence.
+        reference_logprobs [B, T]: Under ``Algorithm.reference``, if it has one.
+        entropy [B, T]: In nats, over the vocabulary, if it was asked for.
+        legal_logprobs [B, T, K]: Under the policy in training, with gradient, the tokens with which
+            a legal answer goes on, padded with minus infinity.
+        proximal_legal, reference_legal [B, T, K]: The same tokens under the other two policies.
+        progress: Share of the run's updates that are done, in [0, 1).
+        values, old_values, returns [B]: Critic's estimate at the last prompt token, with gradient;
+            at the start of the update; its target.
+        total_tokens, total_sequences: Totals of the whole optimizer step, with its part of the
+            samples that ``learner.max_train_len`` leaves no answer.
 
     Example: one answer of two tokens.
         >>> from torch import tensor
@@ -88,10 +89,11 @@ class LossInputs:
 
 @value
 class Reference:
-    """The policy that a KL penalty holds the trained one to.
+    """Policy that a KL penalty holds the trained one to.
 
-    to: ``base``, the model before training; ``snapshot``, the policy after the last update whose
-    number ``every`` divides; ``average``, the learner's average of its policies.
+    Attributes:
+        to: ``base`` is the model before training, ``snapshot`` the policy after the last update
+            whose number ``every`` divides, ``average`` the learner's average of its policies.
 
     Example:
         >>> Reference(to="snapshot", every=40).every
@@ -104,9 +106,9 @@ class Reference:
 
 @value
 class LossOutput:
-    """loss: scalar with gradient. metrics: scalars without it, which add up over micro-batches.
+    """Scalar loss with gradient, and metrics that add up over micro-batches.
 
-    Kept as device tensors; reading a value forces a CUDA synchronisation.
+    Both stay on the device; reading a value forces a CUDA synchronisation.
 
     Example:
         >>> from torch import tensor
@@ -119,25 +121,25 @@ class LossOutput:
 
 
 class Algorithm(Protocol):
-    """Advantages from a batch of samples, and the loss of a micro-batch. Pure; holds only config.
+    """Advantages of a batch, and loss of a micro-batch. Pure; holds only its config.
 
     Example: see ``rlforge.algorithms.make_algorithm``.
     """
 
     @property
     def reference(self) -> Reference | None:
-        """The policy whose ``reference_logprobs`` must be given; None: they are not read."""
+        """Policy whose ``reference_logprobs`` are read; None: no policy."""
 
     @property
     def needs_values(self) -> bool:
-        """Whether the learner must carry a value head and the batch whole episodes."""
+        """Whether it needs a value head, and batches of whole episodes."""
 
     @property
     def needs_entropy(self) -> bool:
         """Whether ``entropy`` must be given with gradient."""
 
     def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
-        """Advantages (and returns) of a batch's samples; ``values``: critic estimates or None."""
+        """Advantages and returns; ``values`` are the critic's estimates, None without one."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         """Loss of one micro-batch."""

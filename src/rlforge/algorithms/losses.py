@@ -1,7 +1,7 @@
-"""The terms of every policy loss, as functions of [B, T] tensors.
+"""Terms of every policy loss, as functions of [B, T] tensors.
 
-B sequences of a micro-batch, T answer tokens; ``mask`` [B, T] is 1.0 on answer tokens and 0.0 on
-padding, whose values are ignored. Losses are minimised.
+B sequences, T answer tokens; ``mask`` is 1.0 on answer tokens and 0.0 on padding, whose values are
+ignored. Losses are minimised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_LOG_RATIO = 20.0
 
 @value
 class TokenLoss:
-    """loss [B, T]: per token, with gradient. metrics: scalars without it, which add up.
+    """Loss [B, T] per token, with gradient, and metrics that add up over micro-batches.
 
     Example:
         >>> TokenLoss(loss=torch.tensor([[0.5, -0.5]]), metrics={}).loss.sum().item()
@@ -32,7 +32,7 @@ class TokenLoss:
 
 
 def ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
-    """exp(logprobs - others) [B, T]; 1 on padding, and bounded so that it never overflows."""
+    """exp(logprobs - others) [B, T], bounded so that it never overflows; 1 on padding."""
     return log_ratio(logprobs, others, mask).clamp(max=_MAX_LOG_RATIO).exp()
 
 
@@ -42,11 +42,10 @@ def log_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
-    """The geometric mean s_b of the ratios over the tokens of each sequence, at each token [B, T].
+    """Geometric mean s_b of each sequence's ratios, at each of its tokens [B, T].
 
-    s_b = exp(sum_t (logprobs - others) / n_b); the gradient at token t is s_b grad log pi(t), so
-    that the mean over the tokens has the gradient of s_b itself, and weights per token stay
-    possible (GSPO-token, Zheng et al. 2025, section 4.3).
+    The gradient at token t is s_b grad log pi(t): the mean over tokens has the gradient of s_b
+    itself, and weights per token stay possible (GSPO-token, Zheng et al. 2025, section 4.3).
 
     Example:
         >>> old = torch.tensor([[-1.0, -1.0]])
@@ -59,7 +58,7 @@ def sequence_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_mean(values: Tensor, inputs: LossInputs) -> Tensor:
-    """This micro-batch's contribution to the mean of ``values`` [B, T] over all answer tokens."""
+    """Contribution of this micro-batch to the mean of ``values`` [B, T] over all answer tokens."""
     total = torch.where(inputs.mask > 0, values, 0.0).sum()
     return total.detach() / max(1, inputs.total_tokens)
 
@@ -69,12 +68,13 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
 
     With L_bt the loss of token t of sequence b, N sequences and n_b tokens in sequence b:
 
-    token_mean: sum_bt L_bt / sum_b n_b (DAPO, Yu et al. 2025): every token weighs the same.
-    sequence_mean: sum_b (1 / n_b) sum_t L_bt / N (GRPO, Shao et al. 2024, eq. 3): every sequence
-        weighs the same, so the tokens of long ones weigh less.
-    constant: sum_bt L_bt / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025): weights do not
-        depend on lengths.
+    Args:
+        how: ``token_mean`` is sum_bt L_bt / sum_b n_b (DAPO, Yu et al. 2025); ``sequence_mean``
+            sum_b (1 / n_b) sum_t L_bt / N (GRPO, Shao et al. 2024, eq. 3); ``constant`` sum_bt L_bt
+            / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025).
     """
+    # Means differ in weights: token_mean weighs all tokens alike; sequence_mean all sequences, so
+    # tokens of long ones less; constant has weights that do not depend on lengths.
     per_sequence = torch.where(inputs.mask > 0, loss, 0.0).sum(dim=1)
     if how == "token_mean":
         return per_sequence.sum() / max(1, inputs.total_tokens)
@@ -89,16 +89,15 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
 def importance_weights(
     logprobs: Tensor, inputs: LossInputs, cap: float | None, floor: float | None = None
 ) -> TokenLoss:
-    """Importance weights w_t = exp(logprobs - behaviour) [B, T], bounded, without gradient.
+    """Importance weights exp(logprobs - behaviour) [B, T], bounded, without gradient, as ``loss``.
 
-    They correct per token for an engine whose distribution differs from ``logprobs``: another
-    kernel, an older version. The weights are the ``loss`` of the result.
+    They correct for an engine whose distribution differs: another kernel, an older version.
 
-    cap: min(w, cap) (V-trace, Espeholt et al. 2018; truncated importance sampling, Yao et al.
-    2025); None: all ones, no correction. floor: w where floor <= w <= cap and 0 elsewhere, so that
-    tokens on which engine and learner disagree teach nothing (masked importance sampling: IcePop,
-    Ling Team 2025, arXiv:2510.18855, eq. 5). Masked tokens still count in the totals that means
-    divide by.
+    Args:
+        cap: min(w, cap) (V-trace, Espeholt et al. 2018; truncated importance sampling, Yao et al.
+            2025); None: all ones.
+        floor: 0 where w is outside [floor, cap] (masked importance sampling: IcePop, Ling Team
+            2025, arXiv:2510.18855, eq. 5). Masked tokens still count in the totals of means.
     """
     if cap is None:
         return TokenLoss(loss=torch.ones_like(logprobs), metrics={})
@@ -106,6 +105,7 @@ def importance_weights(
     if floor is None:
         name, outside, weights = "importance_capped_fraction", raw > cap, raw.clamp(max=cap)
     else:
+        # Tokens on which engine and learner disagree teach nothing.
         name, outside = "importance_masked_fraction", (raw < floor) | (raw > cap)
         weights = torch.where(outside, 0.0, raw)
     return TokenLoss(
@@ -120,10 +120,7 @@ def importance_weights(
 def score_function_loss(
     inputs: LossInputs, cap: float | None, floor: float | None = None
 ) -> TokenLoss:
-    """-w_t A log pi(a_t | s_t) (Williams 1992), w_t = pi / pi_behaviour bounded per token.
-
-    cap, floor: the bounds, as in ``importance_weights``.
-    """
+    """-w_t A log pi(a_t | s_t) (Williams 1992), w_t of ``importance_weights(cap, floor)``."""
     weights = importance_weights(_present(inputs), inputs, cap, floor)
     loss = -weights.loss * inputs.advantages[:, None] * _logprobs(inputs)
     return TokenLoss(loss=loss, metrics=weights.metrics)
@@ -138,10 +135,9 @@ def cispo_loss(
 ) -> TokenLoss:
     """-w_t sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A log pi(a_t | s_t), r_t = pi / pi_old.
 
-    CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585, eq. 4): the ratio is a weight without
-    gradient (sg), so clipping bounds the step on a token and never drops the token, as
-    ``clipped_loss`` does. pi_old and w_t are as there. ``clip_low`` 1 leaves no lower bound.
-    ``clip_fraction``: share of the tokens whose ratio is clipped.
+    CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585, eq. 4). pi_old and w_t are as in
+    ``clipped_loss``. ``clip_low`` 1 leaves no lower bound. ``clip_fraction``: share of the tokens
+    whose ratio is clipped.
 
     Example:
         >>> logprobs, old = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])  # r = e
@@ -154,6 +150,7 @@ def cispo_loss(
         tensor([[3.]])
     """
     weights = importance_weights(inputs.proximal_logprobs, inputs, cap, floor)
+    # Without gradient, so that clipping bounds the step on a token and never drops the token.
     ratios = ratio(inputs.logprobs.detach(), inputs.proximal_logprobs, inputs.mask)
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high)
     loss = -weights.loss * clipped * inputs.advantages[:, None] * _logprobs(inputs)
@@ -162,12 +159,12 @@ def cispo_loss(
 
 
 def _present(inputs: LossInputs) -> Tensor:
-    """The log-probs of the policy being trained that stand in importance weights."""
+    """Log-probs of the policy in training for importance weights."""
     return inputs.logprobs if inputs.present_logprobs is None else inputs.present_logprobs
 
 
 def _logprobs(inputs: LossInputs) -> Tensor:
-    """The log-probs with gradient; 0 on padding."""
+    """Log-probs with gradient; 0 on padding."""
     return torch.where(inputs.mask > 0, inputs.logprobs, 0.0)
 
 
@@ -183,19 +180,15 @@ def clipped_loss(
 ) -> TokenLoss:
     """-w_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), r_t = pi / pi_old per token.
 
-    The clipped objective of PPO (Schulman et al. 2017, eq. 7) with separate bounds (DAPO's
-    "clip-higher"). pi_old is the proximal policy, that at the start of the update, and
-    w_t = pi_old / pi_behaviour, bounded by ``cap`` and ``floor`` as in ``importance_weights``,
-    corrects for the engine (decoupled PPO, Hilton et al. 2022). At r = 1 the gradient is that of
-    ``score_function_loss``.
+    PPO (Schulman et al. 2017, eq. 7) with separate bounds (DAPO's "clip-higher"). pi_old is the
+    proximal policy; w_t = pi_old / pi_behaviour corrects for the engine (decoupled PPO, Hilton et
+    al. 2022). ``clip_fraction``: share of tokens whose gradient a bound sets to zero.
 
-    sequences: r_t is the geometric mean of the ratios over the answer, the same at all its tokens,
-    so that answers are clipped as a whole (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5-7,
-    which averages over sequences: ``loss_aggregation: sequence_mean``).
-
-    dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5),
-    which bounds the gradient at huge ratios. ``clip_fraction``: share of the tokens whose
-    gradient either bound sets to zero.
+    Args:
+        cap, floor: Bounds of w_t, as in ``importance_weights``.
+        dual_clip: Where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5).
+        sequences: r_t is ``sequence_ratio``, so that answers are clipped as a whole (GSPO, Zheng et
+            al. 2025, arXiv:2507.18071, eq. 5-7, with ``loss_aggregation: sequence_mean``).
 
     Example:
         >>> logprobs, old = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])  # r = e
@@ -215,6 +208,7 @@ def clipped_loss(
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high) * advantages
     objective = torch.minimum(plain, clipped)
     cut = clipped < plain
+    # Bounds the gradient at huge ratios, which the minimum leaves open where A < 0.
     if dual_clip is not None:
         least = dual_clip * advantages
         cut = cut | ((advantages < 0) & (objective < least))
@@ -230,25 +224,19 @@ def kl_penalty(
 ) -> Tensor:
     """Per-token estimate of KL(pi || pi_ref) [B, T] from the sampled tokens.
 
-    With d = log pi - log pi_ref, the values are those of Schulman (2020), "Approximating KL
-    divergence": k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. k1 and k3 are unbiased; k1 may be
-    negative, k2 and k3 may not. An unbiased value need not have an unbiased derivative (Tang and
-    Munos 2025), so the gradients are, in expectation under pi:
-
-    k1: its derivative is grad log pi, zero on average and so no penalty. A term of value 0
-        replaces it by d * grad log pi, the score-function gradient of KL(pi || pi_ref).
-    k2: its derivative is d * grad log pi too: the gradient of KL(pi || pi_ref).
-    k3: its derivative is (1 - pi_ref / pi) grad log pi: the gradient of KL(pi_ref || pi), as in
-        GRPO (Shao et al. 2024, eq. 4); the same to first order where the two policies are close,
-        and bounded where pi_ref is the smaller.
-
-    The tokens come from the behaviour policy; the weight pi / pi_behaviour, bounded by ``cap`` and
-    ``floor`` as in ``importance_weights``, corrects the estimate for that.
+    With d = log pi - log pi_ref (Schulman 2020, "Approximating KL divergence"): k1 = d, k2 = d^2 /
+    2, k3 = exp(-d) - 1 + d. k1 and k3 are unbiased; only k1 may be negative. Gradients in
+    expectation under pi (Tang and Munos 2025): k1 and k2 give that of KL(pi || pi_ref); k3 that of
+    KL(pi_ref || pi), as in GRPO (Shao et al. 2024, eq. 4): equal to first order, and bounded where
+    pi_ref is the smaller. Weights pi / pi_behaviour (``importance_weights``) correct for the
+    behaviour policy.
     """
     if inputs.reference_logprobs is None:
         raise ValueError("a KL penalty needs reference_logprobs")
     d = log_ratio(inputs.logprobs, inputs.reference_logprobs, inputs.mask)
     if estimator == "k1":
+        # The derivative of d is grad log pi, zero on average. A term of value 0 replaces it by d *
+        # grad log pi, the score-function gradient.
         score = d.detach() * d
         estimate = d.detach() + score - score.detach()
     elif estimator == "k2":
@@ -263,9 +251,9 @@ def kl_penalty(
 def legal_entropy(legal_logprobs: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy [...] in nats of log-probs [..., K] renormalised over the K legal tokens.
 
-    Minus infinity stands for a token that is not there. The second result is True where there is
-    one at all; elsewhere the entropy is 0. At the tokens of an answer these entropies are, summed
-    and in the mean over answers, the entropy of the distribution over legal answers.
+    Minus infinity stands for an absent token. The second result is False, and the entropy 0, where
+    all are absent. Summed over an answer's tokens, the mean over answers is the entropy of the
+    distribution over legal answers.
 
     Example: two legal tokens of equal probability, whatever is left to others.
         >>> legal_entropy(torch.tensor([[-3.0, -3.0, float("-inf")]]))  # log 2
@@ -292,7 +280,7 @@ def legal_kl(legal_logprobs: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over_legal(logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Renormalised log-probs [..., K], 0 where a token is not there; where there is one [...]."""
+    """Renormalised log-probs [..., K], 0 where absent; whether any is present [...]."""
     absent = logprobs.isneginf()
     known = ~absent.all(-1)
     total = logprobs.masked_fill(~known[..., None], 0.0).logsumexp(-1, keepdim=True)
@@ -300,10 +288,10 @@ def _over_legal(logprobs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
-    """Mean squared error of the critic, sum_b (V_b - R_b)^2 / N, over the optimizer step.
+    """Critic's mean squared error sum_b (V_b - R_b)^2 / N over the optimizer step.
 
-    value_clip: per sequence the larger of the errors of V and of V clamped to within
-    ``value_clip`` of its value at the start of the update (OpenAI Baselines, Dhariwal et al. 2017).
+    value_clip: takes the larger of the errors of V and of V clamped to within ``value_clip`` of its
+    value at the start of the update (OpenAI Baselines, Dhariwal et al. 2017).
     """
     if inputs.values is None or inputs.returns is None:
         raise ValueError("a critic needs values and returns")

@@ -56,14 +56,12 @@ class PolicyGradient(ABC, Generic[Config]):
     """loss = aggregate(L + kl.coef KL(pi || reference) + proximal_coef KL(pi || pi_old) -
     entropy_coef H(pi)) of per-token terms, L the policy loss.
 
-    A subclass gives the advantages and the policy loss; its ``config_class`` holds its settings,
-    which are validated as those of rlforge's own classes. Metrics, all additive: ``policy_loss`` as
-    aggregated, ``kl``, ``proximal_kl`` and ``entropy`` (``legal_entropy`` beside it, where that is
-    in the loss) as means over tokens, and those of the policy loss. With
-    ``kl.to: previous`` the KL is measured even where ``kl.coef`` is 0: its log-probs exist anyway.
+    A subclass gives advantages and policy loss; ``config_class`` holds its settings. Metrics, all
+    additive: ``policy_loss`` as aggregated; ``kl``, ``proximal_kl``, ``entropy`` and
+    ``legal_entropy`` as means over tokens; those of the policy loss.
 
-    max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
-    ``config.max_generation_len`` is set.
+    ``max_tokens``, the longest answer of the engine, is the divisor of aggregation ``constant``
+    unless ``config.max_generation_len`` is set.
 
     Example: each reward against the mean of the batch.
         >>> class Centred(Reinforce):
@@ -97,7 +95,7 @@ class PolicyGradient(ABC, Generic[Config]):
 
     @abstractmethod
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        """The policy's own loss per token."""
+        """Policy loss per token."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         """Loss of one micro-batch. Raises ValueError when an input it needs is missing."""
@@ -127,10 +125,11 @@ class PolicyGradient(ABC, Generic[Config]):
         return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
 
     def _penalties(self, inputs: LossInputs) -> Iterator[tuple[str, float, LossInputs]]:
-        """Metric, weight, and ``inputs`` with the reference, of each KL penalty."""
+        """Metric, weight, and ``inputs`` with its reference, of each KL penalty."""
         kl = self.config.kl
         coef = annealed(kl.coef, kl.final_ratio, inputs.progress)
         if kl.to == "previous":
+            # Measured even where the coefficient is 0: these log-probs exist anyway.
             yield "kl", coef, _with_previous(inputs)
         elif self.reference is not None:
             yield "kl", coef, inputs
@@ -159,8 +158,8 @@ class PolicyGradient(ABC, Generic[Config]):
 class Reinforce(PolicyGradient[AlgorithmConfig]):
     """grad J = E[A grad log pi(a | s)] (Williams 1992), with the shaped reward as A.
 
-    Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The only bias
-    is that of the bounded importance weight.
+    Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The bounded
+    importance weight is the only bias.
 
     Example:
         >>> Reinforce(ReinforceConfig(entropy_coef=0.01), max_tokens=64).needs_entropy
@@ -179,11 +178,10 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
 class Grpo(PolicyGradient[GrpoConfig]):
     """A loss of the policy ratio, on advantages relative to a group of games from the same start.
 
-    ``algorithm=grpo`` is Shao et al. 2024 (DeepSeekMath), eq. 3: the clipped loss, with the mean
-    and deviation of the group as baseline and scale. The published aggregation is
-    ``sequence_mean``, its KL estimator k3; Dr. GRPO (Liu et al. 2025) is ``normalize_std: false``
-    with ``loss_aggregation: constant``. GSPO, CISPO, RLOO, MaxRL and DAPO are other settings of
-    ``loss``, ``advantage`` and ``dynamic_sampling``: ``algorithm=gspo`` and so on.
+    ``algorithm=grpo`` is Shao et al. 2024 (DeepSeekMath), eq. 3, published with aggregation
+    ``sequence_mean`` and KL estimator k3. Dr. GRPO (Liu et al. 2025) is ``normalize_std: false``
+    with ``loss_aggregation: constant``. GSPO, CISPO, RLOO, MaxRL and DAPO set ``loss``,
+    ``advantage`` and ``dynamic_sampling``: ``algorithm=gspo`` and so on.
 
     Example:
         >>> Grpo(GrpoConfig(group_size=8), max_tokens=64).config.group_size
@@ -207,8 +205,7 @@ class Grpo(PolicyGradient[GrpoConfig]):
 class Supervised(PolicyGradient[SupervisedConfig]):
     """-log pi(a_t | s_t) per answer token: the score-function loss at advantage 1, unweighted.
 
-    Its mean is the cross-entropy of the answers. Prompts have no loss. Rewards and the log-probs of
-    an engine are not read.
+    Its mean is the answers' cross-entropy. Rewards and engine log-probs are not read.
 
     Example:
         >>> Supervised(SupervisedConfig(), max_tokens=64).targets((), None).advantages
@@ -227,12 +224,10 @@ class Supervised(PolicyGradient[SupervisedConfig]):
 class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
     """The clipped objective on the decisions of a time window, grouped by agent.
 
-    An agent's group is its decisions in the batch: the samples of one episode, which need not be
-    whole. ``advantage: documented`` is r - mean over the whole batch, which equals
-    (r - mean of the agent) + (mean of the agent - mean of all); ``group_relative`` is
-    r - mean of the agent. With ``kl.to: previous`` the objective is
-    E[log pi(a | s) A] - beta KL(pi || pi_old) within the clip: at pi / pi_old = 1 the gradient of
-    that ratio is the gradient of log pi.
+    A group is an agent's decisions in the batch: samples of one episode, which need not be whole.
+    ``advantage: documented`` is r - mean over the batch, ``group_relative`` r - mean of the agent.
+    With ``kl.to: previous`` the objective is E[log pi(a | s) A] - beta KL(pi || pi_old) within the
+    clip.
     """
 
     config_class = WindowGrpoConfig
@@ -262,10 +257,9 @@ CriticConfig = TypeVar("CriticConfig", bound=A2cConfig)
 class ActorCritic(PolicyGradient[CriticConfig]):
     """GAE over a player's turns; the loss is policy loss + value_coef * (V - R)^2.
 
-    The critic V is a value head that reads the last prompt token of every turn.
-    All answer tokens of a turn share its advantage. The return of turn t is R_t = A_t + V_t
-    (TD(lambda)). Discount with ``gamma``; the step transform ``discount`` is for algorithms without
-    a critic.
+    The critic V is a value head on the last prompt token of every turn; all tokens of a turn share
+    its advantage. The return is R_t = A_t + V_t (TD(lambda)). Discount with ``gamma``; the step
+    transform ``discount`` is for algorithms without a critic.
     """
 
     needs_values = True
@@ -298,7 +292,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
         )
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
-        """The critic's own loss."""
+        """Loss of the critic alone."""
         return value_loss(inputs, value_clip=None)
 
 
@@ -351,7 +345,7 @@ def annealed(coef: float, final_ratio: float, progress: float) -> float:
 
 
 def ratio_loss(inputs: LossInputs, config: RatioConfig) -> TokenLoss:
-    """The policy loss that ``config.loss`` names, with the bounds of ``config``."""
+    """Policy loss that ``config.loss`` names, with the bounds of ``config``."""
     cap, floor = config.importance_cap, config.masked_below
     low, high = config.clip_low, config.clip_high
     if config.loss == "score_function":

@@ -1,4 +1,4 @@
-"""The sample buffer between collector and learner: eviction, staleness, batches, admission."""
+"""Sample buffer between collector and learner: eviction, staleness, batches, admission."""
 
 from rlforge.buffer.base import Buffer, BufferSettings, Shaped
 from rlforge.buffer.episodes import EpisodeBuffer
@@ -7,4 +7,4 @@ from rlforge.buffer.steps import StepBuffer
 __all__ = ["BUFFERS", "Buffer", "BufferSettings", "EpisodeBuffer", "Shaped", "StepBuffer"]
 
 BUFFERS: dict[str, type[Buffer]] = {"step": StepBuffer, "episode": EpisodeBuffer}
-"""By ``buffer.kind``."""
+"""Buffer classes by ``buffer.kind``."""

@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 from rlforge.types import value
 
 WANTED_AGE = 1.0
-"""Mean age, in updates, that ``num_train_workers: auto`` aims at for turns of games in progress."""
+"""Mean age of turns, in updates, that ``num_train_workers: auto`` aims at."""
 
 _WINDOW = 512
 _LOST = 5.0
 _MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
 _LONGEST_WAIT = 8.0
-_TICK_S = 0.2  # callers look at the clock more often than that
+# Callers look at the clock more often than that.
+_TICK_S = 0.2
 _SHORT = 0.7
 
 
 class Yield(NamedTuple):
-    """Yield of a game that ended: samples, its trained turns, and its life.
+    """Samples and trained turns of an ended game, and its life.
 
-    life: draws from its begin until its samples can be drawn.
+    ``life``: draws from its begin until its samples can be drawn.
     """
 
     samples: int
@@ -33,7 +34,10 @@ class Yield(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over games. ended, lives: samples and sample-weighted lives of games of this run."""
+    """Sums over games.
+
+    ``ended``, ``lives``: samples, and sample-weighted lives, of games of this run only.
+    """
 
     samples: int
     turns: int
@@ -45,14 +49,13 @@ class _Sums(NamedTuple):
 
 @value
 class Flow:
-    """The state of admission, for people: games, ages in updates, and shares of time or samples.
+    """State of admission, for people: games, ages in updates, shares of time or samples.
 
     Attributes:
         games: Mean number in progress.
         target: Mean number that the rule asks for.
         workers: Most that may be in progress.
-        age: Expected mean age of a turn when it is learned from, from the time that its game is in
-            progress (``expected_age``).
+        age: Mean age of turns learned from, by the time in progress (``expected_age``).
         full_age: The same with all workers.
         waiting: Share of the time in which the learner waits for samples.
         lost: Share of the samples thrown away.
@@ -70,12 +73,9 @@ class Flow:
 def expected_age(games: float, per_game: float, batch_size: float) -> float:
     """Mean age in updates of turns learned from, by Little's law: games · E / (2 · B).
 
-    games: in progress. per_game: E[l²] / E[l] of the trained turns l of a game. batch_size: B,
-    trained turns of an update.
-
-    ``games`` games that each bring l turns pass through updates of B turns in games · l / B
-    updates. A trained seat continues with the newest version, so a turn in the middle of its game
-    is half of that old at the end of the game, and long games hold most of the turns.
+    ``games`` are in progress, ``per_game`` is E[l²] / E[l] of their trained turns l, ``batch_size``
+    B counts turns. Games pass through updates in games · l / B updates; seats continue with the
+    newest version, so a turn in the middle of a game is half of that old at its end.
 
     Example: the quick start of UnstableBaselines, where one seat of each game is learned from:
         >>> expected_age(384, 7.0, 384)
@@ -87,53 +87,48 @@ def expected_age(games: float, per_game: float, batch_size: float) -> float:
 class Admission:
     """Base-stock control of the samples that are stored and expected.
 
-    With E the expected samples of one game in progress, games are admitted while
+    With E the expected samples of a game in progress, games are admitted while
 
         stored + E · in_flight ≤ stock + B · L · min(1, 1 + g) + E · games · max(0, g).
 
-    This is the order-up-to rule of inventory theory: what is there and what is ordered covers the
-    demand of the lead time, and a stock. B is the batch size, L the life of a game: draws from its
-    begin until its samples can be drawn. Where the learner does not wait, in_flight settles at the
-    B · L / E games that keep it busy (Little's law). Where it waits for samples w times as long as
-    it works, it would make more updates in the life of a game, so more games start than the mean
-    number in progress, ``games``, up to ``workers``: the engines are the bottleneck. g = w - 5d,
-    where w is taken in proportion to what a full batch lacks now, and d is the share of samples
-    that were lost: more games would only lose more. The factor of L is at least one half. The stock
-    is
+    This is the order-up-to rule of inventory theory: what is there and ordered covers the demand of
+    the lead time, and a stock. B is the batch size, L the life of a game: draws from its begin
+    until its samples can be drawn. With a busy learner, in_flight settles at B · L / E (Little's
+    law). g = w - 5d: w is the ratio of the learner's waiting to its work, in proportion to what a
+    full batch lacks, so that slow engines get up to ``workers`` games; d is the share of lost
+    samples, of which more games would only lose more. The factor of L is at least one half. The
+    stock is
 
         min(max_stored, ready_size + max_staleness · B - learning,
             ready_size + 2 · √(B · E · min(1, L))),
 
-    where ``learning`` counts samples drawn for versions that are not published yet, and the last
-    line is a full batch and two standard deviations of the samples that end in one update. w and d
-    are running means over 3 + L draws.
+    where ``learning`` counts samples drawn for versions that are not published yet; the last line
+    is a full batch and two standard deviations of the samples that end in one update. w and d are
+    running means over 3 + L draws.
 
-    E is the mean yield y of the last 512 games that ended, weighted by their turns l: Σyl / Σl. The
-    more turns a game has, the longer it lasts and the more often it is found in progress. With the
-    plain mean, the places of short games that have ended would be filled while the long ones, which
-    count too little, go on. Games without samples have no weight, so that their places are filled
-    as soon as they have ended. L is the mean life, weighted by yield; one update of games with
-    L = 1 counts until games have ended.
+    E is the mean yield of the last 512 games, weighted by their turns l: Σyl / Σl, as long games
+    are found in progress more often: the plain mean would fill the places of short games while long
+    ones go on. L is the mean life, weighted by yield.
 
     **Pace.** Games that start together end together, and many batches of one version would arrive
-    at once. So beyond those of the first batches, games start at most at max(1.2, min(3, target /
-    games)) times the rate games / D that replaces those that end; D is their mean duration. The
-    bursts of the start so widen with each generation of games, and the number in progress at most
-    grows by twice itself while one game lasts. Games that last less than 0.7 updates, by Little's
-    law where E · games < 0.7 · B, are of one version in any case: they start at once, so that the
-    engines generate large batches.
+    at once. So beyond the first batches, games start at most at max(1.2, min(3, target / games))
+    times the rate games / D that replaces ended ones; D is their mean duration. Games that last
+    less than 0.7 updates (E · games < 0.7 · B) are of one version in any case and start at once.
 
-    **Rounds.** Without a clock (``now`` is None) all games end before the next draw: L and w are 0,
-    and there is no pace. The same holds with ``max_staleness`` 0.
+    **Rounds.** Without a clock (``now`` is None), and with ``max_staleness`` 0, all games end
+    before the next draw: L and w are 0, and there is no pace.
 
-    **Nothing waits for ever.** The learner waits only while no full batch is stored. Then either a
-    game is in progress, which ends and brings samples or frees its place; or none is, and one is
-    admitted at once, whatever the rule says, unless a publication is due, which needs no game.
+    **Nothing waits for ever.** While no full batch is stored, either a game is in progress, which
+    ends; or one is admitted whatever the rule says, unless a publication is due, which needs no
+    game.
 
-    samples_per_game: E until games have ended. games: samples and trained turns of games played
-    before the start, which count as the first ones. save_every: updates from one published version
-    to the next. workers: most games in progress; None: as many as give turns a mean age of
-    ``WANTED_AGE``, at most ``slots``, the sequences that the engines generate at the same time.
+    Args:
+        samples_per_game: E until games have ended.
+        games: Samples and trained turns of games played before the start; they count as the first
+            ones.
+        save_every: Updates from one published version to the next.
+        workers: Most games in progress; None: as many as give turns a mean age of ``WANTED_AGE``,
+            at most ``slots``, the sequences that the engines generate at the same time.
 
     Example:
         >>> admission = Admission(
@@ -167,14 +162,16 @@ class Admission:
         first = [Yield(samples, turns, 0) for samples, turns in games if samples and turns]
         # Integers with exact sums: the mean of a constant yield is exact.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
-        self._ended = 0  # games, of those that count
+        #: Ended games among those that count.
+        self._ended = 0
         self._draw_times: deque[float] = deque(maxlen=_WINDOW)
         self._known: _Sums | None = None
         self._durations: deque[float] = deque(maxlen=64)
         #: Samples drawn, by the version they were drawn for.
         self._learning: dict[int, int] = {}
         self._draws, self._shortage, self._lost, self._waiting = 0, 0.0, 0.0, 0.0
-        self._since: float | None = None  # of the last reservation
+        #: Time of the last reservation.
+        self._since: float | None = None
         self._mean, self._wanted, self._tokens = 0.0, 0.0, 0.0
 
     @property
@@ -199,7 +196,7 @@ class Admission:
         return sums.samples_of_turns / sums.turns if sums.turns else self._guess
 
     def _turns_of_batch(self) -> float:
-        """Trained turns of an update's samples, as the games that count bring them."""
+        """Trained turns of an update's samples."""
         return self._batch * self._sums.turns / self._sums.samples
 
     def _age(self, games: float) -> float:
@@ -220,7 +217,7 @@ class Admission:
 
     @property
     def flow(self) -> Flow:
-        """The state, as of the last reservation."""
+        """State at the last reservation."""
         games = self._mean
         return Flow(
             games=games,
@@ -233,10 +230,9 @@ class Admission:
         )
 
     def life(self, share: float) -> float:
-        """Updates that a game lasts which ``share`` of all turns come from, or from shorter ones.
+        """Life in updates of the longest of the shortest games that bring ``share`` of all turns.
 
-        By Little's law, as in ``expected_age``. Infinite without a clock, and until 64 games have
-        ended.
+        By Little's law; infinite without a clock, and until 64 games have ended.
         """
         if self._since is None or self._ended < 64:
             return math.inf
@@ -250,7 +246,8 @@ class Admission:
         return longest * max(self._mean, self.in_flight) / self._turns_of_batch()
 
     def observe(self, game: Yield) -> None:
-        """Update the expectations with a game whose samples can be drawn, or were dropped."""
+        """Learn from a game whose samples can be drawn, or were dropped."""
+        # Games without samples have no weight: their places are filled as soon as they have ended.
         if game.samples > 0:
             self._games.append(game)
             self._ended += 1
@@ -259,23 +256,24 @@ class Admission:
     def drawn(
         self, samples: int, version: int, lost: float = 0.0, now: float | None = None
     ) -> None:
-        """``samples`` were drawn for the update that makes ``version`` + 1.
+        """Count ``samples`` drawn for the update that makes ``version`` + 1.
 
-        lost: share that was thrown away of what came since the last draw. now: as of ``reserve``.
+        ``lost`` is the share thrown away of what came since the last draw.
         """
-        if now is not None and self._draws:  # before, games begin that are for the first batches
+        # Games that began before the first update are for the first batches.
+        if now is not None and self._draws:
             self._draw_times.append(now)
         self._learning[version] = self._learning.get(version, 0) + samples
         self._lost += self._weight * (lost - self._lost)
 
     def draws_since(self, begun: float | None) -> int:
-        """Draws after a game began, at a time of the clock of ``reserve``; None: in a round."""
+        """Draws after time ``begun``; 0 for None, a game of a round."""
         if begun is None:
             return 0
         return sum(1 for _ in takewhile(begun.__lt__, reversed(self._draw_times)))
 
     def waited(self, waiting_s: float, working_s: float) -> None:
-        """Before this draw the learner waited, after it had worked on the last batch."""
+        """Count the learner's wait before this draw, after its work on the last batch."""
         if working_s > 0:
             self._draws += 1
             ratio = min(waiting_s / working_s, _LONGEST_WAIT)
@@ -285,23 +283,19 @@ class Admission:
 
     @property
     def _weight(self) -> float:
-        """Weight of the newest draw in the running means.
-
-        They span the life of a game: what is decided now shows that much later.
-        """
+        """Weight of the newest draw in the running means."""
+        # The means span the life of a game: what is decided now shows that much later.
         life = self._mean * self.samples_per_game / self._batch
         return 1 / min(max(1, self._draws), 3 + life)
 
     def published(self, version: int) -> None:
-        """New games play with ``version``: samples drawn to make it no longer count."""
+        """Stop counting samples drawn to make ``version`` and earlier ones."""
         self._learning = {v: n for v, n in self._learning.items() if v >= version}
 
     def reserve(self, games: int, stored: int, lacks: int, now: float | None = None) -> int:
         """Admit up to ``games`` new games, given ``stored`` samples; returns the number admitted.
 
-        lacks: samples to a full batch. With any, at least one game is admitted when none is in
-        progress and no publication is due, so that the learner never waits for ever. now: seconds;
-        None: games are played in rounds.
+        ``lacks`` are the samples to a full batch; ``now`` is in seconds, None: games are a round.
         """
         if games < 0:
             raise ValueError(f"cannot reserve {games} games")
@@ -314,6 +308,7 @@ class Admission:
             granted = int(min(granted, self._pace(target, now)))
         # Whether the update from the newest batch, which may not be made yet, is published.
         due = bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
+        # The learner would wait for ever without a game in progress.
         if granted == 0 and games > 0 and lacks and not self.in_flight and not due:
             granted = 1
         self._tokens = max(0.0, self._tokens - granted)
@@ -351,6 +346,7 @@ class Admission:
             games = max(1.0, few, self._mean)
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
             rate = games / duration * max(_MARGIN, growth)
+            # Bursts of the start widen with each generation of games.
             burst = max(1.0, games / _BURST, rate * _TICK_S)
             self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now
@@ -361,7 +357,7 @@ class Admission:
     def release(self, games: int, duration_s: float | None = None) -> None:
         """Free the places of games that ended, with samples or without.
 
-        duration_s: their mean duration; None: they did not end, and may be started again at once.
+        ``duration_s`` is their mean duration; None: they did not end and may start again at once.
         """
         if not 0 <= games <= self.in_flight:
             raise ValueError(f"cannot release {games} games: {self.in_flight} are under way")
@@ -372,7 +368,7 @@ class Admission:
             self._durations.extend([duration_s] * min(games, 64))
 
     def state_dict(self) -> dict[str, Any]:
-        """The observed yields and lives. Games in progress do not survive a restart."""
+        """Observed yields and lives. Games in progress do not survive a restart."""
         return {"games": [list(game) for game in self._games], "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The base of both buffers: capacity, staleness, batches, admission and resume.
+"""Base of both buffers: capacity, staleness, batches, admission and resume.
 
-Single-threaded: each public method leaves a consistent state, so an actor (or a lock) that runs
-them one at a time neither loses nor duplicates a sample.
+Single-threaded: each public method leaves a consistent state, so an actor that runs them one at a
+time neither loses nor duplicates a sample.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rlforge.types import value
 
 _T = TypeVar("_T")
 
-_FORM = 2  # of a saved buffer; before, samples had other fields
+# Layout of a saved buffer; in form 1, samples had other fields.
+_FORM = 2
 
 
 class VersionQueue(Generic[_T]):
     """Items by version: the oldest version first, random within a version.
 
-    Drawing in fully random order would sometimes use new items before old ones, and the old ones
-    would then exceed the staleness bound and be dropped.
-
-    version_of: the version of an item. rng: for all random choices, which cost O(versions) each.
+    Args:
+        version_of: Version of an item.
+        rng: Source of all random choices, which cost O(versions) each.
 
     Example:
         >>> queue = VersionQueue(lambda item: item[0], random.Random(0))
@@ -59,7 +59,8 @@ class VersionQueue(Generic[_T]):
             self._size += 1
 
     def take(self) -> _T:
-        """Remove and return one item of the oldest version. Raises ValueError when empty."""
+        """Remove and return a random item of the oldest version. Raises ValueError when empty."""
+        # In fully random order old items would wait until they exceed the staleness bound.
         version = min(self._by_version)
         return self._pop(version, self._random.randrange(len(self._by_version[version])))
 
@@ -84,8 +85,9 @@ class VersionQueue(Generic[_T]):
         self._by_version, self._size = {}, 0
 
     def _pop(self, version: int, place: int) -> _T:
-        """Remove the item at ``place``; the last one of its version moves there."""
+        """Remove the item at ``place``."""
         items = self._by_version[version]
+        # The last item takes the place, which costs O(1).
         items[place], items[-1] = items[-1], items[place]
         self._size -= 1
         if len(items) == 1:
@@ -95,20 +97,17 @@ class VersionQueue(Generic[_T]):
 
 @value
 class BufferSettings:
-    """A buffer's limits.
-
-    The buffer is ready with batch_size * batch_delay samples.
+    """Limits of a buffer, which is ready with batch_size * batch_delay samples.
 
     Attributes:
-        samples_per_game: Expected yield of a game before the first has ended; None takes the
-            default of the buffer's kind.
-        max_replaced: Most samples of groups without advantage that are left out for one batch
-            (dynamic sampling of DAPO, Yu et al. 2025); only for buffers that keep groups together.
+        samples_per_game: Expected yield before the first game has ended; None: the class's default.
+        max_replaced: Most samples of groups without advantage left out per batch (dynamic sampling
+            of DAPO, Yu et al. 2025); only where groups are kept together.
         save_every: Updates from one published version to the next.
-        wait: Most updates of the run from one that draws from this buffer to the next, as those
-            between are of other policies.
-        max_age: Most updates between the version of the oldest turn of a game and the version that
-            is trained; ``auto``: see ``Buffer``.
+        wait: Most updates of the run between two that draw from this buffer, as others train other
+            policies.
+        max_age: Most updates between the version of a game's oldest turn and the version that is
+            trained; ``auto``: see ``Buffer``.
         workers, slots, games: See ``Admission``.
     """
 
@@ -132,10 +131,12 @@ class BufferSettings:
 
 
 class Stamp(NamedTuple):
-    """How long the samples of a game, or of a group of games, may be trained on.
+    """How long the samples of a game, or of a group, may be trained on.
 
-    last: the last version. old: it follows from the age of the oldest turn, else from that of the
-    newest. turns: of the game or group.
+    Attributes:
+        last: The last version.
+        old: Whether it follows from the age of the oldest turn, not of the newest.
+        turns: Turns of the game or group.
     """
 
     last: int
@@ -151,7 +152,7 @@ class Losses:
         stale: Their newest turn passed ``max_staleness``.
         old: Their oldest turn passed ``max_age``.
         evicted: There was no room.
-        old_squares: Σ turns · turns of the game, over those of ``old``.
+        old_squares: Σ turns² over games that lost ``old`` turns.
     """
 
     stale: int = 0
@@ -165,11 +166,11 @@ class Losses:
 
     @property
     def old_length(self) -> float:
-        """Mean trained turns of a game that a turn in ``old`` is from; 0 without any."""
+        """Mean trained turns of the game of an ``old`` turn; 0 without any."""
         return self.old_squares / self.old if self.old else 0.0
 
     def add(self, stamp: Stamp, turns: int) -> None:
-        """Count ``turns`` that may not be trained on any more, of a game with ``stamp``."""
+        """Count ``turns``, of a game with ``stamp``, that are dropped."""
         if stamp.old:
             self.old += turns
             self.old_squares += turns * stamp.turns
@@ -178,10 +179,11 @@ class Losses:
 
 
 class Shaped(NamedTuple):
-    """A finished game with shaped rewards: an episode of each player who is learned from.
+    """Finished game with shaped rewards: an episode of each player who is learned from.
 
-    group_size: games of the group ``group_id``, which it leaves if it has no episode. begun: when
-    it began, by the clock of ``Buffer.reserve``; None: it was played in a round.
+    Attributes:
+        group_size: Games of the group ``group_id``, which this one leaves if it has no episode.
+        begun: Time of its begin by the clock of ``Buffer.reserve``; None: played in a round.
     """
 
     episodes: Sequence[Episode]
@@ -193,28 +195,22 @@ class Shaped(NamedTuple):
 class Buffer(ABC):
     """Stores samples until the learner draws them, once each.
 
-    It counts in turns, each a ``Sample``, or in episodes, by subclass: its samples are of that unit
-    wherever turns are not named.
-    Beyond ``max_size`` that may be drawn, samples are evicted uniformly at random, old and new
-    alike; those of a group that is not complete are as good as in progress.
-    Batches are drawn by the last version that may be trained on a sample, uniformly among those of
-    the same one, so that samples are trained on before they are dropped.
+    A sample is a turn or an episode, by subclass. Beyond ``max_size`` drawable ones, samples are
+    evicted uniformly at random. Batches take first what must be trained on first, and are random
+    among equals.
 
     Samples more than ``max_staleness`` versions old are dropped, all of a game (and its group) or
-    none, so that of long games no less is learned than of short ones. Their version is that of the
-    game's newest turn: a game that lasts longer than an update continues with the newer version,
-    and its first turns are as much older as it lasted. With ``max_staleness`` 0 no turn may be
-    older, and none is: the learner waits for the games in progress, which all end in the version
-    in which they began.
+    none, so that no less is learned of long games. The version of a game is that of its newest
+    turn: a long game goes on with newer versions. With ``max_staleness`` 0 no turn may be older:
+    the learner waits for the games in progress, which end in the version in which they began.
 
-    ``max_age`` bounds the version of the oldest turn in the same way. ``auto`` is half as much
-    again as the life of games that are as long as all but 2 % of the samples' (Little's law, as in
-    ``expected_age``), and the updates that a sample may wait: games that take much longer than
-    others of their length are dropped, and no others.
+    ``max_age`` bounds the version of the oldest turn. ``auto`` is 1.5 times the life of the games
+    that 98 % of all turns come from (Little's law, as in ``expected_age``), and the updates that a
+    sample may wait: only games much slower than others of their length are dropped.
     """
 
     kind: ClassVar[str]
-    #: For mirror self-play, which trains both seats, with about four turns each.
+    #: Yield in mirror self-play, which trains both seats, with about four turns each.
     default_samples_per_game: ClassVar[float]
 
     def __init__(self, settings: BufferSettings) -> None:
@@ -222,11 +218,11 @@ class Buffer(ABC):
         self._settings = settings
         self._random = random.Random(settings.seed)
         self._losses = Losses()
-        #: What was lost between the last two draws.
+        #: Losses between the last two draws.
         self.losses = Losses()
         #: ``_age_limit``, as of the last draw.
         self._max_age = math.inf
-        #: The first version whose samples are taken.
+        #: Samples of earlier versions are refused.
         self._first_version = 0
         self._admission = Admission(
             batch_size=settings.batch_size,
@@ -257,21 +253,17 @@ class Buffer(ABC):
         return self.drawable() >= self._settings.ready_size
 
     def add(self, games: Iterable[Shaped]) -> None:
-        """Store finished games; those that are stale or of dropped groups are refused."""
+        """Store finished games; stale ones and those of dropped groups are refused."""
         # Draws depend on the order: games that only leave their group come last.
         for game in sorted(games, key=lambda game: not game.episodes):
             self._store(game)
-        self._evict_surplus()
-
-    def _evict_surplus(self) -> None:
         while self.drawable() > self._settings.max_size:
             self._losses.evicted += self._evict_one()
 
     def draw(self, n: int, version: int, now: float | None = None) -> TrainBatch | None:
-        """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
+        """Remove ``n`` samples for an update of ``version``; ``now`` as in ``reserve``.
 
-        None, and nothing drawn, when fewer are there once the stale ones are dropped. now: as of
-        ``reserve``.
+        None, and nothing drawn, when fewer are there once the stale ones are dropped.
         """
         if n < 1:
             raise ValueError(f"a batch has at least 1 sample, not {n}")
@@ -292,8 +284,8 @@ class Buffer(ABC):
     def set_version(self, version: int) -> int:
         """New games play with ``version`` from now on; returns the turns that are dropped.
 
-        Until then, the batches drawn to make it count against admission: with max_staleness + 1
-        unpublished batches, no game starts until a newer version is published.
+        Batches drawn to make it count against admission until then: with max_staleness + 1
+        unpublished batches no game starts.
         """
         self._admission.published(version)
         before = self._losses.turns
@@ -301,13 +293,13 @@ class Buffer(ABC):
         return self._losses.turns - before
 
     def _advance(self, version: int) -> None:
-        """Drop what may not be trained on at ``version``, published or not."""
+        """Drop samples that may not be trained on at ``version``, published or not."""
         if version > self.version:
             self.version = version
             self._drop_before(max(version, self._first_version))
 
     def begin_anew(self, version: int) -> None:
-        """Remove all samples, and take none that a version before ``version`` played."""
+        """Remove all samples, and take none of versions before ``version``."""
         self._first_version = version
         self.clear()
 
@@ -320,25 +312,22 @@ class Buffer(ABC):
     def reserve(self, games: int, now: float | None = None) -> int:
         """Number of ``games`` that may start now; each must end with ``release``.
 
-        now: seconds; None: the games are played in a round, all of them before the next draw.
+        ``now`` is in seconds; None: the games are a round, and all end before the next draw.
         """
         lacks = max(0, self._settings.ready_size - self.drawable())
         return self._admission.reserve(games, self.size(), lacks, now)
 
     def release(self, games: int, duration_s: float | None = None) -> None:
-        """``games`` that were reserved have ended; their samples were added before.
-
-        duration_s: their mean duration.
-        """
+        """Free the places of ended ``games``, whose samples were added before."""
         self._admission.release(games, duration_s)
 
     def waited(self, waiting_s: float, working_s: float) -> None:
-        """The learner waited for the batch that is drawn next, after it worked on the last one."""
+        """Count the wait for the next batch, after the work on the last one."""
         self._admission.waited(waiting_s, working_s)
 
     @property
     def flow(self) -> Flow:
-        """The games in progress, and what limits them."""
+        """Games in progress, and what limits them."""
         return self._admission.flow
 
     @property
@@ -349,7 +338,7 @@ class Buffer(ABC):
     # ------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the games in progress, as plain data: later draws are the same."""
+        """Plain data, without the games in progress: later draws are the same."""
         kind, internal, gauss = self._random.getstate()
         return {
             "form": _FORM,
@@ -390,11 +379,11 @@ class Buffer(ABC):
 
     @abstractmethod
     def _evict_one(self) -> int:
-        """Remove one random sample or group; returns its turns."""
+        """Remove a random sample or group; returns its turns."""
 
     @abstractmethod
     def _take(self, n: int) -> tuple[list[Sample], int]:
-        """Remove ``n`` samples, or more to keep groups whole; returns their turns and number."""
+        """Remove ``n`` samples, or more to keep groups whole; returns turns and number."""
 
     @abstractmethod
     def _drop_before(self, version: int) -> None:
@@ -413,7 +402,7 @@ class Buffer(ABC):
         self._admission.observe(Yield(samples, turns, self._admission.draws_since(game.begun)))
 
     def _stamp(self, turns: Iterable[Sample]) -> Stamp:
-        """The stamp of a game or group with these ``turns``."""
+        """Stamp of a game or group with these ``turns``."""
         versions = [turn.policy_version for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
         if newest < self._first_version:
@@ -429,7 +418,7 @@ class Buffer(ABC):
         return stamp.last < max(self.version, self._first_version)
 
     def _age_limit(self) -> float:
-        """Most updates between the oldest turn of a game and the version that is trained."""
+        """Most updates between a game's oldest turn and the version that is trained."""
         settings = self._settings
         if settings.max_age != "auto":
             return settings.max_age * settings.wait

@@ -1,7 +1,7 @@
-"""Drawn batches as files: a row per sample, a column per field of ``Sample`` and some to read.
+"""Drawn batches as files: a row per sample, a column per field of ``Sample``.
 
-``batch-NUMBER.parquet`` keeps all types; ``batch-NUMBER.csv`` is for eyes and spreadsheets: lists
-(token ids, log-probs) are JSON text there. ``rewards`` and ``info`` are in both.
+``.parquet`` keeps all types; ``.csv`` is for spreadsheets: lists are JSON text there. ``rewards``
+and ``info`` are JSON text in both.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rlforge.system.values import Codec, writable
 from rlforge.types import value
 
 _SAMPLES = Codec(Sample)
-#: The columns that say in words what was trained on, and what it counted for.
+#: Columns that tell people what was trained on, and its weight.
 READABLE = {"prompt": pa.string(), "answer": pa.string(), "advantage": pa.float64()}
-#: One column per field of ``Sample``, where ``rewards`` and ``info`` are JSON text, after these.
+#: Readable columns, then one per field of ``Sample``.
 SCHEMA = pa.schema([*READABLE.items(), *_SAMPLES.arrow_type])
 _LISTS = frozenset(field.name for field in SCHEMA if pa.types.is_list(field.type))
 _BATCH_KEY = b"rlforge.batch"
-#: The batch's own fields, as the last columns of a CSV file: they are the same in every row.
+#: Fields of the batch, as last columns of a CSV file: equal in every row.
 _BATCH_COLUMNS = {
     f"batch_{name}": pa.bool_() if name == "whole_episodes" else pa.int64()
     for name in TrainBatch(samples=(), whole_episodes=False).facts
 }
 
 Decode = Callable[[Iterable[Sequence[int]]], list[str]]
-"""The texts of sequences of token ids, as ``rlforge.models.load.load_decoder`` gives them."""
+"""Texts of sequences of token ids (``rlforge.models.load.load_decoder``)."""
 
 
 @value
 class ShownSample:
-    """A sample of a batch in words: the whole prompt and answer with their control tokens.
+    """Sample with its whole prompt and answer as text, control tokens included.
 
-    advantage: None where there was no update, as in the samples of supervised fine-tuning.
+    ``advantage`` is None where there was no update, as in supervised fine-tuning.
     """
 
     sample: Sample
@@ -57,11 +57,11 @@ def write_batch(
     decode: Decode | None = None,
     advantages: Sequence[float] | None = None,
 ) -> None:
-    """Write ``batch`` to ``path``, as its suffix says: ``.parquet`` or ``.csv``.
+    """Write ``batch`` to ``path`` (``.parquet`` or ``.csv``), whole or not at all; makes the
+    folder.
 
-    Whole or not at all; makes the folder. In Parquet the fields of the batch itself are in the
-    file's metadata. decode: for the columns ``prompt`` and ``answer``; advantages: of the samples;
-    what is left out is null. Raises OSError as the disk does.
+    Without ``decode`` the texts, and without ``advantages`` these, are null. Parquet holds the
+    batch's own fields in the file's metadata.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unknown = [None] * len(batch.samples)
@@ -81,7 +81,7 @@ def write_batch(
 
 
 def read_batch(path: Path) -> TrainBatch:
-    """The batch that ``write_batch`` wrote, field for field."""
+    """Batch that ``write_batch`` wrote, field for field."""
     rows, about = _read(path)
     return TrainBatch(
         samples=tuple(map(_SAMPLES.decode, rows)),
@@ -91,9 +91,9 @@ def read_batch(path: Path) -> TrainBatch:
 
 
 def read_samples(path: Path) -> list[ShownSample]:
-    """The samples that ``write_batch`` wrote, with their texts.
+    """Samples that ``write_batch`` wrote, with their texts.
 
-    Raises RunError where it wrote none, as in the files of earlier versions.
+    Raises RunError where it wrote none, as in files of earlier versions.
     """
     rows, _ = _read(path)
     if any(row.get("prompt") is None for row in rows):
@@ -112,7 +112,8 @@ _Rows = list[dict[str, Any]]
 
 def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
     rows, about = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
-    for row in rows:  # of versions in which only games were learned from
+    for row in rows:
+        # Earlier versions, which learned from games only, called it so.
         if "game_id" in row:
             row["origin"] = row.pop("game_id")
     return rows, about

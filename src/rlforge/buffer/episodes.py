@@ -1,4 +1,4 @@
-"""The episode buffer: whole episodes, and whole groups of them."""
+"""Buffer of whole episodes, and of whole groups of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from rlforge.system.values import from_json, to_json
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """Games that stay together: a GRPO group, or a single episode that has no group.
+    """Games that stay together: a GRPO group, or a single episode without one.
 
-    games: those that bring episodes: all of the group but the ones without any. stamp: None before
-    one is played. ended: sum of the versions in which they ended.
+    Attributes:
+        games: Games of the group less those that bring no episode.
+        stamp: None before a game is played.
+        ended: Sum of the versions in which its games ended.
     """
 
     group_id: str | None
@@ -28,6 +30,12 @@ class _Group:
     played: list[Shaped]
     stamp: Stamp | None = None
     ended: int = 0
+
+    @property
+    def last(self) -> int:
+        """Last version that may be trained on it."""
+        assert self.stamp is not None, "it has episodes"
+        return self.stamp.last
 
     @property
     def complete(self) -> bool:
@@ -51,27 +59,18 @@ class _Group:
         return not all(is_constant(of_player) for of_player in scores.values())
 
 
-def _last(group: _Group) -> int:
-    assert group.stamp is not None, "it has episodes"
-    return group.stamp.last
-
-
 class EpisodeBuffer(Buffer):
     """Stores whole episodes, for group advantages and critics.
 
-    Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
-    only once all ``group_size`` games of it are stored or have left it. Where episodes of a group
-    were filtered, those left are compared with each other. A batch takes whole groups until it has
-    at least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
-    otherwise fewer than n plus one group.
+    Episodes with a ``group_id`` are drawn, evicted and dropped with their group, and drawn only
+    once all ``group_size`` games of it are stored or have left it. A batch takes whole groups until
+    it has at least n episodes.
 
     A group is as old as its newest game, so that short games may wait for the long ones of their
     group; with ``max_staleness`` 0 as its oldest.
 
-    With ``max_replaced``, complete groups in which every player's episodes have the same score are
-    not stored, and their places are free for other games: a batch then holds groups with an
-    advantage only. Admission expects the full yield of every game, so that no more games start
-    than without replacement, and none goes stale by it.
+    With ``max_replaced``, complete groups whose players each have equal scores are not stored, and
+    their places are free for other games.
 
     Example:
         >>> settings = BufferSettings(
@@ -89,16 +88,16 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._complete: VersionQueue[_Group] = VersionQueue(_last, self._random)
+        self._complete: VersionQueue[_Group] = VersionQueue(lambda g: g.last, self._random)
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
-        #: Groups dropped before they were complete, and the version at that time.
+        #: Version at which each incomplete group was dropped.
         self._given_up: dict[str, int] = {}
-        #: Episodes left out for the batch that is being filled, and for the last one drawn.
+        #: Episodes without advantage, of the batch being filled and of the last one drawn.
         self._replacing = 0
         self.replaced = 0
-        #: Mean updates that games of groups wait for the last one of their group; of 64 groups.
+        #: ``group_wait`` of the last 64 groups.
         self._group_waits: deque[float] = deque(maxlen=64)
 
     def size(self) -> int:
@@ -150,7 +149,7 @@ class EpisodeBuffer(Buffer):
             self._close(group_id)
 
     def _close(self, group_id: str) -> None:
-        """Make a group that is complete drawable, or leave it out."""
+        """Make a complete group drawable, or leave it out."""
         group = self._open.pop(group_id)
         self._open_size -= len(group.episodes)
         if group.played:
@@ -158,8 +157,10 @@ class EpisodeBuffer(Buffer):
                 self._observe(game)
             self._group_waits.append(self.version - group.ended / group.games)
         replacing = self._replacing + len(group.episodes)
+        # Admission still expects the full yield of every game: no more games start than without
+        # replacement, and none goes stale by it.
         if replacing <= self._settings.max_replaced and not group.has_advantage:
-            self._replacing = replacing  # none of its episodes teaches anything
+            self._replacing = replacing
         elif group.episodes:
             self._add_complete(group)
 

@@ -1,4 +1,4 @@
-"""The step buffer: single turns."""
+"""Buffer of single turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlforge.system.values import from_json, to_json
 class StepBuffer(Buffer):
     """Stores single turns: batches of any size, mixed from many games.
 
-    All turns of a game have its stamp, so that they are dropped together.
+    All turns of a game share its stamp, so they are dropped together.
 
     Example:
         >>> settings = BufferSettings(

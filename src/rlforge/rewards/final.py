@@ -1,4 +1,4 @@
-"""Transforms of a game's final rewards: a mapping player -> reward to another, once per game."""
+"""Final transforms: from one mapping player -> reward to another, once per game."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rewards = Mapping[int, float]
 
 
 class FinalTransform(Protocol):
-    """Maps the rewards of all players of one finished game; a player's id is its role.
+    """Maps the rewards of all players of a finished game; a player's id is its role.
 
     Example: any callable of this form, such as ``Scale``:
         >>> Scale(alpha=0.5)({0: 1.0, 1: -1.0}, "TicTacToe-v0")
@@ -24,12 +24,13 @@ class FinalTransform(Protocol):
 
 @runtime_checkable
 class GameTransform(Protocol):
-    """A final transform that needs more of the game than the id of its environment.
+    """Final transform that needs the whole game; it need not be callable.
 
-    It is asked by this method, and need not be callable. record: the game; its rewards are the raw
-    ones, ``rewards`` those after the transforms before this one. learned: the players whose
-    episodes are learned from: trained seats, without those that
-    ``collector.filter_opponent_invalid`` leaves out.
+    Args:
+        rewards: Rewards after the transforms before this one; those of ``record`` are raw.
+        record: The finished game.
+        learned: Players whose episodes are learned from: trained seats, less those that
+            ``collector.filter_opponent_invalid`` leaves out.
     """
 
     def of_game(
@@ -39,7 +40,7 @@ class GameTransform(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A transform with state, which is saved and restored when a run is resumed."""
+    """Transform with state, which a resumed run restores."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -50,12 +51,12 @@ class Stateful(Protocol):
 class WinDrawLoss:
     """Map raw scores to ``win``, ``draw`` and ``loss``.
 
-    The best player wins, players who share the best score draw, or win as a team, and the others
-    lose. Alone, a player wins with a score of at least ``win_score`` of its environment and loses
-    with any other (``EnvSpec.outcome``, by which games and evaluations are counted too).
+    The best player wins; several best draw, or win as a team. A single player wins with a score of
+    at least the environment's ``win_score`` (``EnvSpec.outcome``).
 
-    single_player: ``score`` leaves the score of such a game as it is, so that partial solutions
-        pay in part.
+    Attributes:
+        single_player: ``score`` keeps the score of single-player games, so that partial solutions
+            pay.
 
     Example:
         >>> from rlforge.types import EnvSpec, GameSpec
@@ -86,13 +87,12 @@ class RoleAdvantage:
     """Subtract the running mean reward of the role, since seats may differ in expected reward.
 
     Role-conditioned advantage estimation of SPIRAL (Liu et al. 2025, arXiv:2506.24119): the
-    baseline b of a role starts at 0 and follows b <- decay * b + (1 - decay) * r, once per game
-    and role that is learned from. In mirror self-play these are all roles, each with a baseline of
-    its own; the rewards of opponents that are not trained say nothing about the learner's.
+    baseline of a role starts at 0 and follows b <- decay * b + (1 - decay) * r, once per game.
 
-    order: ``subtract_then_update`` takes r - b with the baseline of earlier games, which leaves
-        the policy gradient unbiased; ``update_then_subtract`` first adds the game to its own
-        baseline and so multiplies every advantage by ``decay``.
+    Attributes:
+        order: ``subtract_then_update`` takes r - b with the baseline of earlier games, which leaves
+            the policy gradient unbiased; ``update_then_subtract`` counts the game itself and so
+            multiplies every advantage by ``decay``.
 
     Example:
         >>> from rlforge.types import EnvSpec, GameSpec
@@ -119,6 +119,7 @@ class RoleAdvantage:
         advantages = {}
         for role, reward in rewards.items():
             before = after = self._baselines.get((scope, role), 0.0)
+            # Rewards of opponents that are not trained say nothing about the learner's.
             if role in learned:
                 after = self.decay * before + (1 - self.decay) * reward
                 self._baselines[scope, role] = after
@@ -130,7 +131,7 @@ class RoleAdvantage:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """The baselines as ``[scope, role, value]`` triples."""
+        """Baselines as ``[scope, role, value]`` triples."""
         return {"baselines": [[scope, role, b] for (scope, role), b in self._baselines.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,7 +167,7 @@ class Scale:
 
 @dataclass
 class Bounds:
-    """The interval of the ``clamp`` transforms. Raises ValueError when it is empty."""
+    """Interval of the ``clamp`` transforms. Raises ValueError when it is empty."""
 
     min_r: float = -1.0
     max_r: float = 1.0
@@ -176,7 +177,7 @@ class Bounds:
             raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
 
     def clip(self, reward: float) -> float:
-        """The nearest number in the interval."""
+        """Nearest number in the interval."""
         return max(self.min_r, min(self.max_r, reward))
 
 

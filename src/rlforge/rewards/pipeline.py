@@ -1,4 +1,4 @@
-"""Turns finished games into episodes with shaped rewards, and shapes the rewards of batches."""
+"""Finished games to episodes with shaped rewards, and the rewards of batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlforge.types import GameRecord
 
 
 class RewardPipeline:
-    """The three stacks of ``RewardsConfig``, in order: final, step, sampling.
+    """The stacks of ``RewardsConfig``: final, step, sampling.
 
     Raises ConfigError for an entry that names no transform or has wrong parameters.
     """
@@ -38,23 +38,22 @@ class RewardPipeline:
         )
         entries = (*config.final, *config.step, *config.sampling)
         names = [str(entry["name"]).rpartition(":")[2] for entry in entries]
-        #: Of all transforms in order; a name that comes again has a number.
+        #: Names of all transforms in order; a repeated one has a number.
         self._names = [
             f"{name}_{earlier + 1}" if (earlier := names[:place].count(name)) else name
             for place, name in enumerate(names)
         ]
 
     def shape(self, record: GameRecord, learned: Collection[int] | None = None) -> list[Episode]:
-        """One episode per player of ``learned`` that had a turn; none for a game that failed.
+        """One episode per player of ``learned`` (None: all trained seats) that had a turn.
 
-        learned: players at trained seats; None: all of them. The final stack sees the rewards of
-        all players, once per game; the step stack then starts every turn of a player from that
-        player's final reward. Raw rewards are kept.
+        No episodes for a game that failed.
         """
         if learned is None:
             learned = record.spec.trained
         if record.error is not None or not learned:
             return []
+        # Opponents' rewards count too: transforms such as win_draw_loss compare players.
         final = self._finals(record, learned)
         episodes = list[Episode]()
         for player in (seat.player_id for seat in record.spec.seats if seat.player_id in learned):
@@ -64,13 +63,13 @@ class RewardPipeline:
         return [episode for episode in episodes if episode]
 
     def final(self, record: GameRecord, learned: Collection[int]) -> Mapping[int, float]:
-        """The rewards of all players of one game after the final stack."""
+        """Rewards of all players after the final stack."""
         return self._finals(record, learned)[-1]
 
     def _finals(
         self, record: GameRecord, learned: Collection[int]
     ) -> Sequence[Mapping[int, float]]:
-        """The rewards of the game, and after each transform of the final stack."""
+        """Rewards of the game, then after each final transform."""
         rewards = [record.rewards]
         for transform in self._final:
             if isinstance(transform, GameTransform):
@@ -81,11 +80,11 @@ class RewardPipeline:
 
     @property
     def moves(self) -> bool:
-        """Whether a final transform has a state: equal games may then differ in reward."""
+        """Whether final transforms have state, so that equal games may differ in reward."""
         return bool(self._stateful)
 
     def on_draw(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples of one batch, in order, with their rewards after the sampling stack."""
+        """Samples of one batch, in order, after the sampling stack."""
         drawn, before = list(samples), len(self._final) + len(self._step)
         for name, transform in zip(self._names[before:], self._sampling, strict=True):
             drawn = [
@@ -95,7 +94,7 @@ class RewardPipeline:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the final transforms as plain data, by their place in the stack."""
+        """States of the final transforms as plain data, by place in the stack."""
         return {place: transform.state_dict() for place, transform in self._stateful.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +109,7 @@ class RewardPipeline:
             transform.load_state_dict(state[place])
 
     def _noted(self, record: GameRecord, player_id: int) -> Trajectory:
-        """The turns of a player, with what step transforms note about them."""
+        """Turns of a player with the notes of step transforms in their ``info``."""
         own = tuple(turn for turn in record.turns if turn.player_id == player_id)
         trajectory = Trajectory(record=record, player_id=player_id, turns=own)
         for transform in self._step:
@@ -130,7 +129,7 @@ class RewardPipeline:
         return trajectory
 
     def _sample(self, trajectory: Trajectory, index: int, final: Sequence[float]) -> Sample:
-        """final: the rewards of the game, and after each transform of the final stack."""
+        """Sample of a turn; ``final``: rewards of the game, then after each final transform."""
         reward = outcome_reward = final[-1]
         rewards = dict(zip(self._names, map(float, final[1:]), strict=False))
         for name, transform in zip(self._names[len(rewards) :], self._step, strict=False):

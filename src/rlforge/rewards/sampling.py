@@ -1,7 +1,7 @@
-"""Transforms of the rewards of a batch of samples, applied when the batch is drawn.
+"""Transforms of the rewards of a batch, applied when it is drawn.
 
-They map ``reward`` and ``outcome_reward`` alike, so that the feedback on a turn, the difference of
-the two, is scaled with the reward and not shifted.
+They map ``reward`` and ``outcome_reward`` alike, so the feedback on a turn, their difference, is
+scaled and never shifted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlforge.samples import Sample
 
 
 class SamplingTransform(Protocol):
-    """Maps the rewards of the samples of one batch; keeps their number and order.
+    """Maps the rewards of one batch; keeps number and order of samples.
 
     Example: see ``Normalize``.
     """
@@ -29,7 +29,7 @@ class SamplingTransform(Protocol):
 class Normalize:
     """Subtract the mean reward of the batch; with ``z_score`` divide by the standard deviation too.
 
-    The deviation is the population standard deviation. Equal rewards become exactly 0.
+    The deviation is the population's. Equal rewards become exactly 0.
 
     Example:
         >>> samples = [
@@ -95,7 +95,7 @@ def is_constant(rewards: Sequence[float]) -> bool:
 
 
 def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
-    """The map reward -> (reward - mean) / std of ``rewards``, or -> 0 where they are all equal."""
+    """Map from reward to (reward - mean) / std; to 0 where all are equal."""
     if is_constant(rewards):
         return lambda reward: 0.0
     mean = math.fsum(rewards) / len(rewards)

@@ -1,8 +1,7 @@
-"""Transforms of one turn's reward, given the whole trajectory.
+"""Transforms of one turn's reward, which starts as its player's final reward.
 
-Every turn starts from its player's final reward. A transform that ``adds_feedback`` judges the
-turn itself; the others map the reward, and so also map the part of it that comes from the outcome
-(``Sample.outcome_reward``).
+A transform that ``adds_feedback`` judges the turn itself; the others also map the part that comes
+from the outcome (``Sample.outcome_reward``).
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ class StepTransform(Protocol):
 
 @runtime_checkable
 class Noting(Protocol):
-    """A step transform that also notes facts of a turn, such as its curiosity.
+    """Step transform that also notes facts of a turn, such as its curiosity.
 
-    They are noted before any reward is computed: the rewards of its own and of all other step
-    transforms find them in ``trajectory.turns[step_index].info``, sampling transforms, the
-    learner and the files of batches in ``Sample.info``. What JSON can hold may be noted; the mean
-    of each number over an update's batch is the metric ``info/NAME``.
+    Notes are made before any reward is computed. All later stages find them in ``info``: step
+    transforms in ``trajectory.turns[step_index].info``, others in ``Sample.info``. JSON values are
+    allowed; the mean of each number over a batch is the metric ``info/NAME``.
     """
 
     def notes(self, trajectory: Trajectory, step_index: int) -> Mapping[str, Any]: ...
@@ -83,9 +81,9 @@ class InvalidMovePenalty:
 class Discount:
     """Multiply by gamma to the power of a distance, counted in the player's own turns.
 
-    distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T, the discounted return of a
-        terminal reward: the last turn keeps the whole reward. ``start`` uses gamma ** t, the form
-        of the published example: the first turn keeps the whole reward.
+    Attributes:
+        distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T, the discounted return of a
+            terminal reward; ``start`` uses gamma ** t, as in the published example.
 
     Example: the rewards of a seat's three turns after a win:
         >>> from types import SimpleNamespace as Fake
