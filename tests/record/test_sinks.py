@@ -13,6 +13,7 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
 from rlforge.record.files import create_run, read_jsonl
 from rlforge.record.sinks import JsonlSink, TensorBoardSink, WandbSink, check_sinks, make_sinks
+from rlforge.record.sweeps import write_sweep
 
 
 def without(monkeypatch, package):
@@ -133,10 +134,8 @@ def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
     tmp_path, offline_wandb
 ):
     paths = create_run(tmp_path / "sweep_2026-11-25" / "0")
-    paths.command.write_text(
-        "rlforge train +experiment=kuhn seed=1 learner.learning_rate=1e-3 --config-dir 'a b'\n"
-        f"rlforge train --resume {paths.root}\n"
-    )
+    jobs = [["+experiment=kuhn", f"seed={seed}", "learner.learning_rate=1e-3"] for seed in (1, 2)]
+    write_sweep(paths.root.parent, ["+experiment=kuhn"], jobs)
     sink = WandbSink(project="p", tags=["ablation"])
     sink.open(paths, "demo")
     run = offline_wandb.run
@@ -145,7 +144,10 @@ def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
     sink.close()
     sink = WandbSink(project="p", group="mine")
     sink.open(create_run(tmp_path / "sweep_2026-11-25" / "1"), "demo")
-    assert (offline_wandb.run.group, offline_wandb.run.name) == ("mine", "demo")
+    assert (offline_wandb.run.group, offline_wandb.run.name) == (
+        "mine",
+        "demo seed=2 learner.learning_rate=1e-3",
+    )
     sink.close()
 
 

@@ -1,99 +1,56 @@
 """Values are read back from arrow tables and JSON exactly as they were written."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rlforge import types
+from rlforge.samples import Sample
 from rlforge.system.values import Codec, from_json, json_ready, to_json
 from rlforge.types import GameRecord, PolicyRef, value
 
 BASE = PolicyRef(uid="base", kind="checkpoint")
 FORM = types.Form(template="chat", extraction="raw")
 
-whole = st.integers(0, 2**31 - 1)
-real = st.floats(allow_nan=False)
-text = st.text(st.characters(codec="utf-8"), max_size=12)
-infos = st.dictionaries(
-    text, st.none() | st.booleans() | whole | text | st.lists(whole), max_size=2
-)
-
-policies = st.builds(
-    PolicyRef,
-    uid=text,
-    kind=st.sampled_from(["checkpoint", "scripted", "api"]),
-    path_or_name=st.none() | text,
-    version=whole,
-)
-completions = st.builds(
-    types.Completion,
-    text=text,
-    prompt_token_ids=st.lists(whole, max_size=3).map(tuple),
-    token_ids=st.lists(whole, max_size=3).map(tuple),
-    logprobs=st.lists(real, max_size=3).map(tuple),
-    finish_reason=st.sampled_from(["stop", "length", "context", "scripted", "error"]),
-    policy_uid=text,
-    policy_version=whole,
-)
-turns = st.builds(
-    types.Turn,
-    player_id=whole,
-    observation=text,
-    completion=completions,
-    action=text,
-    well_formed=st.booleans(),
-    legal=st.booleans(),
-    info=infos,
-)
-forms = st.builds(types.Form, template=text, extraction=text)
-seats = st.builds(types.Seat, player_id=whole, policy=policies, trained=st.booleans(), form=forms)
-envs = st.builds(
-    types.EnvSpec,
-    id=text,
-    source=st.sampled_from(["textarena", "openspiel"]),
-    num_players=whole,
-    timeout_s=real,
-    weight=real,
-    form=forms,
-    forms=st.lists(st.builds(types.PolicyForm, name=text, form=forms), max_size=2).map(tuple),
-)
-specs = st.builds(
-    types.GameSpec,
-    game_id=text,
-    env=envs,
-    seed=st.integers(-(2**63), 2**63 - 1),
-    purpose=st.sampled_from(["train", "eval"]),
-    seats=st.lists(seats, max_size=3).map(tuple),
-    group_id=st.none() | text,
-    group_size=whole,
-    focus=st.none() | whole,
-)
-records = st.builds(
-    GameRecord,
-    spec=specs,
-    turns=st.lists(turns, max_size=3).map(tuple),
-    rewards=st.dictionaries(whole, real, max_size=3),
-    end_reason=st.sampled_from(get_args(types.EndReason)),
-    invalid_by=st.none() | whole,
-    cut_by=st.none() | whole,
-    error=st.none() | text,
-    duration_s=real,
-)
+whole, text = st.integers(0, 2**31 - 1), st.text(st.characters(codec="utf-8"), max_size=12)
+PLAIN = {str: text, bool: st.booleans(), int: whole, float: st.floats(allow_nan=False)}
+ANYTHING = st.none() | st.booleans() | whole | text | st.lists(whole)
 
 
-@settings(max_examples=30)
-@given(records)
-def test_a_game_record_comes_back_from_arrow_and_json_as_it_was(record):
-    games = Codec(GameRecord)
-    column = pa.array([games.encode(record)], type=games.arrow_type)
-    assert games.decode(column.to_pylist()[0]) == record
-    assert from_json(GameRecord, json.loads(json.dumps(to_json(record)))) == record
+def contents(hint: Any) -> st.SearchStrategy[Any]:
+    """All that a field of this type may hold."""
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if dataclasses.is_dataclass(hint):
+        fields = get_type_hints(hint)
+        return st.builds(hint, **{name: contents(inner) for name, inner in fields.items()})
+    first, *others = get_args(hint)
+    if get_origin(hint) is Literal:
+        return st.sampled_from([first, *others])
+    if get_origin(hint) is tuple:
+        return st.lists(contents(first), max_size=2).map(tuple)
+    if get_origin(hint) is Mapping:
+        finite = st.floats(allow_nan=False, allow_infinity=False)
+        items = ANYTHING if others == [Any] else finite
+        return st.dictionaries(contents(first), items, max_size=2)
+    return st.none() | contents(first)
+
+
+@pytest.mark.parametrize("cls", [GameRecord, Sample])
+@settings(max_examples=30, phases=[Phase.generate])
+@given(data=st.data())
+def test_a_game_record_comes_back_from_arrow_and_json_as_it_was(cls, data):
+    content, rows = data.draw(contents(cls)), Codec(cls)
+    column = pa.array([rows.encode(content)], type=rows.arrow_type)
+    assert rows.decode(column.to_pylist()[0]) == content
+    assert from_json(cls, json.loads(json.dumps(to_json(content)))) == content
 
 
 def test_the_form_of_a_seat_is_stored_as_two_columns_as_files_always_had_it():

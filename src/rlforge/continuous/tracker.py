@@ -41,7 +41,7 @@ class WindowTracker(Tracker):
         for player, figures in row["players"].items():
             scalars |= _numbers(f"window/{player}", figures)
         if update is not None:
-            self._update_file.append(_update_row(row, update))
+            self._files[self.paths.metrics].append(_update_row(row, update))
             scalars |= _numbers("learner", update)
         since = {**self._metrics.drain(), **self._since_update.drain()}
         self._sinks.write(row["window"], {**since, **scalars})
@@ -67,8 +67,8 @@ class WindowTracker(Tracker):
         write_jsonl(self.paths.windows, (row for row, _ in done))
         updates = (_update_row(row, update) for row, update in done if update is not None)
         write_jsonl(self.paths.metrics, updates)
-        self._update_file.close()
-        self._update_file = JsonlFile(self.paths.metrics)
+        self._files[self.paths.metrics].close()
+        self._files[self.paths.metrics] = JsonlFile(self.paths.metrics)
         self._window_file.close()
         self._sinks.rewind(len(done))
         self._restore_counters()

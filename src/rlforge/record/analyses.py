@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlforge.record.files import RunPaths, read_json
-from rlforge.system.files import atomic_write
+from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
@@ -100,7 +98,7 @@ def write_analysis(run_dir: Path, analysis: Analysis) -> Path:
     folder = RunPaths(root=run_dir).analyses
     folder.mkdir(exist_ok=True)
     file = folder / f"{_NO_FILE_NAME.sub('_', analysis.game_id)}.json"
-    atomic_write(file, json.dumps(to_json(analysis), indent=1).encode())
+    write_json(file, to_json(analysis))
     return file
 
 

@@ -25,6 +25,7 @@ from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError, first_line
 from rlforge.record.files import JsonlFile, RunPaths, read_json, read_jsonl, write_json
 from rlforge.record.metrics import NAMESPACES
+from rlforge.record.sweeps import job_of
 from rlforge.system.network import check_proxies, spare_loopback, through
 from rlforge.system.packages import need_packages
 
@@ -148,13 +149,14 @@ class WandbSink:
                 self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
-        known = run.config.is_file()
+        known, job = run.config.is_file(), job_of(run.root)
         self._run = self._wandb.init(
             project=self.project,
             id=ids["wandb"],
             resume="allow",
-            name=_job_name(run, name),
-            group=self.group or _sweep(run),
+            # W&B refuses longer names.
+            name=" ".join([name, *(job.overrides if job else ())])[:128],
+            group=self.group or (run.root.absolute().parent.name if job else None),
             tags=self.tags,
             dir=str(run.root),
             mode=self.mode,
@@ -222,26 +224,6 @@ class WandbSink:
         if self.mode == "online":
             return None
         return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
-
-
-def _sweep(run: RunPaths) -> str | None:
-    """The name of the folder of the sweep that the run is a job of."""
-    folder = run.root.absolute().parent.name
-    return folder if folder.startswith("sweep_") else None
-
-
-def _job_name(run: RunPaths, name: str) -> str:
-    """The name of the experiment; of a job of a sweep, with its overrides."""
-    if _sweep(run) is None or not run.command.is_file():
-        return name
-    first, *_ = run.command.read_text(encoding="utf-8").splitlines()
-    overrides = [
-        word
-        for word in shlex.split(first)
-        if "=" in word and not word.startswith(("+experiment=", "--", "hydra"))
-    ]
-    # W&B refuses longer names.
-    return " ".join([name, *overrides])[:128]
 
 
 def _axis(key: str) -> str:

@@ -80,11 +80,11 @@ class Tracker:
         self._clock = clock
         self._metrics = Metrics(cfg.window)
         self._status: RunStatus = "running"
-        self._update_file = JsonlFile(self.paths.metrics)
-        self._eval_file = JsonlFile(self.paths.evals)
-        self._exact_file = JsonlFile(self.paths.exact)
-        self._alarm_file = JsonlFile(self.paths.sentinel)
-        self._rating_file = JsonlFile(self.paths.ratings)
+        paths = self.paths
+        self._files = {
+            file: JsonlFile(file)
+            for file in (paths.metrics, paths.evals, paths.exact, paths.sentinel, paths.ratings)
+        }
         self._learner: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._engines: dict[str, EngineRow] = {}
@@ -102,20 +102,11 @@ class Tracker:
 
     def resume(self, version: int) -> None:
         """Continue after update ``version``: later lines of the tracker's files are dropped."""
-        for file in self._files():
+        for file in self._files.values():
             file.rewind(version)
         self._sinks.rewind(version)
         self._restore_counters()
         self._publish()
-
-    def _files(self) -> tuple[JsonlFile, ...]:
-        return (
-            self._update_file,
-            self._eval_file,
-            self._exact_file,
-            self._alarm_file,
-            self._rating_file,
-        )
 
     def _restore_counters(self) -> None:
         """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
@@ -194,7 +185,7 @@ class Tracker:
             "invalid_rate": result.invalid_rate,
             "games": result.games,
         }
-        self._eval_file.append({**to_json(result), "time_s": self._elapsed()})
+        self._files[self.paths.evals].append({**to_json(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
         self._enter(result.step, scalars, f"evaluation-{result.env_id}/{result.opponent}/")
@@ -206,13 +197,13 @@ class Tracker:
             "illegal": result.illegal,
             **{f"gain_{seat}": gain for seat, gain in enumerate(result.gains)},
         }
-        self._exact_file.append({**to_json(result), "time_s": self._elapsed()})
+        self._files[self.paths.exact].append({**to_json(result), "time_s": self._elapsed()})
         self._remember_exact(result)
         self._enter(result.step, scalars, f"exact-{result.env_id}/")
 
     def add_alarm(self, alarm: Alarm) -> None:
         """Write an alarm of the sentinel: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
-        self._alarm_file.append({**to_json(alarm), "time_s": self._elapsed()})
+        self._files[self.paths.sentinel].append({**to_json(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
         self._enter(self._update, {alarm.signal: 1.0}, "sentinel/")
 
@@ -297,7 +288,7 @@ class Tracker:
         }
         measured = {**self._metrics.means(), **self._since_update.drain()}
         line = {"step": result.version, "time_s": now, **row, **others, **self._counts()}
-        self._update_file.append({**line, "failed_games": self._failed, **measured})
+        self._files[self.paths.metrics].append({**line, "failed_games": self._failed, **measured})
         learner = {f"learner/{name}": number for name, number in row.items()}
         self._enter(result.version, {**self._metrics.drain(), **learner, **others, **measured})
 
@@ -319,7 +310,7 @@ class Tracker:
             coverage=snapshot.coverage,
             ratings={one.uid: [one.mu, one.sigma] for one in rated if one.active},
         )
-        self._rating_file.append(to_json(line))
+        self._files[self.paths.ratings].append(to_json(line))
         self._ratings_changed = True
         scalars = {f"pool/coverage/{env}": share for env, share in snapshot.coverage.items()}
         # A curve of each version would end with the next one: they are one curve, and a table.
@@ -405,7 +396,7 @@ class Tracker:
         if self._status != "running":
             return []
         self._status = summary.get("status", "done")
-        for file in self._files():
+        for file in self._files.values():
             file.close()
         self._write_summary(summary)
         self._publish()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,7 @@ from typing import Any
 import psutil
 
 from rlforge.errors import CheckpointError
-from rlforge.system.files import readable_size, says_full_disk, sync
+from rlforge.system.files import readable_size, says_full_disk, sha256_of, sync
 from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
@@ -342,9 +341,7 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
 
 
 def _entry(file: Path) -> FileEntry:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-        return FileEntry(size=stream.tell(), sha256=digest.hexdigest())
+    return FileEntry(size=file.stat().st_size, sha256=sha256_of(file))
 
 
 def _verify(path: Path, name: str, expected: FileEntry) -> None:

@@ -35,7 +35,7 @@ def to_json(content: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """The inverse. Fields that the data lacks, or that are null there, take their defaults.
+    """The inverse. Fields that the data lacks take their defaults, as null where it is no value.
 
     Example:
         >>> from rlforge.types import PolicyRef
@@ -138,10 +138,18 @@ def _converter(form: _Form) -> Any:
 
     def decoder(cls: Any) -> Callable[[Mapping[str, Any], Any], Any]:
         decode, parts = make_dict_structure_fn(cls, made, **names(cls)), _parts(cls)
-        needed = {stored(field.name) for field in dataclasses.fields(cls) if _is_needed(field)}
+        hints, missing = get_type_hints(cls), dataclasses.MISSING
+        takes_null = {
+            stored(field.name)
+            for field in dataclasses.fields(cls)
+            if field.default is field.default_factory is missing
+            or type(None) in get_args(hints[field.name])
+        }
 
         def whole(data: Mapping[str, Any], _: Any) -> Any:
-            row = {name: each for name, each in data.items() if each is not None or name in needed}
+            row = {
+                name: each for name, each in data.items() if each is not None or name in takes_null
+            }
             for name, columns in parts.items():
                 if row.keys() >= {*columns.values()}:
                     row[name] = {part: row[column] for part, column in columns.items()}
@@ -186,10 +194,6 @@ def _is_object(hint: Any) -> bool:
 
 def _is_numbered(hint: Any) -> bool:
     return bool(hint == Mapping[int, float])
-
-
-def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
