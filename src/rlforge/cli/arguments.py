@@ -131,6 +131,20 @@ def write_result(file: Path | None, result: Any) -> None:
         file.write_text(json.dumps(json_ready(result), indent=2) + "\n", encoding="utf-8")
 
 
+OPPONENTS = (
+    "a scripted player, base (the untrained model), step-N of the run, checkpoint:DIR, "
+    "hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or litellm:PROVIDER/MODEL"
+)
+"""What a policy to play against can be named."""
+
+Push = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ORG/NAME",
+        help="Also upload to this repository of the Hugging Face hub, private if it is new.",
+    ),
+]
+Public = Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")]
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
 ]

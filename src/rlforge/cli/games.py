@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlforge.cli.arguments import (
+    OPPONENTS,
     Checkpoint,
     ConfigDir,
     JsonFile,
@@ -40,12 +41,7 @@ def play(
     checkpoint: Checkpoint = "latest",
     opponent: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Repeatable, one per other seat: a scripted player, base, step-N of the run, "
-            "checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
-            "litellm:PROVIDER/MODEL.",
-        ),
+        typer.Option(metavar="NAME", help=f"Repeatable, one per other seat: {OPPONENTS}."),
     ] = None,
     env: Annotated[
         str | None, typer.Option("--env", metavar="ID", help="Which of several environments.")

@@ -12,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli.arguments import (
+    OPPONENTS,
     Checkpoint,
     ConfigDir,
     JsonFile,
     More,
     Multirun,
     Overrides,
+    Public,
+    Push,
     Resume,
     RunDir,
     say,
@@ -151,12 +154,7 @@ def evaluate(
     checkpoint: Checkpoint = "latest",
     opponent: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Repeatable: a scripted player, base (the untrained model), step-N of this run, "
-            "checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
-            "litellm:PROVIDER/MODEL. Default: those of the run.",
-        ),
+        typer.Option(metavar="NAME", help=f"Repeatable: {OPPONENTS}. Default: those of the run."),
     ] = None,
     games: Annotated[
         int | None, typer.Option(metavar="N", help="Games per environment and opponent.")
@@ -212,16 +210,8 @@ def export(
         bool,
         typer.Option("--gguf", help="Also write a GGUF file, with llama.cpp's converter on PATH."),
     ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ORG/NAME",
-            help="Also upload to this repository of the Hugging Face hub, private if it is new.",
-        ),
-    ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make a new repository of --push public.")
-    ] = False,
+    push: Push = None,
+    public: Public = False,
 ) -> None:
     """Write a version as a Hugging Face folder, for transformers or PEFT; prints its path.
 

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.cli.arguments import ConfigDir, More, Multirun, Overrides, Resume, offered_runs, say
+from rlforge.cli.arguments import (
+    ConfigDir,
+    More,
+    Multirun,
+    Overrides,
+    Public,
+    Push,
+    Resume,
+    offered_runs,
+    say,
+)
 from rlforge.cli.runs import start
 from rlforge.errors import ConfigError, RlforgeError, nearest
 
@@ -209,16 +219,8 @@ def export_windows(
         list[str] | None,
         typer.Option(metavar="WINDOW_ID", help="Repeatable: only these. Default: all."),
     ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ORG/NAME",
-            help="Also upload to this dataset of the Hugging Face hub, private if it is new.",
-        ),
-    ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make a new dataset of --push public.")
-    ] = False,
+    push: Push = None,
+    public: Public = False,
 ) -> None:
     """Write decisions as a dataset that `datasets.load_dataset(FOLDER)` reads.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rlforge.cli.arguments import must_be_run, offered_runs, say
+from rlforge.cli.arguments import OPPONENTS, must_be_run, offered_runs, say
 from rlforge.errors import ConfigError
 
 
@@ -40,13 +40,7 @@ def ladder(
     ] = None,
     against: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,…",
-            help="Further members: scripted players, base (the untrained model), step-N of the "
-            "run, checkpoint:DIR, hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or "
-            "litellm:PROVIDER/MODEL.",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME,…", help=f"Further members: {OPPONENTS}.", show_default=False),
     ] = "",
     checkpoints: Annotated[
         str, typer.Option(metavar="UID,…", help="The versions of each run: step-0, step-40, best …")
