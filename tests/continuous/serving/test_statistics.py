@@ -207,14 +207,6 @@ def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(per
     assert false <= 4  # 3 expected at most; the test is conservative
 
 
-@pytest.mark.parametrize("share", [0.5, 0.1])
-def test_without_a_difference_a_verdict_has_probability_alpha_at_most(share):
-    """Ten looks: a test that is not sequential would find a difference in a fifth of the runs."""
-    draw, runs = np.random.default_rng(0), 200
-    decided = sum(_verdict(draw, 0.5, 1000, share) is not None for _ in range(runs))
-    assert decided / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
-
-
 @pytest.mark.parametrize(("new", "verdict"), [(0.65, "new_is_better"), (0.35, "new_is_worse")])
 def test_a_difference_is_found_with_its_sign(new, verdict):
     draw = np.random.default_rng(1)

@@ -74,15 +74,6 @@ def test_the_pieces_of_any_kind_of_tokenizer_are_its_text_without_special_tokens
         assert of == "BERT" or whole.strip() == written.strip()
 
 
-@given(st.text(max_size=30))
-def test_no_piece_ends_within_a_character(written):
-    ids = TOKENIZER.encode(written, add_special_tokens=False)
-    out, _ = _stream([[token] for token in ids])
-    assert "".join(out) == DECODE(ids)
-    if "�" not in written:
-        assert not any("�" in piece for piece in out)
-
-
 @given(
     written=st.text(alphabet="ab c", max_size=40),
     stops=st.lists(st.text(alphabet="ab c", min_size=1, max_size=4), min_size=1, max_size=3),
@@ -106,11 +97,6 @@ def test_text_that_may_begin_a_stop_string_is_held_back():
     (yes,) = TOKENIZER.encode(" yes", add_special_tokens=False)
     assert text.add([yes]) == " "
     assert text.finish([yes]) == "yes"
-
-
-@pytest.mark.parametrize("stops", [(), ("zz",)])
-def test_an_empty_answer_is_empty(stops):
-    assert TextStream(TOKENIZER, stops).finish([]) == ""
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
