@@ -63,9 +63,13 @@ class Result:
 class Compared:
     """A row of a comparison.
 
-    name: of a run from the folder of all on, or how many seeds. settings: those that differ, as
-    text, by key of config.yaml; of a job without one, its overrides. results: by what they measure.
-    objective: what a sweep maximises, None until the run ends.
+    Attributes:
+        name: the path of a run from the folder of all on, or how many seeds.
+        settings: those that differ, as text, by key of config.yaml; of a job without one, its
+            overrides.
+        results: figures by what they measure.
+        wall_s: seconds that it took, so far.
+        objective: what a sweep maximises, None until the run ends.
     """
 
     name: str
@@ -115,8 +119,13 @@ Row = TypeVar("Row", bound=Compared)
 class Comparison:
     """Several runs.
 
-    folder: the nearest that holds all. keys: in which they differ. runs: as they were given. best:
-    path. damaged: what cannot be read of runs, which are rows without figures.
+    Attributes:
+        folder: the nearest that holds all.
+        keys: of config.yaml, in which they differ.
+        runs: as they were given.
+        configurations: the same by all settings but the seed.
+        best: the path of the one with the highest objective.
+        damaged: what cannot be read of runs, which are rows without figures.
     """
 
     folder: str

@@ -81,7 +81,14 @@ def line_of(run: ComparedRun) -> str:
 def table_of(
     rows: Sequence[Compared], name: str, caption: str, most: int = MOST_SETTINGS
 ) -> RenderableType:
-    """A column per setting and result where they fit, else one for the first ``most`` settings."""
+    """A table of rows: a column per setting and result, where they fit.
+
+    Args:
+        rows: runs or configurations.
+        name: the title above their names.
+        caption: the title above results that stand in one column.
+        most: settings that stand in one column; the others are counted.
+    """
     settings, results = columns(rows)
     texts = (name, "status", *settings)
     wide = Listing(*texts, *results, "wall", whole=texts)

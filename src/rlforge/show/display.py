@@ -66,7 +66,15 @@ class Display:
         plain_every_s: float = 2.0,
         job: str = "",
     ) -> None:
-        """console: None is standard error. job: of a sweep, in front of every line."""
+        """Show a run that is called ``run_name``.
+
+        Args:
+            run_name: in front of notes.
+            mode: what is drawn; ``auto`` is what the console can show.
+            console: None is standard error.
+            plain_every_s: least seconds between lines about updates.
+            job: of a sweep, in front of every line.
+        """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
         self._console = console or Console(stderr=True)
@@ -270,9 +278,15 @@ def exact_line(row: ExactRow) -> str:
 def monitor(
     run_dir: Path | str, once: bool = False, refresh_s: float = 1.0, console: Console | None = None
 ) -> None:
-    """Show a run from its files until it ends; ``once``: show it as it is now and return.
+    """Show a run from its files until it ends; Ctrl-C ends the display, not the run.
 
-    Ctrl-C ends the display, not the run. Raises RlforgeError for no run and damaged JSON files.
+    Raises RlforgeError for no run and damaged JSON files.
+
+    Args:
+        run_dir: of the run.
+        once: show it as it is now, and return.
+        refresh_s: seconds between two looks at its files.
+        console: None is standard output.
     """
     paths = open_run(run_dir)
     console = console or Console()
@@ -305,7 +319,7 @@ def monitor_jobs(
     """Show the jobs of a sweep, or the runs of a folder, until none runs any more.
 
     Ctrl-C ends the display, not the jobs. Where nothing can be redrawn: a line for each change.
-    Raises RlforgeError for damaged JSON.
+    ``once`` and the others are those of ``monitor``.
     """
     console = console or Console()
     drawable = console.is_terminal and not console.is_dumb_terminal and not once
