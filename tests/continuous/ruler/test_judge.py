@@ -374,9 +374,7 @@ VERDICTS = {
 
 def _question(text="which?"):
     messages = ({"role": "user", "content": text},)
-    return JudgeQuestion(
-        ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages, schema={}
-    )
+    return JudgeQuestion(ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

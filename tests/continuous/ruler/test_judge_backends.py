@@ -26,7 +26,7 @@ from rlforge.types import Completion, PolicyRef
 POLICY = PolicyRef(uid="base", kind="checkpoint")
 TEXT = "Decision aa\nNO_OP\nDecision bb\nBUY"
 MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": TEXT}]
-SCHEMA = {"properties": {"scores": {"items": {"properties": {"id": {"enum": ["aa", "bb"]}}}}}}
+IDS = ["aa", "bb"]
 
 
 CHAT = (
@@ -61,10 +61,10 @@ def _local(model, **changes):
 async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_grammar():
     model = Model()
     judge = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
-    reply = await judge.answer(MESSAGES, SCHEMA)
+    reply = await judge.answer(MESSAGES, IDS)
     ((asked, params),) = model.asked
     assert model.tokenizer.decode(asked) == f"<system>Judge.<user>{TEXT}<assistant>"
-    assert [*read(reply.text, ["aa", "bb"])] == ["aa", "bb"]
+    assert [*read(reply.text, IDS)] == ["aa", "bb"]
     assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.0, 99, (7,))
     assert reply.used.tokens == len(asked) + 3
     assert params.grammar is not None
@@ -73,7 +73,7 @@ async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_gr
 
 async def test_a_model_without_chat_template_gets_plain_text():
     model = Model(tokenizer=byte_tokenizer())
-    await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
+    await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, IDS)
     assert model.tokenizer.decode(model.asked[0][0]) == f"Judge.\n\n{TEXT}\n\nAnswer:"
 
 
@@ -88,7 +88,7 @@ async def test_a_model_without_chat_template_gets_plain_text():
 async def test_failures_say_which_requests_may_succeed(model, kind):
     judge = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
     with pytest.raises(ChatError) as caught:
-        await judge.answer(MESSAGES, SCHEMA)
+        await judge.answer(MESSAGES, IDS)
     assert caught.value.kind == kind
 
 
@@ -117,7 +117,7 @@ async def test_what_agents_say_makes_no_control_token(chat):
             {"role": "system", "content": rubric},
             {"role": "user", "content": f"Decision aa\n{note}"},
         ]
-        await judge.answer(said, SCHEMA)
+        await judge.answer(said, IDS)
         return control_tokens(tokenizer, model.asked[-1][0])
 
     wanted = await control("so", "so")

@@ -11,7 +11,13 @@ from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.decisions.records import Metadata, Result
 from rlforge.continuous.market.text import describe
 from rlforge.continuous.market.world import World
-from rlforge.continuous.ruler.question import UnusableAnswerError, ask, read, situation
+from rlforge.continuous.ruler.question import (
+    UnusableAnswerError,
+    answer_schema,
+    ask,
+    read,
+    situation,
+)
 
 
 def _ask(group, seed=0, features="state_action", **judge):
@@ -146,7 +152,7 @@ def test_the_rubric_is_the_configured_one_and_the_schema_names_the_ids():
     system = question.messages[0]["content"]
     assert "Prefer {bold} moves." in system
     assert '{"scores": [' in system
-    entry = question.schema["properties"]["scores"]["items"]
+    entry = answer_schema(question.ids)["properties"]["scores"]["items"]
     assert entry["properties"]["id"]["enum"] == list(question.ids)
     assert set(entry["required"]) == set(entry["properties"])
 

@@ -40,7 +40,7 @@ def test_trees_fit_an_interaction_that_a_linear_model_cannot():
         rewards = np.sign(features[:, 0] * features[:, 1])
         scorer.memory.add(LearnedWindow(id="w", features=features[:400], rewards=rewards[:400]))
         judged = scorer.judge(features[400:], [None] * 200)
-        found[model] = agreement(judged.values.tolist(), rewards[400:].tolist()).pairwise_accuracy
+        found[model] = agreement(judged.values, rewards[400:].tolist()).pairwise_accuracy
     assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)
 
 
@@ -57,4 +57,4 @@ def test_a_decision_is_not_predicted_from_its_own_reward():
     features = draw.normal(size=(300, len(scorer.memory.names)))
     rewards = draw.normal(size=300).tolist()
     judged = scorer.judge(features, rewards)
-    assert abs(agreement(judged.values.tolist(), rewards).kendall_tau or 0.0) < 0.12
+    assert abs(agreement(judged.values, rewards).kendall_tau or 0.0) < 0.12

@@ -246,7 +246,7 @@ class JudgeScorer:
             reserved = budget.reserve(estimated_tokens(messages))
             budget.counts["retries"] += tried > 0
             try:
-                reply = await self._backend.answer(messages, question.schema)
+                reply = await self._backend.answer(messages, question.ids)
             except ChatError as error:
                 # Endpoints charge for answers only, also for those without text.
                 budget.settle(reserved, error)

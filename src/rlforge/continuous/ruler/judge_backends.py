@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rlforge.config.pool import ApiConfig
 from rlforge.continuous.config.ruler import JudgeConfig
-from rlforge.continuous.ruler.question import asked_ids, each_in_turn
+from rlforge.continuous.ruler.question import answer_schema, each_in_turn
 from rlforge.engines.base import Generator
 from rlforge.engines.grammars import json_grammar
 from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, Usage, check_api
@@ -66,7 +65,7 @@ class LocalJudge:
         policy = self._model.policy
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
+    async def answer(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
         """See ``ApiJudge``."""
         model = self._model
         if model.tokenizer.chat_template:
@@ -74,7 +73,6 @@ class LocalJudge:
         else:
             asked = _WITHOUT_CHAT.render(messages, "")
         prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
-        ids = asked_ids(schema)
         # An explanation has room for half of an entry's tokens, at one character a token or more.
         letters = self._params.max_tokens // (2 * len(ids))
         grammar = json_grammar(each_in_turn(ids, letters))
@@ -121,9 +119,9 @@ class ApiJudge:
         """Model and address, without keys: part of the cache key of answers."""
         return str(self._endpoint)
 
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
-        """The model's answer, JSON of ``schema`` where it can comply. Raises ChatError."""
-        named = {"name": "scores", "strict": True, "schema": dict(schema)}
+    async def answer(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
+        """The model's answer, JSON about ``ids`` where it can comply. Raises ChatError."""
+        named = {"name": "scores", "strict": True, "schema": answer_schema(ids)}
         return await self._client.chat(
             self._endpoint,
             messages,

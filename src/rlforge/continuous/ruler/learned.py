@@ -121,15 +121,6 @@ class WindowMemory:
         )[-self._most_windows :]
 
 
-@value
-class Judgement:
-    """A value and an explanation per decision, and metrics of the model and its data."""
-
-    values: Floats
-    explanations: Sequence[str]
-    metrics: Mapping[str, float]
-
-
 class LearnedScorer(abc.ABC):
     """A model over features, fitted to the windows in its memory, which ``ruler.model_path`` keeps.
 
@@ -164,8 +155,8 @@ class LearnedScorer(abc.ABC):
         if judged is None:
             reason = "no window was learned so far, and too few outcomes of this one are known"
             return unscored(decisions, reason, metrics)
-        values = [float(score) for score in judged.values]
-        return finished(decisions, values, judged.explanations, {**metrics, **judged.metrics})
+        metrics |= judged.metrics
+        return finished(decisions, judged.values, judged.explanations, metrics)
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``. The state file is replaced in one step.
@@ -179,7 +170,7 @@ class LearnedScorer(abc.ABC):
                 # Scores without these outcomes, which are in no other features.
                 judged = self.judge(one.features, [None] * len(one.rewards))
                 if judged is not None and len(one.rewards) > 1:
-                    forecasts.append(agreement(judged.values.tolist(), one.rewards.tolist()))
+                    forecasts.append(agreement(judged.values, one.rewards.tolist()))
         added = sum(self.memory.add(one) for one in new)
         if self._path is not None and self._saved is not self.memory.windows:
             try:
@@ -208,7 +199,7 @@ class LearnedScorer(abc.ABC):
     async def close(self) -> None:  # noqa: B027  # most scorers have no connections
         """See ``DecisionScorer``; there are no connections."""
 
-    def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+    def judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:
         """Score rows of features, shape [n, features]; None without a model and enough rewards."""
         self._fit_once()
         return self._judge(features, rewards)
@@ -223,5 +214,5 @@ class LearnedScorer(abc.ABC):
         """Fit the model to all of the memory, or drop it if there is too little to learn from."""
 
     @abc.abstractmethod
-    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:
         """See ``judge``; the model is fitted."""

@@ -9,7 +9,8 @@ import numpy as np
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from rlforge.continuous.ruler.learned import Judgement, LearnedScorer
+from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.continuous.ruler.learned import LearnedScorer
 from rlforge.continuous.ruler.pairs import MAX_PAIRS, Floats, Pairs, generate_pairs
 
 #: Weight of the L2 penalty on the learned weights (of standardised features).
@@ -67,7 +68,7 @@ class PreferenceScorer(LearnedScorer):
         model.fit(rows, ~mirrored)
         self._weights = model.coef_[0]
 
-    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:
         own = self.config.preference.window_pairs
         pairs = self._pairs(rewards, "") if own else _NO_PAIRS
         if self._weights is None and not len(pairs):
@@ -82,12 +83,11 @@ class PreferenceScorer(LearnedScorer):
         won, lost = (
             np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
         )
-        return Judgement(
-            values=expected_wins(strengths, self.config.temperature),
-            explanations=[
-                self._explain(strengths[i], contributions[i], int(won[i]), int(lost[i]))
-                for i in range(len(learned))
-            ],
+        return DecisionScores(
+            values=tuple(expected_wins(strengths, self.config.temperature).tolist()),
+            explanations=tuple(
+                self._explain(*one) for one in zip(strengths, contributions, won, lost, strict=True)
+            ),
             metrics={"pairs": float(len(pairs)), "learned_pairs": float(self._learned_pairs)},
         )
 

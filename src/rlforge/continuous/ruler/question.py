@@ -143,7 +143,6 @@ class JudgeQuestion:
     ids: tuple[str, ...]
     members: Mapping[str, tuple[int, ...]]
     messages: tuple[Message, ...]
-    schema: Mapping[str, Any]
 
     def again(self, problem: str) -> tuple[Message, ...]:
         """The conversation again, with the problem of the last answer."""
@@ -175,8 +174,6 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
     parts = [f"Decision {name}\n{text}" for name, text in zip(ids, texts, strict=True)]
     if beginning.strip():
         parts.insert(0, f"All agents saw this:\n{_shortened(beginning, limit)}")
-    named = {"type": "string", "enum": list(ids)}
-    entry = _object(id=named, explanation={"type": "string"}, score={"type": "number"})
     return JudgeQuestion(
         ids=ids,
         members={name: tuple(members[text]) for name, text in zip(ids, texts, strict=True)},
@@ -184,7 +181,6 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
             {"role": "system", "content": _TASK.format(rubric=config.rubric.strip())},
             {"role": "user", "content": "\n\n---\n\n".join(parts)},
         ),
-        schema=_object(scores={"type": "array", "items": entry}),
     )
 
 
@@ -224,11 +220,6 @@ def _verdicts(entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> dict[
     return verdicts
 
 
-def asked_ids(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ids that a question's schema asks about."""
-    return tuple(schema["properties"]["scores"]["items"]["properties"]["id"]["enum"])
-
-
 def _is_answer(found: Mapping[str, Any]) -> bool:
     entries = found.get("scores")
     return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
@@ -245,6 +236,13 @@ def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
             length += 1
         ids.append(word[:length])
     return tuple(ids)
+
+
+def answer_schema(ids: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of an answer about ``ids``, in what APIs know of schemas."""
+    named = {"type": "string", "enum": list(ids)}
+    entry = _object(id=named, explanation={"type": "string"}, score={"type": "number"})
+    return _object(scores={"type": "array", "items": entry})
 
 
 def each_in_turn(ids: Sequence[str], letters: int) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rlforge.continuous.ruler.learned import Judgement, LearnedScorer
+from rlforge.continuous.ruler.base import DecisionScores
+from rlforge.continuous.ruler.learned import LearnedScorer
 from rlforge.continuous.ruler.pairs import Floats
 
 #: Fewest known rewards to fit a model to.
@@ -45,7 +46,7 @@ class RegressionScorer(LearnedScorer):
             features = np.concatenate([window.features for window in windows])
             self._model = self._make_model().fit(features, self._rewards)
 
-    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:
         if self._model is not None:
             assert self._rewards is not None
             predicted, seen = self._model.predict(features), self._rewards
@@ -61,9 +62,9 @@ class RegressionScorer(LearnedScorer):
             predicted[known] = cross_val_predict(one, features[known], seen, cv=folds)
         deviation = float(seen.std())
         spread = self.config.temperature * deviation if deviation > 1e-9 else 1.0
-        return Judgement(
-            values=expit((predicted - seen.mean()) / spread),
-            explanations=[f"predicted reward {reward:+.3f}" for reward in predicted],
+        return DecisionScores(
+            values=tuple(expit((predicted - seen.mean()) / spread).tolist()),
+            explanations=tuple(f"predicted reward {reward:+.3f}" for reward in predicted),
             metrics={
                 "cold_start": float(self._model is None),
                 "mean_predicted_reward": float(predicted.mean()),
