@@ -145,7 +145,19 @@ class PolicyConfig(Group):
         kl = self.algorithm.kl
         if kl.to == "average" and kl.coef > 0 and self.learner.average == "off":
             yield "algorithm.kl.to", "average needs one; set learner.average=moving"
-        hardware, ranks = self.hardware, self.learner.num_learners
+        hardware, learner, ranks = self.hardware, self.learner, self.learner.num_learners
+        single = learner.gradient_accumulation_steps is None
+        single = single and learner.epochs * learner.optimizer_steps == 1
+        if kl.to == "previous" and kl.coef > 0 and single:
+            yield (
+                "algorithm.kl.to",
+                "an update of a single optimizer step has not moved from the previous policy when "
+                "its penalty is taken; raise learner.epochs, or use algorithm.kl.to=base",
+            )
+        if learner.train == "lora" and not self.model.lora.target_modules:
+            yield "model.lora.target_modules", "names no layer to adapt"
+        if hardware.engine_gpus > 1 and self.engine.name != "vllm":
+            yield "hardware.engine_gpus", "only engine=vllm divides a model among several GPUs"
         divided = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
         if hardware.device != "cpu" and ranks == 1 and hardware.learner_gpus > 1:
             yield (

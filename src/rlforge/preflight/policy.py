@@ -102,9 +102,10 @@ def _try_algorithm(algorithm: AlgorithmConfig, max_tokens: int) -> None:
 
 
 def policy_problems(composed: Composed[PolicyConfig]) -> Problems:
-    """Contradictions in what all runs share."""
-    yield from _update_problems(composed)
-    yield from _engine_problems(composed)
+    """Settings that vLLM does not take, where it is the engine."""
+    config = composed.config
+    for key, problem in setting_problems(config) if config.engine.name == "vllm" else ():
+        yield composed.error(key, problem)
 
 
 def reward_problems(composed: Composed[PolicyConfig]) -> Problems:
@@ -152,32 +153,6 @@ def temperature_problems(
     """Temperatures at which vLLM does not sample."""
     if composed.config.engine.name == "vllm" and not samples_at(given or 0):
         yield composed.error(key, TEMPERATURES)
-
-
-def _engine_problems(composed: Composed[PolicyConfig]) -> Problems:
-    config, engine = composed.config, composed.config.engine
-    if engine.name != "vllm":
-        if config.hardware.engine_gpus > 1:
-            yield composed.error(
-                "hardware.engine_gpus", "only engine=vllm divides a model among several GPUs"
-            )
-        return
-    for key, problem in setting_problems(config):
-        yield composed.error(key, problem)
-
-
-def _update_problems(composed: Composed[PolicyConfig]) -> Problems:
-    learner, kl = composed.config.learner, composed.config.algorithm.kl
-    if learner.train == "lora" and not composed.config.model.lora.target_modules:
-        yield composed.error("model.lora.target_modules", "names no layer to adapt")
-    single = learner.gradient_accumulation_steps is None
-    single = single and learner.epochs * learner.optimizer_steps == 1
-    if kl.coef > 0 and kl.to == "previous" and single:
-        yield composed.error(
-            "algorithm.kl.to",
-            "an update of a single optimizer step has not moved from the previous policy when "
-            "its penalty is taken; raise learner.epochs, or use algorithm.kl.to=base",
-        )
 
 
 def machine_problems(config: PolicyConfig) -> Problems:
