@@ -368,8 +368,9 @@ async def test_what_the_provider_says_comes_before_the_prices(server):
 
 
 async def test_an_answer_of_unknown_price_is_counted_as_such(server):
-    usage = await used(server, USAGE, {})
-    assert (usage.requests, usage.cost, usage.unpriced) == (2, 0.0, 2)
+    usage = await used(server, USAGE, {}, {"prompt_tokens": 5})
+    assert (usage.requests, usage.cost, usage.unpriced) == (3, 0.0, 3)
+    assert (usage.prompt_tokens, usage.answer_tokens) == (1005, 200)
 
 
 async def test_an_answer_without_text_costs_and_a_refusal_does_not(server):

@@ -387,7 +387,9 @@ def _used(response: Any) -> Usage:
     if cost is None:
         cost = getattr(usage, "cost", None)
     known = isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0
-    return Usage(prompt_tokens=asked, answer_tokens=both - asked, cost=cost if known else None)
+    return Usage(
+        prompt_tokens=asked, answer_tokens=max(0, both - asked), cost=cost if known else None
+    )
 
 
 class ApiPlayer:

@@ -186,6 +186,8 @@ def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
         >>> [round(share, 3) for share in alpha_rank([[0, 0], [0, 0]], alpha=1.0)]
         [0.5, 0.5]
     """
+    # OpenSpiel's egt overflows above an alpha of about 500, takes 300 times as long and needs
+    # matplotlib.
     matrix = np.asarray(payoffs, dtype=float)
     size = len(matrix)
     if size == 1:

@@ -84,6 +84,8 @@ def most_likely_strengths(points: Array, precision: float = 0.0) -> tuple[Array,
     points of both. precision: of a normal prior of the strengths. By Newton's method; the curvature
     of the log likelihood has 1 / n added to all entries, which fixes the mean.
     """
+    # choix has whole games only, no curvature for intervals, and one matrix at a time: it takes
+    # 34 s for 113,000 games of 48 policies with a prior, 1.4 s for the draws of a ladder of eight.
     n, games = points.shape[-1], points + points.swapaxes(-1, -2)
     strengths: Array = np.zeros(points.shape[:-1])
     for _ in range(_NEWTON_STEPS):
