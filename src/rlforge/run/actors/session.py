@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 import ray
+from ray._private import worker
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
@@ -47,7 +48,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
     if ray.is_initialized():
         raise RunError("this process uses Ray already; call ray.shutdown() before the run")
     before = _children()
-    with _own_handlers():
+    with _own_handlers(), _heard_in_log():
         try:
             _enter_ray(hardware, num_cpus)
             # Ray's handler would end this process in the middle of anything, with a stack trace.
@@ -144,6 +145,21 @@ def _own_handlers() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:
                 _handle(number, handler)
+
+
+@contextlib.contextmanager
+def _heard_in_log() -> Iterator[None]:
+    """In the block Ray's paragraphs on processes that died are lines of the log.
+
+    Ray prints them on standard output, which has the folder of the run alone; no setting of it
+    leaves them out.
+    """
+    print_them = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda data, ignore_prefix: log.warning("Ray: %s", data["lines"])
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = print_them
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
