@@ -11,13 +11,12 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
-from rlforge.config.plugins import MODELS
+from rlforge.config.plugins import LOOKS, MODELS
 from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.sft import SftConfig
@@ -291,7 +290,7 @@ class Run:
         """
         from rlforge.show.replay import find_game
 
-        forks, record = import_module("rlforge.lab.forks"), find_game(self.path, game)
+        forks, record = LOOKS.find("forks"), find_game(self.path, game)
         start = forks.Start(turn=turn, games=samples, action=action)
         played: list[GameRecord] = wait_for(forks.fork_game(self.path, record, start, seats)).played
         return played
@@ -302,8 +301,7 @@ class Run:
         whole: everything instead of a part, which ``seed`` decides. ``problems`` of a row is what
         does not agree.
         """
-        verify = import_module("rlforge.lab.verify.check")
-        found = verify.verify(self.path, whole=whole, seed=seed)
+        found = LOOKS.find("verify").verify(self.path, whole=whole, seed=seed)
         return _table([dataclasses.asdict(check) for check in found.checks])
 
     def analyse(
@@ -325,7 +323,7 @@ class Run:
         from rlforge.show.replay import find_game
 
         record = find_game(self.path, game)
-        forks = import_module("rlforge.lab.forks")
+        forks = LOOKS.find("forks")
         found = wait_for(
             forks.analyse_game(self.path, record, player=player, seats=seats, samples=samples)
         )

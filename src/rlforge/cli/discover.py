@@ -63,16 +63,17 @@ def _models_of_envs() -> dict[str, str]:
     from rlforge.config.catalog import catalog
     from rlforge.config.compose import compose
     from rlforge.config.plugins import PROMPTS
-    from rlforge.games.registry import make_game
+    from rlforge.games.registry import make_game, subject_of
     from rlforge.models.made import made_model
     from rlforge.rollout.lineup import env_spec
 
     def plays(model: ModelConfig, entry: EnvEntry, view: View) -> bool:
         """Whether the model knows the words of the game, and its template finds what it shows."""
         made = made_model(model.kind)
-        subject = "market" if entry.source == "market" else "games"
         template = PROMPTS.find(entry.prompt_template or model.prompt_template)
-        return (made is None or made.knows(subject)) and template.lacks(view) is None
+        return (made is None or made.knows(subject_of(entry.source))) and template.lacks(
+            view
+        ) is None
 
     names = [choice.name for choice in catalog("model").choices]
     models = {name: compose([f"model={name}"]).config.model for name in names}

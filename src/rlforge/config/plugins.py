@@ -1,7 +1,8 @@
 """Everything that is chosen by name: rlforge's own, and what has to be true of that of others.
 
 ``KINDS`` are chosen by a configuration. Commands other than those of runs and games are found the
-same way, by ``COMMANDS``, and what reacts to the updates of a run, by ``OBSERVERS``.
+same way, by ``COMMANDS``, what reacts to the updates of a run, by ``OBSERVERS``, and what a run of
+the API asks the laboratory, by ``LOOKS``.
 """
 
 from __future__ import annotations
@@ -225,8 +226,8 @@ TEACHERS = Kind(
     "teachers",
     "source of answers",
     "data.players",
-    "a rlforge.run.teachers.Players",
-    {"games": "rlforge.run.teachers:PLAYERS", "market": "rlforge.continuous.loop.teachers:TRADERS"},
+    "a rlforge.run.supervised.Players",
+    _in("run.supervised", games="PLAYERS") | {"market": "rlforge.continuous.loop.teachers:TRADERS"},
     called=False,
 )
 
@@ -251,6 +252,15 @@ OBSERVERS = Kind(
     },
     needs=("updated", "evaluated", "state_dict"),
     chosen=False,
+)
+
+LOOKS = Kind(
+    "looks",
+    "look into runs",
+    "a run of the API",
+    "a module",
+    {"forks": "rlforge.lab.forks", "verify": "rlforge.lab.verify.check"},
+    called=False,
 )
 
 COMMANDS = Kind(

@@ -105,7 +105,7 @@ class SftConfig(GamesConfig):
 
     @property
     def teachers(self) -> Any:
-        """The ``rlforge.run.teachers.Players`` that ``data.players`` are."""
+        """The ``rlforge.run.supervised.Players`` that ``data.players`` are."""
         return TEACHERS.find("games" if self.market is None else "market")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rlforge.config.plugins import SOURCES
 from rlforge.errors import ConfigError
@@ -80,6 +80,12 @@ def _tried(env: EnvSpec) -> Trial:
 def env_ids(source: str) -> list[str]:
     """All ids that a source knows, sorted. Raises ``ConfigError`` for an unknown source."""
     return _source(source).env_ids()
+
+
+def subject_of(source: str) -> Literal["games", "market"]:
+    """Kind of words that games of a source are told in, as tiny models know one of them."""
+    found: Literal["games", "market"] = getattr(_source(source), "subject", "games")
+    return found
 
 
 def _source(name: str) -> Source:

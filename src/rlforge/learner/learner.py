@@ -249,7 +249,7 @@ class Learner:
 
     def take_smaller_steps(self, factor: float) -> None:
         """Multiply the learning rate by ``factor`` from here on, beside its schedule."""
-        self._optimizer.take_smaller_steps(factor)
+        self._optimizer.factor *= factor
 
     def refresh_reference(self) -> None:
         """Take a new snapshot as the algorithm's reference (``algorithm.kl.to=snapshot``)."""
@@ -262,7 +262,7 @@ class Learner:
         Every rank calls it. Raises CheckpointError for an adapter that is missing or does not fit.
         """
         self._earlier.keep(self._weights_version)
-        self._policy.go_back(directory)
+        self._policy.load_adapter(directory)
         self._weights_version = version
         self._optimizer.forget()
 
@@ -277,7 +277,8 @@ class Learner:
         self._earlier.keep(self._weights_version)
         self._policy.followers.put(weights)
         self._policy.followers.begin_anew()
-        self._optimizer.begin_anew()
+        self._optimizer.forget()
+        self._optimizer.factor = 1.0
         self.version = self._weights_version = version
         self.updates = 0
 

@@ -69,8 +69,8 @@ class Optimizer:
         """total_updates: length of the schedule. max_nonfinite: as of ``Learner``."""
         self._config, self._total_updates = config, total_updates
         self._ranks, self._max_nonfinite = ranks or Ranks(), max_nonfinite
-        # Of the learning rate, beside its schedule.
-        self._factor = 1.0
+        #: Of the learning rates, beside their schedule.
+        self.factor = 1.0
         self._nonfinite_in_a_row = 0
         parameters = list(policy)
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
@@ -95,7 +95,7 @@ class Optimizer:
 
     def begin(self, update: int) -> float:
         """Set the rates of ``update`` (counted from 0); returns that of the policy."""
-        factor = learning_rate_factor(update, self._config, self._total_updates) * self._factor
+        factor = learning_rate_factor(update, self._config, self._total_updates) * self.factor
         for group in self.adamw.param_groups:
             group["lr"] = group["initial_lr"] * factor
         return self._config.learning_rate * factor
@@ -121,18 +121,9 @@ class Optimizer:
             )
         return norm, applied
 
-    def take_smaller_steps(self, factor: float) -> None:
-        """Multiply the rates by ``factor`` from here on, beside their schedule."""
-        self._factor *= factor
-
     def forget(self) -> None:
         """Have no moments, as those are of other weights."""
         self.adamw.state.clear()
-
-    def begin_anew(self) -> None:
-        """Be as at the start, but for the schedule."""
-        self.forget()
-        self._factor = 1.0
 
     def tensors(self) -> Iterator[Tensor]:
         """All moments."""
@@ -149,11 +140,11 @@ class Optimizer:
         groups = copy.deepcopy(state["param_groups"])
         return {
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
-            "step_factor": self._factor,
+            "step_factor": self.factor,
             "optimizer": {"state": moments, "param_groups": groups},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``."""
         self.adamw.load_state_dict(spread_optimizer_state(state["optimizer"], self.adamw))
-        self._nonfinite_in_a_row, self._factor = state["nonfinite_in_a_row"], state["step_factor"]
+        self._nonfinite_in_a_row, self.factor = state["nonfinite_in_a_row"], state["step_factor"]

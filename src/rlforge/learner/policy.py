@@ -148,7 +148,7 @@ class Policy:
             self._adapter = attach_lora(model, spec.lora, spec.seed) if lora else None
         else:
             self._model, self._adapter = beside._model, beside._adapter
-            self.go_back(None)
+            self.load_adapter(None)
         #: Whether training passes have dropout.
         self.drops = self._adapter is not None and spec.lora.dropout > 0
         #: Its weights while another policy is in the model.
@@ -386,18 +386,14 @@ class Policy:
         elif directory is not None:
             save_adapter(self._adapter, directory)
 
-    def load_adapter(self, directory: Path) -> None:
-        """Load the adapter in ``directory``, without a critic; CheckpointError if it is unfit."""
-        load_adapter(self._adapter, directory)
-
     @torch.no_grad()
-    def go_back(self, directory: Path | None) -> None:
-        """Train on from the adapter in ``directory``; None: from one that changes nothing.
+    def load_adapter(self, directory: Path | None) -> None:
+        """Load the adapter in ``directory``; None: one that changes nothing.
 
         The critic stays. Raises CheckpointError for an adapter that is missing or does not fit.
         """
         if directory is not None:
-            self.load_adapter(directory)
+            load_adapter(self._adapter, directory)
             return
         for name, parameter in self.parameters().items():
             if ".lora_B." in name:

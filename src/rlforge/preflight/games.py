@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.games import RewardsConfig
@@ -20,7 +19,7 @@ from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
 from rlforge.games.prompts import Prompter
-from rlforge.games.registry import check_env, make_game, tried
+from rlforge.games.registry import check_env, make_game, subject_of, tried
 from rlforge.kinds import kind_of
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
@@ -252,8 +251,9 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
             found += name_problems(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
             if not found:
                 found += composed.trial(f"{key}.id", partial(check_env, spec))
-            subject: Literal["games", "market"] = "market" if entry.source == "market" else "games"
-            found = found or [*reader_problems(composed, f"{key}.id", subject, spec.id)]
+            if not found:
+                subject = subject_of(entry.source)
+                found += reader_problems(composed, f"{key}.id", subject, spec.id)
             yield from found
             if not found:
                 view = make_game(spec, seed=0).view()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlforge.config.schema import HardwareConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 from rlforge.kinds import Controller, RunKind, Say
@@ -17,9 +18,52 @@ from rlforge.types import PolicyRef
 
 if TYPE_CHECKING:
     from rlforge.config.compose import Composed
+    from rlforge.preflight.policy import Problems
+    from rlforge.rollout.datasets import AnswerEncoder
+    from rlforge.samples import Sample
 
 _FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hardware")
 """Keys and groups of a supervised run that mean the same to the run that trains on from it."""
+
+
+class Players:
+    """Players of the games in ``env.train``, whose answers are learned; ``SftConfig.teachers``.
+
+    Those who act elsewhere derive from them.
+    """
+
+    #: The command that trains on from what they teach.
+    command = RunConfig.command
+
+    def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
+        """Problems of the players, and of where they act. keys: as of ``RunKind.check``."""
+        from rlforge.preflight.sft import game_problems
+
+        return game_problems(composed, keys=keys)
+
+    def check_prompts(self, config: SftConfig) -> None:
+        """Raise ConfigError where prompts leave no room for an action."""
+        from rlforge.preflight.games import check_room
+
+        if config.data.players:
+            check_room(config)
+
+    def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        """The policies among them, by the key that names them."""
+        from rlforge.league.names import parse_opponent
+
+        return {"data.players": [*map(parse_opponent, config.data.players)]}
+
+    async def answers(
+        self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
+    ) -> list[Sample]:
+        """All answers as samples. out: counts those that are none, by reason."""
+        from rlforge.rollout.demonstrations import answers_in_games
+
+        return await answers_in_games(config, run_dir, encoder, out, say)
+
+
+PLAYERS = Players()
 
 
 class Supervised(RunKind[SftConfig]):

@@ -29,7 +29,7 @@ from rlforge.preflight.policy import Problems
 from rlforge.rollout.datasets import AnswerEncoder, given_sample, written
 from rlforge.rollout.demonstrations import SAY_EVERY_S
 from rlforge.rollout.schedule import derive_seed
-from rlforge.run.teachers import Players
+from rlforge.run.supervised import Players
 from rlforge.samples import Sample
 from rlforge.types import PolicyRef
 

@@ -136,6 +136,10 @@ class MarketGame(TurnGame):
         self._finish(rewards, reason, invalid_by)
 
 
+#: Tiny models know words of games, or those of the market.
+subject = "market"
+
+
 def make(env: EnvSpec, seed: int) -> MarketGame:
     """A new game."""
     return MarketGame(env, seed)
