@@ -212,13 +212,13 @@ def measure_queries(root: Path) -> dict[str, dict[str, float]]:
     wanted = draw.sample(ids, min(QUERIES, len(ids)))
 
     times = {
-        "window": [seconds(lambda w=w: reader.decisions(w)) for w in wanted],
+        "window_cold": [seconds(lambda w=w: StoreReader(root).decisions(w)) for w in wanted],
         "training_window": [seconds(lambda w=w: windows.get(w)) for w in wanted],
         "newest_512": [
             seconds(lambda: reader.newest_complete(512, before=time.time())) for _ in wanted
         ],
         "list_of_20_windows": [
-            seconds(lambda: [windows.get(one) for one in ids[-20:]]) for _ in range(3)
+            seconds(lambda: [windows.get(one, brief=True) for one in ids[-20:]]) for _ in range(3)
         ],
         "window_ids": [seconds(reader.window_ids) for _ in range(3)],
     }
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if appended["batches_of_100"]["median_per_s"] < LEAST_PER_SECOND:
         raise SystemExit(f"fewer than {LEAST_PER_SECOND:,.0f} decisions a second")
-    if queries["window"]["median_s"] > MOST_QUERY_S:
+    if queries["window_cold"]["median_s"] > MOST_QUERY_S:
         raise SystemExit(f"a window query takes more than {MOST_QUERY_S} s")
 
 

@@ -459,7 +459,7 @@ FIGURES = (
         "store: query of one window over 1,000,000 decisions",
         "at most 1 s",
         "store",
-        lambda results: spread_cell(results["queries"]["window"]),
+        lambda results: spread_cell(results["queries"]["window_cold"]),
     ),
     Figure(
         "100 deployments under steady load of 16 clients: failed or wrong answers",

@@ -33,6 +33,9 @@ def test_a_training_window_has_the_documented_fields(store):
     assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
     assert window.agents == ("agent-0", "agent-1", "agent-2")
     assert (len(window.decisions), window.known) == (15, 1.0)
+    brief = Windows(store, WindowConfig()).get(TEN_ID, brief=True)
+    assert activity_of(brief.decisions) == activity_of(window.decisions)
+    assert brief.decisions[0].state == {}
     assert [d.timestamp for d in window.decisions] == sorted(d.timestamp for d in window.decisions)
     assert (window.avg_reward, window.ready, window.reasons) == (0.5, True, ())
     assert Windows(store, WindowConfig()).batch(TEN_ID) == window

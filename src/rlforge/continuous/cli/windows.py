@@ -128,7 +128,7 @@ def list_windows(
         typer.echo(f"{reader.root} holds no decisions yet")
         return
     now = _now(where, reader, config)
-    table = _list_table(windows.get(window_id, now) for window_id in ids[-last:])
+    table = _list_table(windows.get(window_id, now, brief=True) for window_id in ids[-last:])
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
@@ -149,7 +149,7 @@ def show(where: StoreOrRun, window_id: WindowId) -> None:
 
     reader, config = _opened_store(where)
     _check_ids([window_id], reader)
-    window = Windows(reader, config).get(window_id, _now(where, reader, config))
+    window = Windows(reader, config).get(window_id, _now(where, reader, config), brief=True)
     console = Console()
     lines = [
         f"{window.id} UTC, {config.minutes:g} minutes",
@@ -335,7 +335,7 @@ def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
 
     if config.clock == "wall":
         return time.time()
-    moments = [one.timestamp for one in reader.decisions(reader.window_ids()[-1])[-1:]]
+    moments = [one.timestamp for one in reader.decisions(reader.window_ids()[-1], brief=True)[-1:]]
     run = _run_of(where)
     if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
         moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))

@@ -50,6 +50,9 @@ _COMPLETE = f"""UPDATE decisions SET complete = 1, {", ".join(f"{name} = ?" for 
     WHERE id = ? AND NOT complete"""
 
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM decisions"
+#: With empty states, and without prompts and answers: what is counted.
+_BRIEF = f"""SELECT {", ".join(name for name in _COLUMNS if name not in _TEXTS)},
+    '{{}}' AS state, iif(nextState IS NULL, NULL, '{{}}') AS nextState FROM decisions"""
 _KNOWN = "SELECT id FROM decisions WHERE id IN (SELECT value FROM json_each(?))"
 #: From one window to the next in the index, whatever the number of decisions between them.
 _WINDOW_IDS = """
@@ -105,23 +108,27 @@ class StoreReader:
         """Windows that hold decisions, in order of time."""
         return [window_id for (window_id,) in _read(self._file, _WINDOW_IDS)]
 
-    def decisions(self, window_id: str | None = None) -> list[Decision]:
-        """The decisions of a window, or all, in order of time."""
-        return to_decisions(self.rows(window_id))
+    def decisions(self, window_id: str | None = None, *, brief: bool = False) -> list[Decision]:
+        """The decisions of a window, or all, in order of time.
 
-    def rows(self, window_id: str | None = None) -> list[Row]:
-        """The decisions of a window, or all, in order of time, as ``columns.decision_row``."""
+        brief: with empty states and without prompts and answers, in a fifth of the time.
+        """
+        return to_decisions(self.rows(window_id, brief=brief))
+
+    def rows(self, window_id: str | None = None, *, brief: bool = False) -> list[Row]:
+        """As ``decisions``, in the form of ``columns.decision_row``."""
         where, given = ("", ()) if window_id is None else ("WHERE windowId = ?", (window_id,))
-        return self._rows(f"{where} ORDER BY windowId, timestamp, id", *given)
+        select = _BRIEF if brief else _SELECT
+        return self._rows(f"{select} {where} ORDER BY windowId, timestamp, id", *given)
 
     def newest_complete(self, count: int, before: float) -> list[Decision]:
         """The newest ``count`` decisions before a time whose outcome is known, in order of time."""
         newest = "ORDER BY windowId DESC, timestamp DESC, id DESC LIMIT ?"
-        rows = self._rows(f"WHERE complete AND timestamp < ? {newest}", before, count)
+        rows = self._rows(f"{_SELECT} WHERE complete AND timestamp < ? {newest}", before, count)
         return to_decisions(rows[::-1])
 
-    def _rows(self, which: str, *given: Any) -> list[Row]:
-        found = _read(self._file, f"{_SELECT} {which}", *given)
+    def _rows(self, query: str, *given: Any) -> list[Row]:
+        found = _read(self._file, query, *given)
         with errors_explained(self._file):
             return [_row(cells) for cells in found]
 
@@ -262,12 +269,9 @@ def _cells(row: Row, names: Iterable[str]) -> list[Any]:
 
 def _row(cells: sqlite3.Row) -> Row:
     """The inverse of ``_cells``."""
-    row = dict(zip(_COLUMNS, cells, strict=True))
-    for name in _TEXTS:
-        if row[name] is not None:
-            row[name] = zlib.decompress(row[name]).decode()
-    for name in _STRUCTS:
-        if row[name] is not None:
-            row[name] = json.loads(row[name])
+    row: dict[str, Any] = dict(cells)
+    for name, content in row.items():
+        text = zlib.decompress(content).decode() if isinstance(content, bytes) else content
+        row[name] = json.loads(text) if name in _STRUCTS and text is not None else text
     row["complete"] = row["complete"] == 1
     return row

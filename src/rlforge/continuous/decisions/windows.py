@@ -130,12 +130,15 @@ class Windows:
         """How many decisions need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
             return None
-        decisions = len(self._reader.rows(window_id))
+        decisions = len(self._reader.rows(window_id, brief=True))
         return math.floor((1 - self._config.completeness) * decisions + 1e-9)
 
-    def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
-        """One window; without decisions it is empty and not ready."""
-        return self._window(window_id, self._reader.decisions(window_id), now)
+    def get(
+        self, window_id: str, now: float | None = None, *, brief: bool = False
+    ) -> TrainingWindow:
+        """One window; without decisions it is empty and not ready. brief: see ``StoreReader``."""
+        decisions = self._reader.decisions(window_id, brief=brief)
+        return self._window(window_id, decisions, now)
 
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """The decisions to train on after the end of a window, by ``window.mode``.
