@@ -116,7 +116,7 @@ class StoreReader:
         return to_decisions(self.rows(window_id, brief=brief))
 
     def rows(self, window_id: str | None = None, *, brief: bool = False) -> list[Row]:
-        """As ``decisions``, in the form of ``columns.decision_row``."""
+        """Read what ``decisions`` does, in the form of ``columns.decision_row``."""
         where, given = ("", ()) if window_id is None else ("WHERE windowId = ?", (window_id,))
         select = _BRIEF if brief else _SELECT
         return self._rows(f"{select} {where} ORDER BY windowId, timestamp, id", *given)
