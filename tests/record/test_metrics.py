@@ -12,13 +12,6 @@ def test_a_key_outside_the_namespaces_is_refused():
             metrics.put(key, 1.0)
 
 
-def test_the_window_forgets_the_oldest():
-    metrics = Metrics(3)
-    for number in (100.0, 1.0, 2.0, 3.0):
-        metrics.put("collection-Tak/reward", number)
-    assert metrics.means() == {"collection-Tak/reward": 2.0}
-
-
 def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest():
     metrics = Metrics(8)
     metrics.put("collection-Tak/reward", 1.0)
@@ -30,13 +23,3 @@ def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest():
     assert metrics.drain() == {"collection-Tak/reward": 0.5, "inference/engine-0/tok_s": 1.5}
     assert metrics.drain() == {}
     assert metrics.means() == {"collection-Tak/reward": 0.5}
-
-
-def test_a_gauge_has_its_last_value_and_no_mean():
-    metrics = Metrics(8)
-    for queued in (9, 5, 7):
-        metrics.set("inference/engine-0/queued", queued)
-    assert metrics.drain() == {"inference/engine-0/queued": 7.0}
-    assert metrics.drain() == {}
-    with pytest.raises(ValueError, match="in none of the namespaces"):
-        metrics.set("queued", 1.0)

@@ -14,12 +14,6 @@ def test_rates_cover_the_last_minute_only():
     assert pace.rates(200.0, {"games": 650})["games"] == pytest.approx(1.0)
 
 
-def test_growth_is_measured_between_updates():
-    pace = Pace(10.0, {"games": 100, "tokens": 0})
-    assert pace.update(20.0, {"games": 150, "tokens": 40}) == {"games": 5.0, "tokens": 4.0}
-    assert pace.update(22.0, {"games": 152, "tokens": 40}) == {"games": 1.0, "tokens": 0.0}
-
-
 def test_time_left_follows_the_updates_and_leaves_the_start_up_out():
     pace = Pace(0.0, {})
     assert pace.seconds_for(5, 3.0) is None

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlforge import log_scalar
-from rlforge.record.scalars import means, taken
+from rlforge.record.scalars import taken
 
 
 def test_reports_are_summed_until_they_are_taken():
@@ -16,14 +16,6 @@ def test_reports_are_summed_until_they_are_taken():
     log_scalar("b/c", True)
     assert taken() == {"a": (499_500.0, 1000), "b/c": (1.0, 1)}
     assert taken() == {}
-
-
-def test_means_are_over_all_values_of_all_processes():
-    assert means([{"a": (3.0, 3)}, {}, {"a": (5.0, 1), "b": (2.0, 4)}]) == {
-        "custom/a": 2.0,
-        "custom/b": 0.5,
-    }
-    assert means([]) == {}
 
 
 def test_what_is_no_number_or_has_no_name_is_refused():

@@ -412,15 +412,6 @@ def test_progress_json_follows_once_a_second(tmp_path, tracker, clock):
     assert read_json(tmp_path / "progress.json")["games"] == 1
 
 
-def test_progress_survives_its_json(full_run):
-    progress = from_json(Progress, read_json(full_run / "progress.json"))
-    assert from_json(Progress, to_json(progress)) == progress
-    assert [(row.opponent, row.win_rate) for row in progress.win_rates] == [
-        ("base", 0.66),
-        ("random_legal", 0.72),
-    ]
-
-
 def test_a_resumed_run_continues_at_its_checkpoint(tmp_path, tracker, new_tracker, clock):
     tracker.add_eval(evaluation(0, 33))
     for step in range(1, 6):

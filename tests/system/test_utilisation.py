@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.system.utilisation import LATEST_REPORT_S, Covered, Span, Utilisation
+from rlforge.system.utilisation import LATEST_REPORT_S, Span, Utilisation
 
 
 def union_length(spans: Iterable[Span]) -> float:
@@ -16,33 +16,6 @@ def union_length(spans: Iterable[Span]) -> float:
         covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return covered
-
-
-@pytest.mark.parametrize(
-    ("spans", "seconds"),
-    [
-        ([(0, 2), (1, 3), (5, 6)], 4),  # overlapping
-        ([(0, 10), (2, 3), (4, 5)], 10),  # nested
-        ([(4, 5), (2, 3), (0, 10)], 10),  # and the other way round
-        ([(0, 1), (2, 3), (1, 2)], 3),  # touching
-        ([(-5, 1), (-3, -2)], 1),  # before the start
-    ],
-)
-def test_time_covered_twice_counts_once(spans, seconds):
-    covered = Covered(since=0)
-    for span in spans:
-        covered.add(span)
-    assert covered.seconds(until=100) == pytest.approx(seconds)
-
-
-def test_shares_split_wall_time_into_engine_learner_and_neither():
-    watch = Utilisation(started=100.0)
-    watch.learner_worked((104.0, 108.0))
-    watch.engines_worked([(99.0, 102.0), (103.0, 105.0)])
-    shares = watch.shares(now=110.0)
-    assert shares["learner_share"] == pytest.approx(0.4)
-    assert shares["engine_share"] == pytest.approx(0.4)  # what lies before the start is not counted
-    assert shares["idle_share"] == pytest.approx(0.3)  # 102-103 and 108-110
 
 
 _SECONDS = st.floats(0, LATEST_REPORT_S / 2)

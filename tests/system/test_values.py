@@ -12,6 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rlforge import types
+from rlforge.record.progress import Progress
+from rlforge.record.results import PoolSnapshot
 from rlforge.samples import Sample
 from rlforge.system.values import Codec, from_json, json_ready, to_json
 from rlforge.types import GameRecord, PolicyRef, value
@@ -43,7 +45,7 @@ def contents(hint: Any) -> st.SearchStrategy[Any]:
     return st.none() | contents(first)
 
 
-@pytest.mark.parametrize("cls", [GameRecord, Sample])
+@pytest.mark.parametrize("cls", [GameRecord, Sample, Progress, PoolSnapshot])
 @settings(max_examples=30, phases=[Phase.generate])
 @given(data=st.data())
 def test_a_game_record_comes_back_from_arrow_and_json_as_it_was(cls, data):
