@@ -170,7 +170,7 @@ def test_every_key_that_was_changed_before_a_resume_is_named(tmp_path: Path) -> 
     lines = [f"{key}={value}" for key, value in changes.items()]
     said = write_plan(make_plan(config("+experiment=blotto_league", *lines), LAPTOP), tmp_path)
     for key, value in changes.items():
-        assert any(f"{key}: " in line and line.endswith(f"{value} now") for line in said), key
+        assert any(line.startswith(f"{key}: ") and f"{value} now" in line for line in said), key
 
 
 @pytest.mark.parametrize("damage", ["{", "\udcff"])

@@ -328,7 +328,7 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
         groups = {name: getattr(plan.config, name) for name in spec.reads}
         node["config"] = {name: dataclasses.asdict(group) for name, group in groups.items()}
         nodes.append(node)
-    read = {name for spec in plan.nodes for name in spec.reads}
+    read = {"hardware", *(name for spec in plan.nodes for name in spec.reads)}
     rest = {key: each for key, each in as_values(plan.config).items() if key not in read}
     return {
         "hardware": dataclasses.asdict(plan.hardware),
@@ -388,10 +388,14 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Values with their dotted keys; parts of a list go by their name, where they have one."""
+    """Values with their dotted keys, those of ``config`` as config.yaml has them.
+
+    Parts of a list go by their name, where they have one.
+    """
     if isinstance(tree, Mapping):
         for key, inside in tree.items():
-            yield from _leaves(inside, f"{at}.{key}" if at else str(key))
+            whole = f"{at}.{key}" if at else str(key)
+            yield from _leaves(inside, "" if key == "config" else whole)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping) and "name" in tree[0]:
         for one in tree:
             yield from _leaves(one, str(one["name"]))
