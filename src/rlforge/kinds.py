@@ -87,7 +87,7 @@ class RunKind(ABC, Generic[C]):
     report = "rlforge.show.report:of_games"
     #: ``module:function`` that makes charts of its results from a ``RunData``.
     results = "rlforge.show.report.curves:outcomes"
-    #: ``module:function`` that makes the sections of its display from a ``Progress`` and a width;
+    #: ``module:function`` that makes the sections of its display from a ``Progress``;
     #: empty: those of updates.
     progress = ""
 
