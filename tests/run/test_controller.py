@@ -125,6 +125,33 @@ def test_a_sampling_mode_that_does_not_return_ends_the_run(
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 
+SLOW = """import time
+from dataclasses import dataclass
+
+
+@dataclass
+class Slow:
+    def open(self, run, name): return self
+    def write(self, step, scalars): pass
+    def rewind(self, step): pass
+    def close(self): time.sleep(1)
+"""
+
+
+def test_a_sink_that_takes_long_to_close_is_a_line(
+    small_model: Path,
+    in_process: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlforge.run.lifecycle.HELD_S", 0.5)
+    Path("slow.py").write_text(SLOW)
+    own = ("tracker.sinks=[{name: 'slow:Slow'}]", "learner.total_updates=1", "eval.every=0")
+    own += ("eval.final_games=2", "learner.batch_size=4", "hardware=cpu")
+    assert in_process.rlforge_here(*train_arguments(small_model, *own)) == 0
+    assert "the sinks of the tracker are still being closed" in capsys.readouterr().err
+
+
 def test_a_sweep_runs_its_jobs_for_real(
     small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -242,7 +242,11 @@ async def _live(
     wall_s = time.time() - context.started
     summary = {"status": status, "wall_s": wall_s, **controller.summary()}
     try:
-        lines = await tracker.close.remote(summary)
+        closing = asyncio.ensure_future(tracker.close.remote(summary))
+        while not (await asyncio.wait([closing], timeout=HELD_S))[0]:
+            where = held_at(context.actors.process_of("tracker"), context.run_dir)
+            context.note(f"the sinks of the tracker are still being closed{where}")
+        lines = closing.result()
     except ray.exceptions.RayError as error:
         raise failures.explained(error, context.actors) from None
     await context.actors.come_home()
