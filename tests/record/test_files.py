@@ -20,6 +20,7 @@ from rlforge.record.files import (
     read_jsonl,
     write_json,
 )
+from rlforge.record.results import read_evals
 
 
 def a_run(path):
@@ -92,6 +93,15 @@ def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(RlforgeError, match=r"bad\.json is damaged"):
             read_json(tmp_path / "bad.json")
+
+
+def test_lines_that_lack_a_field_are_named(tmp_path):
+    run = create_run(tmp_path)
+    run.evals.write_text('{"step": 1}\n')
+    with pytest.raises(
+        RlforgeError, match=r"evals\.jsonl is damaged \(.*missing @ \$\[0\]\.wins.*remove the line"
+    ):
+        read_evals(run)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,10 @@ def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default():
     policies = Codec(PolicyRef)
     assert policies.decode({"uid": "base", "kind": "checkpoint"}) == BASE
     assert policies.decode({"uid": "base", "kind": "checkpoint", "version": None}) == BASE
-    with pytest.raises(KeyError, match="kind"):
+    with pytest.raises(ValueError, match=r"^required field missing @ \$\.kind$"):
         policies.decode({"uid": "base"})
+    with pytest.raises(ValueError, match=r"missing @ \$\[1\]\.uid; .* int @ \$\[1\]\.version"):
+        from_json(list[PolicyRef], [to_json(BASE), {"kind": "api", "version": "x"}])
 
 
 def test_a_field_that_cannot_be_stored_is_refused():

@@ -14,14 +14,16 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rlforge.errors import RlforgeError, check_type, nearest
 from rlforge.system.files import atomic_write
-from rlforge.system.values import json_ready
+from rlforge.system.values import from_json, json_ready
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RunFile:
@@ -248,6 +250,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if damage is not None:
         log.warning("%s", damage)
     return rows
+
+
+def read_values(cls: type[T], path: Path) -> list[T]:
+    """The values in ``path``, as ``read_jsonl``; RlforgeError for a line that holds none."""
+    try:
+        return from_json(list[cls], read_jsonl(path))  # type: ignore[valid-type]
+    except ValueError as error:
+        raise RlforgeError(
+            f"{path} is damaged ({error}, counted from 0); remove the line and try again"
+        ) from error
 
 
 def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from rlforge.record.files import RunPaths, read_jsonl
-from rlforge.system.values import from_json
+from rlforge.record.files import RunPaths, read_values
 from rlforge.types import EvalResult, PolicyKind, PolicyRef, value
 
 
@@ -78,7 +77,7 @@ class Alarm:
 
 def read_evals(run: RunPaths) -> list[EvalResult]:
     """The evaluations of a run, oldest first."""
-    return from_json(list[EvalResult], read_jsonl(run.evals))
+    return read_values(EvalResult, run.evals)
 
 
 def by_pairing(evals: Iterable[EvalResult]) -> dict[tuple[str, str], list[EvalResult]]:

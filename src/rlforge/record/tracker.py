@@ -16,7 +16,7 @@ from typing import Any
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
-from rlforge.record.files import JsonlFile, create_run, read_jsonl, write_json
+from rlforge.record.files import JsonlFile, create_run, read_jsonl, read_values, write_json
 from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot, Ratings, read_evals
@@ -25,7 +25,7 @@ from rlforge.record.sinks import Sink, Sinks, make_sinks
 from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
-from rlforge.system.values import from_json, to_json
+from rlforge.system.values import to_json
 from rlforge.types import EvalResult, GameRecord
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,9 @@ class Tracker:
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
         for result in read_evals(self.paths):
             self._remember_eval(result)
-        for row in read_jsonl(self.paths.exact):
-            self._remember_exact(from_json(ExactResult, row))
-        self._alarms += from_json(list[Alarm], read_jsonl(self.paths.sentinel))
+        for exact in read_values(ExactResult, self.paths.exact):
+            self._remember_exact(exact)
+        self._alarms += read_values(Alarm, self.paths.sentinel)
         return earlier_s
 
     # ------------------------------------------------------------ input

@@ -37,13 +37,14 @@ def to_json(content: Any) -> Any:
 def from_json(cls: type[T], data: Any) -> T:
     """The inverse. Fields that the data lacks take their defaults, as null where it is no value.
 
+    Raises ValueError, which says all that is wrong and where.
+
     Example:
         >>> from rlforge.types import PolicyRef
         >>> from_json(list[PolicyRef], [{"uid": "base", "kind": "checkpoint"}])[0].version
         0
     """
-    made: T = _converter("json").structure(data, cls)
-    return made
+    return _read("json", cls, data)
 
 
 class Codec(Generic[T]):
@@ -67,11 +68,9 @@ class Codec(Generic[T]):
         )
         return write
 
-    @cached_property
-    def decode(self) -> Callable[[Mapping[str, Any]], T]:
-        """The inverse; defaults as in ``from_json``."""
-        read = _converter(self._form).get_structure_hook(self._cls)
-        return lambda row: read(row, self._cls)
+    def decode(self, row: Mapping[str, Any]) -> T:
+        """The inverse; defaults and errors as in ``from_json``."""
+        return _read(self._form, self._cls, row)
 
     @cached_property
     def arrow_type(self) -> Any:
@@ -110,13 +109,23 @@ class Codec(Generic[T]):
         return pa.struct(columns)
 
 
+def _read(form: _Form, cls: type[T], data: Any) -> T:
+    # cattrs is imported where it is used, as pyarrow is.
+    from cattrs import BaseValidationError, transform_error
+
+    try:
+        made: T = _converter(form).structure(data, cls)
+    except BaseValidationError as error:
+        raise ValueError("; ".join(transform_error(error))) from None
+    return made
+
+
 @cache
 def _converter(form: _Form) -> Any:
-    # cattrs is imported where it is used, as pyarrow is.
     import cattrs
     from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-    made = cattrs.Converter(detailed_validation=False)
+    made = cattrs.Converter()
 
     def stored(name: str) -> str:
         return _camel(name) if form == "camel" else name
