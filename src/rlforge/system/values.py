@@ -60,13 +60,10 @@ class Codec(Generic[T]):
         self._cls, self._camel_case = cls, camel_case
         self._form: _Form = "camel" if camel_case else "table"
 
-    @cached_property
-    def encode(self) -> Callable[[T], dict[str, Any]]:
+    def encode(self, content: T) -> dict[str, Any]:
         """A value as a dict, its fields in order."""
-        write: Callable[[T], dict[str, Any]] = _converter(self._form).get_unstructure_hook(
-            self._cls
-        )
-        return write
+        row: dict[str, Any] = _converter(self._form).unstructure(content, self._cls)
+        return row
 
     def decode(self, row: Mapping[str, Any]) -> T:
         """The inverse; defaults and errors as in ``from_json``."""
@@ -89,13 +86,13 @@ class Codec(Generic[T]):
         origin, args = get_origin(hint), get_args(hint)
         if hint in plain:
             return plain[hint]
-        if origin is Literal or _is_object(hint):
+        if _is_word(hint) or _is_object(hint):
             return pa.string()
         if origin in (Union, types.UnionType) and args[1:] == (type(None),):
             return self._arrow(args[0])
         if origin is tuple:
             return pa.list_(pa.int32() if args[0] is int else self._arrow(args[0]))
-        if _is_numbered(hint):
+        if hint in _BY_NUMBER:
             return pa.map_(pa.int64(), pa.float64())
         if not dataclasses.is_dataclass(hint):
             raise TypeError(f"fields of type {hint} cannot be stored")
@@ -118,6 +115,11 @@ def _read(form: _Form, cls: type[T], data: Any) -> T:
     except BaseValidationError as error:
         raise ValueError("; ".join(transform_error(error))) from None
     return made
+
+
+#: Token ids and log-probs are long: numbers are passed on without a look at each.
+_NUMBERS = (tuple[int, ...], tuple[float, ...], tuple[float, float])
+_BY_NUMBER = (Mapping[int, float],)
 
 
 @cache
@@ -169,40 +171,35 @@ def _converter(form: _Form) -> Any:
     made.register_unstructure_hook_factory(dataclasses.is_dataclass, encoder)
     made.register_structure_hook_factory(dataclasses.is_dataclass, decoder)
     # Null is a float that was not finite; words that a later version adds to a literal are kept.
-    made.register_structure_hook_func(_is_float_or_word, lambda content, _: content)
-    # Token ids and log-probs are long: numbers are passed on without a look at each.
-    made.register_unstructure_hook_func(_is_numbers, lambda content: content)
-    made.register_structure_hook_func(_is_numbers, lambda content, _: tuple(content))
+    made.register_structure_hook(float, lambda content, _: content)
+    made.register_structure_hook_func(_is_word, lambda content, _: content)
+    made.register_unstructure_hook_func(_NUMBERS.__contains__, lambda content: content)
+    made.register_structure_hook_func(_NUMBERS.__contains__, lambda content, _: tuple(content))
     if form != "json":
         made.register_unstructure_hook(str, writable)
         made.register_unstructure_hook_func(_is_object, _to_json_text)
         made.register_structure_hook_func(_is_object, lambda text, _: json.loads(text))
-        made.register_unstructure_hook_func(_is_numbered, lambda content: [*content.items()])
-        made.register_structure_hook_func(_is_numbered, lambda pairs, _: dict(pairs))
+        made.register_unstructure_hook_func(
+            _BY_NUMBER.__contains__, lambda content: [*content.items()]
+        )
+        made.register_structure_hook_func(_BY_NUMBER.__contains__, lambda pairs, _: dict(pairs))
     else:
         made.register_unstructure_hook_func(_is_object, dict)
         made.register_structure_hook_func(_is_object, lambda content, _: content)
         made.register_unstructure_hook_func(
-            _is_numbered, lambda content: {str(key): each for key, each in content.items()}
+            _BY_NUMBER.__contains__,
+            lambda content: {str(key): each for key, each in content.items()},
         )
     return made
 
 
-def _is_float_or_word(hint: Any) -> bool:
-    return hint is float or get_origin(hint) is Literal
-
-
-def _is_numbers(hint: Any) -> bool:
-    return hint in (tuple[int, ...], tuple[float, ...], tuple[float, float])
+def _is_word(hint: Any) -> bool:
+    return get_origin(hint) is Literal
 
 
 def _is_object(hint: Any) -> bool:
     args = get_args(hint)
     return get_origin(hint) is Mapping and args[0] is str and not dataclasses.is_dataclass(args[1])
-
-
-def _is_numbered(hint: Any) -> bool:
-    return bool(hint == Mapping[int, float])
 
 
 def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
