@@ -7,7 +7,10 @@ import functools
 import re
 from typing import Any
 
+from omegaconf.errors import OmegaConfBaseException
+
 from rlforge.config.compose import Composed, compose
+from rlforge.config.overrides import override_problems
 from rlforge.config.roots import compose_any, compose_run
 from rlforge.config.rules import Group, changed
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -42,6 +45,8 @@ def composed(*lines: str, root: type[PolicyConfig] | None = None) -> Composed[An
     values = [line for line in lines if re.match(VALUE, line)]
     base = _groups(tuple(line for line in lines if line not in values), root)
     config = base.config
+    if any(override_problems(values, type(config))):
+        return _by_hydra(lines, root)
     try:
         for line in values:
             group, _, assignment = line.partition(".")
@@ -50,6 +55,6 @@ def composed(*lines: str, root: type[PolicyConfig] | None = None) -> Composed[An
                 config = dataclasses.replace(config, **{group: new})
             else:
                 config = changed(config, [line])
-    except ConfigError:
+    except (ConfigError, OmegaConfBaseException):
         return _by_hydra(lines, root)
     return dataclasses.replace(base, config=config, overrides=lines)

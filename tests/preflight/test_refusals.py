@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_in_one_message(heading, monkeypatch):
     assert wrong == {}
 
 
-LERNING = "learner.lerning_rate (command line): no such key; did you mean learner.learning_rate?"
+LERNING = "learner.lerning_rate (command line, learner.lerning_rate"  # =1): no such key
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ LERNING = "learner.lerning_rate (command line): no such key; did you mean learne
         ),
         (
             "train learner.lerning_rate=1 engine.max_tokens=few seed=1",
-            [LERNING, "engine.max_tokens"],
+            ["engine.max_tokens", LERNING],
         ),
         ("train env=nowhere algorithm=pp0 learner.epochs=many", ["algorithm", "env"]),
         ("train seed=-1 learner.epochs=0", ["seed", "learner.epochs"]),
