@@ -258,28 +258,24 @@ def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def test_all_ranks_together_count_every_row_once(lengths, size, in_step):
     dealt = deal(rows_of(lengths), size, "padded")
     by_rank = [list(shares(dealt, rank, cut, in_step=in_step)) for rank in range(size)]
-    counted = [
-        row.sample for mine in by_rank for share in mine if share.counts for row in share.rows
-    ]
+    counted = [row.sample for mine in by_rank for part, counts in mine if counts for row in part]
     assert sorted(counted) == list(range(len(lengths)))
     if in_step:
         assert len({len(mine) for mine in by_rank}) == 1
     else:
-        assert all(share.counts for mine in by_rank for share in mine)
+        assert all(counts for mine in by_rank for _, counts in mine)
 
 
 def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it():
     rows = rows_of([7, 3])
     dealt = deal(rows, 3, "padded")
     assert dealt[2] == []
-    (filler,) = shares(dealt, 2, cut, in_step=True)
-    assert filler.rows == [rows[1]]
-    assert not filler.counts
+    assert list(shares(dealt, 2, cut, in_step=True)) == [([rows[1]], False)]
     assert list(shares(dealt, 2, cut, in_step=False)) == []
 
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_one_rank_makes_the_micro_batches_of_all_rows(in_step):
     rows = rows_of([5, 1, 4, 2, 3, 9, 8])
-    alone = [share.rows for share in shares([rows], 0, cut, in_step=in_step)]
+    alone = [part for part, _ in shares([rows], 0, cut, in_step=in_step)]
     assert alone == list(cut(rows))

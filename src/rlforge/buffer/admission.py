@@ -34,10 +34,7 @@ class Yield(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over games.
-
-    ``ended``, ``lives``: samples, and sample-weighted lives, of games of this run only.
-    """
+    """Sums over games; ``ended`` and ``lives`` over those of this run only."""
 
     samples: int
     turns: int
@@ -176,7 +173,6 @@ class Admission:
 
     @property
     def _sums(self) -> _Sums:
-        """Sums over the games that count."""
         if self._known is None:
             ended = [*islice(reversed(self._games), self._ended)]
             self._known = _Sums(
@@ -196,11 +192,9 @@ class Admission:
         return sums.samples_of_turns / sums.turns if sums.turns else self._guess
 
     def _turns_of_batch(self) -> float:
-        """Trained turns of an update's samples."""
         return self._batch * self._sums.turns / self._sums.samples
 
     def _age(self, games: float) -> float:
-        """``expected_age`` with ``games`` in progress."""
         if not self._games:
             return expected_age(games, self._guess, self._batch)
         sums = self._sums
@@ -316,7 +310,6 @@ class Admission:
         return granted
 
     def _target(self, stored: int, lacks: int, flowing: bool) -> float:
-        """Games that the base-stock rule wants in progress."""
         per_game, life, growth = self.samples_per_game, 0.0, 0.0
         if flowing:
             # A batch of games with a life of one update, as long as little else is known.

@@ -53,7 +53,6 @@ class VersionQueue(Generic[_T]):
             yield from items
 
     def add(self, items: Iterable[_T]) -> None:
-        """Store ``items``."""
         for item in items:
             self._by_version.setdefault(self._version_of(item), []).append(item)
             self._size += 1
@@ -81,7 +80,6 @@ class VersionQueue(Generic[_T]):
         return gone
 
     def clear(self) -> None:
-        """Remove all items."""
         self._by_version, self._size = {}, 0
 
     def _pop(self, version: int, place: int) -> _T:
@@ -414,7 +412,6 @@ class Buffer(ABC):
         return Stamp(math.floor(min(by_newest, by_oldest)), by_oldest < by_newest, len(versions))
 
     def _too_old(self, stamp: Stamp) -> bool:
-        """Whether samples with this stamp may not be trained on any more."""
         return stamp.last < max(self.version, self._first_version)
 
     def _age_limit(self) -> float:

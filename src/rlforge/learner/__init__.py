@@ -1,14 +1,10 @@
-"""The learner: batches of samples in, better weights out.
+"""Batches of samples in, better weights out.
 
-``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
-``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,
-``scorer.py`` computes log-probabilities by ways that ``trial.py`` compares with the plain model,
-``optim.py`` holds optimizer and schedule, ``layers.py`` trades computation for memory,
-``weights.py`` saves and loads trained weights, ``policy.py`` holds the model in training and its
-reference, ``inputs.py`` what its loss reads, ``gap.py`` compares its
-log-probs with the engine's, and ``update_metrics.py`` computes what an update reports.
-Several processes make one update together: ``ranks.py`` is their communication, ``partition.py``
-decides which rank computes which rows, ``sharding.py`` divides a model among them.
+``learner.py`` makes an update of a batch, which ``batching.py`` cuts, ``packing.py`` lays out and
+``attention.py`` computes; ``scorer.py`` finds log-probs by ways that ``trial.py`` compares with the
+plain model; ``policy.py`` holds the model in training. Several processes make one update together:
+``ranks.py`` is their communication, ``partition.py`` divides the rows and ``sharding.py`` a model
+among them.
 """
 
 from __future__ import annotations
@@ -44,22 +40,22 @@ __all__ = [
 STATE_FOLDER = "state"
 """Folder of a checkpoint with the files that only a resumed run needs."""
 STATE_LAYOUT = 1
-"""Number of what these files hold, which a change of it raises."""
+"""Number of these files' layout; a change of it raises the number."""
 
 
 class Learners:
-    """The learners of a run's policies, which take turns in one model. Every rank has the same.
+    """Learners of a run's policies, which take turns in one model. Every rank has the same.
 
     A run with one policy has one learner, without a name.
     """
 
     def __init__(self, learners: Mapping[str, Learner]) -> None:
-        """learners: by the names of their policies; all but the last have stepped aside."""
+        """Take learners by the names of their policies; all but the last have stepped aside."""
         self._all = dict(learners)
         self._inside = next(reversed(self._all))
 
     def turn(self, name: str = "") -> Learner:
-        """The learner of a policy, with its weights in the model until another's turn."""
+        """Learner of a policy, with its weights in the model until another's turn."""
         if name != self._inside:
             self._all[self._inside].step_aside()
             self._all[name].step_in()
@@ -67,11 +63,11 @@ class Learners:
         return self._all[name]
 
     def other(self, name: str) -> Learner:
-        """The learner of a policy, with its weights in the model or aside."""
+        """Learner of a policy, with its weights in the model or aside."""
         return self._all[name]
 
     def each(self) -> Iterator[Learner]:
-        """All of them, one after the other at its turn."""
+        """All learners, one after the other at its turn."""
         return (self.turn(name) for name in self._all)
 
     def rest(self, *, offload: bool) -> None:
@@ -88,30 +84,19 @@ class Learners:
 def make_learners(
     config: PolicyConfig, device: torch.device, ranks: Ranks, here: Callable[[str], str] = str
 ) -> Learners:
-    """The learners of all policies of ``config``; raises as ``make_learner``.
-
-    here: finds the place on this node of ``learner.initial_adapter``.
-    """
+    """Learners of all policies of ``config``; raises as ``make_learner``."""
     if not entries(config):
-        return Learners({"": _make(config, device, ranks, here)})
+        return Learners({"": make_learner(config, device, ranks, here)})
     made: dict[str, Learner] = {}
     for name in policy_names(config):
         beside = next(reversed(made.values())) if made else None
         if beside is not None:
             beside.step_aside()
-        made[name] = _make(of_policy(config, name), device, ranks, here, name, beside)
+        made[name] = make_learner(of_policy(config, name), device, ranks, here, name, beside)
     return Learners(made)
 
 
-def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learner:
-    """The learner that ``config`` describes on ``device``, one of ``ranks``.
-
-    Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
-    """
-    return _make(config, device, ranks)
-
-
-def _make(
+def make_learner(
     config: PolicyConfig,
     device: torch.device,
     ranks: Ranks,
@@ -119,6 +104,15 @@ def _make(
     name: str = "",
     beside: Learner | None = None,
 ) -> Learner:
+    """Learner that ``config`` describes on ``device``, one of ``ranks``.
+
+    Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
+
+    Args:
+        here: Finds the place on this node of ``learner.initial_adapter``.
+        name: Name of its policy, one of several.
+        beside: Learner of another policy, which shares its model and has stepped aside.
+    """
     dtype = resolve_dtype(config.model.dtype, device)
     # A model to be sharded may be too large for one device: it moves there layer by layer.
     first = torch.device("cpu") if config.learner.shard_weights else device
@@ -148,9 +142,9 @@ def _make(
 
 
 def write_state(folder: Path, learners: Learners, others: Mapping[str, Any]) -> None:
-    """Write the learners' states and ``others`` (JSON values of other actors) into ``folder``.
+    """Write the learners' states and ``others``, JSON values of other actors, into ``folder``.
 
-    On rank 0; the other ranks call ``save_state(None)`` of each.
+    Rank 0 calls it; the other ranks call ``save_state(None)`` of each.
     """
     state = folder / STATE_FOLDER
     state.mkdir()
@@ -161,7 +155,7 @@ def write_state(folder: Path, learners: Learners, others: Mapping[str, Any]) -> 
 
 
 def read_state(folder: Path, learners: Learners) -> dict[str, Any]:
-    """Load the learners' states from ``folder``; returns what the other actors saved.
+    """Load the learners' states from ``folder``; returns the state of the other actors.
 
     Raises CheckpointError for a state that is absent or of another layout.
     """

@@ -1,9 +1,8 @@
 """Causal attention of packed sequences, registered with transformers as ``rlforge_causal``.
 
-Segments of any lengths are concatenated in a single row without padding. Each attends to itself and
-to the segments it continues: sequences that share a prefix share its segment. On GPUs in half
-precision torch's variable-length kernel computes it; elsewhere segments of similar lengths are
-padded and computed together. Tests check that both agree.
+Segments follow each other in one row without padding. Each attends to itself and to the segments it
+continues: sequences with a common prefix share its segment. GPUs in half precision run torch's
+variable-length kernel; elsewhere segments of similar lengths are padded and computed together.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlforge.learner.packing import Packing
 
-#: Arguments of some models' attention that this one does not support.
+#: Arguments of models' attention that this one does not support.
 _UNKNOWN = ("attention_mask", "softcap", "s_aux", "sliding_window", "position_bias")
 
 #: transformers has no mask function of this name, and so builds no masks.
@@ -43,10 +42,11 @@ def causal_attention(
 ) -> tuple[Tensor, None]:
     """Attention [B, Q, H, D] of query [B, H, Q, D] to key and value [B, G, Q, D].
 
-    packing: the segments, with B = 1; None: padded rows. The signature is that of transformers'
-    attention functions. Raises ValueError for arguments that are not supported.
+    ``packing`` are the segments, with B = 1; None: padded rows. The signature is transformers'.
+    Raises ValueError for arguments that are not supported.
     """
-    others["attention_mask"] = attention_mask  # one that the model makes by itself
+    # A mask that the model makes by itself would be ignored.
+    others["attention_mask"] = attention_mask
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} needs unsupported {', '.join(unknown)}")
     if query.shape[2] != key.shape[2]:
@@ -64,25 +64,26 @@ def causal_attention(
     return _packed(query, key, value, packing, scaling, gqa), None
 
 
+# Every pass has other lengths and would compile again.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _packed(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """[1, S, H, D]. Not compiled: every pass has other lengths and would compile again."""
-    kernel = query.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
-    attend = varlen_attention if kernel else segment_attention
+    """Attention [1, S, H, D] of packed rows."""
+    attend = varlen_attention if has_kernel(query.device, value.dtype) else segment_attention
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     return attend(q, k, v, packing, scale, gqa)[None]
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's variable-length kernel computes packed rows there."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """[S, H, D] from query [S, H, D], key and value [S, G, D], by torch's kernel.
-
-    The kernel aligns the last query of a segment with its last key, so every token of the segment
-    attends to all keys before the segment.
-    """
+    """Attention [S, H, D] of query [S, H, D] to key and value [S, G, D], by torch's kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     # The kernel groups heads by itself; newer versions of torch require the argument.
@@ -90,6 +91,8 @@ def varlen_attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     if packing.keys is not None:
         key, value = gathered(key, packing.keys), gathered(value, packing.keys)
+    # The kernel aligns the last query of a segment with its last key, so every token attends to all
+    # keys before its segment.
     output = varlen_attn(
         query,
         key,
@@ -106,11 +109,11 @@ def varlen_attention(
 
 
 class _Gathered(torch.autograd.Function):
-    """See ``gathered``."""
+    """Rows by index, with their gradient in float32."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
-        """[N, ...] of rows [S, ...]; index [N]."""
+        """Rows [N, ...] of rows [S, ...] at index [N]."""
         ctx.save_for_backward(index)
         ctx.count = rows.shape[0]
         return rows.index_select(0, index)
@@ -119,6 +122,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum [S, ...] of the gradients of each row's copies."""
         (index,) = ctx.saved_tensors
+        # Hundreds of sequences may share a prefix: a bfloat16 sum is wrong by several percent.
         wide = torch.promote_types(gradient.dtype, torch.float32)
         total = gradient.new_zeros(ctx.count, *gradient.shape[1:], dtype=wide)
         total.index_add_(0, index, gradient.to(wide))
@@ -126,11 +130,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered(rows: Tensor, index: Tensor) -> Tensor:
-    """``rows.index_select(0, index)``, whose gradient is summed in float32 at least.
-
-    Hundreds of sequences may share a prefix: the sum of their gradients in bfloat16 would be
-    wrong by several percent.
-    """
+    """``rows.index_select(0, index)``, whose gradient is summed in float32 at least."""
     selected: Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
     return selected
 
@@ -144,7 +144,7 @@ def _asks_for_groups(kernel: Callable[..., Any]) -> bool:
 def segment_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """The same as ``varlen_attention``, with a call for each block of segments."""
+    """Results of ``varlen_attention`` by one call for each block of segments."""
     plan = packing.blocks
     queries = query.index_select(0, plan.queries)
     keys, values = (gathered(part, plan.keys) for part in (key, value))
@@ -169,7 +169,7 @@ AttentionInterface.register(NAME, causal_attention)
 
 @contextlib.contextmanager
 def packed_calls() -> Iterator[list[str]]:
-    """Yields the names of the modules whose packed attention is computed in the block."""
+    """Yield the names of the modules whose packed attention is computed in the block."""
     names: list[str] = []
 
     def attend(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:

@@ -1,8 +1,7 @@
-"""From samples to micro-batches: rows to train on, cut to length, and padded or packed.
+"""Samples to micro-batches: rows to train on, cut to length, and padded or packed.
 
 The turns of a conversation are one row: each token is computed once, and every answer is read from
-the same row. Padding is on the right. Under causal attention no position attends to one on its
-right, so padding changes no result and no attention mask is needed.
+it. Padding is on the right, where no position under causal attention sees it: no mask is needed.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from rlforge.samples import Sample
 from rlforge.types import continues, value
 
 Layout = Literal["padded", "distinct", "packed", "shared"]
-"""How rows of one forward pass are arranged: padded to the same length, the same with rows of equal
-tokens only once, concatenated, or concatenated with each shared prefix only once."""
+"""Rows of a pass: padded to one length; also with equal rows once; concatenated; also with each
+shared prefix once."""
 
 
 @value
 class Row:
-    """A sample of the batch, cut to the allowed length, and earlier turns of its conversation.
+    """Sample of the batch, cut to the allowed length, and earlier turns of its conversation.
 
     Attributes:
         sample: Its index in the batch.
-        behaviour: The engine's log-probs of ``answer``.
-        start: Index of its first answer token among all answer tokens of the batch.
+        behaviour: Engine's log-probs of ``answer``.
+        start: Index of its first answer token among those of the batch.
         earlier: Turns whose prompt and answer begin ``prompt``; their answers are trained on, too.
-        legal: For each token of ``answer``, those with which a legal answer goes on; empty where
-            they are not known.
+        legal: For each token of ``answer``, those with which a legal answer goes on; empty:
+            unknown.
 
     Example: a conversation of two turns.
         >>> first = Row(sample=0, prompt=(1, 2), answer=(3,))
@@ -55,23 +54,23 @@ class Row:
 
     @property
     def turns(self) -> tuple[Row, ...]:
-        """The turns in order; of all but the last only sample, prompt and answer count."""
+        """Turns in order; all but the last have only sample, prompt and answer."""
         return (*self.earlier, self) if self.earlier else (self,)
 
     @property
     def input_length(self) -> int:
-        """Tokens that the model reads: the last answer token is only predicted."""
+        """Tokens that the model reads."""
+        # The last answer token is only predicted.
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The inputs of the model."""
         return self.prompt + self.answer[:-1]
 
 
 @value
 class Selection:
-    """The trainable part of a batch, and how much of it is left out.
+    """Trainable part of a batch, and how much of it is left out.
 
     Attributes:
         turns: One per sample, in order.
@@ -91,32 +90,34 @@ class Selection:
 
     @property
     def share(self) -> float:
-        """Share of ``turns`` in what a mean over sequences is taken of.
-
-        A sample whose prompt leaves no room counts there with a loss of 0, as an answer does that
-        is cut: otherwise the others would weigh more, the more of such samples a batch has.
-        """
+        """Share of ``turns`` in the sequences that a mean divides by."""
+        # A sample without room for its answer counts with a loss of 0, as a cut answer does:
+        # otherwise the others would weigh more, the more of such samples a batch has.
         return len(self.turns) / max(1, len(self.turns) + self.too_long)
 
 
 @value
 class MicroBatch:
-    """The rows of one forward pass. R rows of L input tokens; B turns, a row has one or more, with
-    T answer tokens each, N of them real.
+    """Tensors of one forward pass: R rows of L input tokens; B turns of T answer tokens each, N
+    real ones.
 
-    input_ids [R, L], or [1, S] with ``packing``; positions are indexes in ``input_ids.flatten()``.
-    mask [B, T]: 1.0 at answer tokens. token_ids [M]: the answer tokens to score, those that follow
-    the same tokens once; positions [M]: of the token that predicts each; legal_ids [M, K]: the
-    tokens with which a legal answer goes on there, then -1; None where none are known. copies [N]:
-    for each answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N.
-    slots [N]: its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the
-    batch. samples [B]: index in the batch. last_prompt [B]: position of the last prompt token.
+    Positions are indexes in ``input_ids.flatten()``.
 
     Attributes:
-        reads: Those of ``positions`` and ``last_prompt``, each once.
+        input_ids [R, L]: Inputs; [1, S] with ``packing``.
+        mask [B, T]: 1.0 at answer tokens.
+        token_ids [M]: Answer tokens to score; those after the same tokens once.
+        positions [M]: Position that predicts each.
+        reads: ``positions`` and ``last_prompt``, each once.
+        copies [N]: Index in ``token_ids`` of each answer token, turn by turn; None: M = N.
+        slots [N]: Index in ``mask.flatten()`` of each.
+        flat [N]: Index of each among the answer tokens of the batch.
+        samples [B]: Index in the batch.
+        last_prompt [B]: Position of the last prompt token.
         padding: Positions that belong to no row.
         reused: Tokens of turns that are not computed again, as another turn has them.
         packing: None where rows are padded.
+        legal_ids [M, K]: Tokens with which a legal answer goes on, then -1; None: unknown.
     """
 
     input_ids: Tensor
@@ -142,9 +143,8 @@ class MicroBatch:
 
 
 def select_rows(samples: Sequence[Sample], max_train_len: int | None) -> Selection:
-    """The samples that can be trained on, in order.
+    """Samples that can be trained on, in order, cut to ``max_train_len`` tokens at the end.
 
-    max_train_len: most tokens of prompt and answer together; the end of the answer is cut.
     Raises RunError when a sample's log-probs do not match its tokens in number.
     """
     turns: list[Row] = []
@@ -187,15 +187,12 @@ def select_rows(samples: Sequence[Sample], max_train_len: int | None) -> Selecti
 
 
 def join_turns(turns: Iterable[Row], samples: Sequence[Sample]) -> list[Row]:
-    """``turns`` with those of a conversation in one row: prompts that continue a turn's answer.
-
-    Turns between them may be missing: their answers are then context only. Rows are in the order of
-    their last turns.
-    """
+    """Rows of ``turns``, those of a conversation in one, in the order of their last turns."""
     last: dict[tuple[str, int], Row] = {}
     rows: list[Row] = []
     for turn in sorted(turns, key=lambda turn: samples[turn.sample].turn_index):
         episode = samples[turn.sample].episode
+        # Turns between may be missing: their answers are then context only.
         before = last.pop(episode, None)
         if before is not None:
             if continues(turn.prompt, before.prompt, before.answer):
@@ -208,7 +205,7 @@ def join_turns(turns: Iterable[Row], samples: Sequence[Sample]) -> list[Row]:
 
 
 def rows_of(answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[list[Row], int]:
-    """Rows of pairs of a prompt and an answer, and how many answer tokens there are in all."""
+    """Rows of pairs of prompt and answer, and the number of answer tokens."""
     rows: list[Row] = []
     total = 0
     for index, (prompt, answer) in enumerate(answers):
@@ -218,13 +215,13 @@ def rows_of(answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple
 
 
 def sums_of(rows: Sequence[Row], per_token: Tensor) -> list[float]:
-    """The sum over the answer of each row; per_token [N]: of all answer tokens of the batch."""
+    """Sum over each row's answer of ``per_token`` [N], the answer tokens of the batch."""
     answers = torch.split(per_token.cpu(), [len(row.answer) for row in rows])
     return [float(answer.double().sum()) for answer in answers]
 
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
-    """``rows`` shuffled into ``parts`` lists whose sizes differ by one at most; none is empty."""
+    """Shuffle ``rows`` into ``parts`` lists whose sizes differ by one at most; none is empty."""
     if parts == 1:
         return [list(rows)] if rows else []
     order = generator.permutation(len(rows))
@@ -241,15 +238,16 @@ def collate(
     *,
     distinct: bool = False,
 ) -> MicroBatch:
-    """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
+    """Tensors of ``rows`` on ``device``: packed as ``segments``, or padded.
 
-    segments: those of ``rows``, packed; None: rows are padded. distinct: rows of equal tokens are
-    padded once.
+    ``distinct`` pads rows of equal tokens once. Rows without an answer give empty tensors per
+    token.
     """
     if segments is None:
         texts = [row.tokens for row in rows]
         which = list(range(len(rows)))
-        if distinct:  # equal texts have one number, by their first
+        if distinct:
+            # Equal texts have one number, by their first.
             numbers: dict[tuple[int, ...], int] = {}
             which = [numbers.setdefault(text, len(numbers)) for text in texts]
         input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)
@@ -261,7 +259,9 @@ def collate(
         places = [segments.places[end] for end in segments.ends]
         begins = np.cumsum([0, *map(len, places[:-1])])
     turns = [turn for row in rows for turn in row.turns]
-    # Of each turn: where its row begins in ``places``, its last prompt token and its answer in it.
+    # A row's turns begin where it does: prompts contain what came before.
+    #   row:  | prompt ........ last_prompt | answer ... |   (an answer token is predicted
+    #   at:                     x             x ... x        by the position before it)
     begins = np.repeat(begins, [len(row.turns) for row in rows])
     last_prompt = begins + np.array([len(turn.prompt) - 1 for turn in turns])
     counts = np.array([len(turn.answer) for turn in turns])
@@ -276,6 +276,7 @@ def collate(
     mask.reshape(-1)[slots] = 1.0
     token_ids = np.fromiter(chain.from_iterable(turn.answer for turn in turns), dtype=np.int64)
     copies, legal = None, _legal_ids(turns)
+    # Rows with equal tokens share positions: each pair of position and token is scored once.
     if len(np.unique(at)) < at.size:
         pairs = at * (token_ids.max() + 1) + token_ids
         if legal is not None:
@@ -303,13 +304,13 @@ def collate(
 
 
 def most_legal(rows: Sequence[Row]) -> int:
-    """The most tokens with which a legal answer goes on, over all answer tokens of ``rows``."""
+    """Most tokens with which a legal answer goes on, over all answer tokens of ``rows``."""
     turns = (turn for row in rows for turn in row.turns)
     return max((len(tokens) for turn in turns for tokens in turn.legal), default=0)
 
 
 def _legal_ids(turns: Sequence[Row]) -> np.ndarray | None:
-    """[N, K]: for each answer token the legal ones, then -1; None where no turn has any."""
+    """Legal ids [N, K] per answer token, then -1; None where no turn has any."""
     if not any(turn.legal for turn in turns):
         return None
     sets = list(chain.from_iterable(turn.legal or ((),) * len(turn.answer) for turn in turns))
@@ -320,13 +321,13 @@ def _legal_ids(turns: Sequence[Row]) -> np.ndarray | None:
 
 
 def whole(rows: Sequence[Row]) -> Segments:
-    """Each row a segment of its own."""
+    """Segments of which each is a row."""
     made = [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
     return Segments(segments=tuple(made), ends=tuple(range(len(rows))))
 
 
 def _padded(texts: Mapping[int, tuple[int, ...]], pad_token_id: int) -> tuple[np.ndarray, int]:
-    """Input ids [R, L] of the texts by their row, and how many of them are not padding."""
+    """Input ids [R, L] of texts by row, and the number of those that are no padding."""
     lengths = [len(text) for text in texts.values()]
     input_ids = np.full((len(texts), max(lengths)), pad_token_id, dtype=np.int64)
     for row, text in texts.items():

@@ -1,13 +1,11 @@
-"""``engine=auto``: vLLM where a trial shows that it computes what the learner does.
+"""``engine=auto``: vLLM where a trial shows that it computes the learner's log-probs.
 
     obstacle? ──▶ vLLM starts ──▶ trial ──▶ vLLM
         │              │            │
         └──────────────┴────────────┴─────▶ the embedded engine, and why
 
-All of it happens in the engine's own process before its first request: each engine decides for the
-machine that it is on, also after a restart, and other parts of a run wait for it as they wait for a
-model to load. The trial needs the model a second time, which is loaded on the CPU: there it takes
-nothing of the memory that vLLM and the learner have divided among them.
+All of it happens in the engine's process before its first request, so each engine decides for its
+own machine, also after a restart.
 """
 
 from __future__ import annotations
@@ -39,24 +37,24 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
-#: Prompts of the trial, tokens of each and of its answers. Every policy answers every prompt.
+#: Prompts, tokens of each and of its answers. Every policy answers every prompt.
 PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 3, 6, 6
-#: Seconds for the answers, the first of which compile what vLLM runs.
+#: Seconds for the answers; the first ones compile vLLM's kernels.
 PATIENCE_S = 300.0
 
 #: Mean error of log-probs that harms no update, in nats.
 HARMLESS = 1e-4
-#: Errors that rounding explains, in those that other last bits of the embeddings make: vLLM's are
-#: 0.9 of these in bfloat16 (SmolLM2 135M, whose 30 layers round on).
+#: Errors that rounding explains, relative to those of other last bits of the embeddings. vLLM's are
+#: 0.9 in bfloat16 (SmolLM2 135M, 30 layers).
 ROUNDING = 4.0
-#: How much further apart log-probs of two policies must be than rounding brings those of one.
+#: Least distance of two policies' log-probs, relative to rounding.
 TOLD_APART = 2.0
 
 BASE = "base"
 
 
 def auto(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
-    """The engine ``auto``: as ``tried``, unless vLLM cannot be used here in any case."""
+    """Engine ``auto``: as ``tried``, unless vLLM cannot be used here in any case."""
     reason = obstacle(config, named_device(device).type)
     if reason is not None:
         return _embedded(config, device, threads, gpus, reason)
@@ -64,10 +62,9 @@ def auto(config: PolicyConfig, device: str, threads: int | None, gpus: float) ->
 
 
 def tried(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
-    """vLLM once it has passed ``try_out``, else the embedded engine.
+    """vLLM once it has passed ``try_out``, else the embedded engine; its ``about`` says why.
 
-    What vLLM raises, at its start or in the trial, is a reason and no error. The engine's ``about``
-    says which one it is and why.
+    Errors of vLLM, at its start or in the trial, are reasons and not raised.
     """
     try:
         engine = registry.vllm(config, device, threads, gpus)
@@ -78,7 +75,8 @@ def tried(config: PolicyConfig, device: str, threads: int | None, gpus: float) -
                 in_thread(lambda: asyncio.run(engine.close()))
             del engine
             raise
-    except Exception as error:  # vLLM, torch and the driver each raise their own
+    # vLLM, torch and the driver each raise their own.
+    except Exception as error:
         log.warning("engine=auto does not take vLLM", exc_info=error)
         reason = first_line(error)[:300]
     else:
@@ -100,23 +98,22 @@ def _embedded(
 
 
 def _free() -> None:
-    """Return what a vLLM that has ended held of the GPU, and its process groups."""
+    """Release an ended vLLM's GPU memory and process groups."""
     gc.collect()
     if (state := sys.modules.get("vllm.distributed.parallel_state")) is not None:
-        with contextlib.suppress(Exception):  # as where its start had failed before
+        # Fails where vLLM's start had failed before.
+        with contextlib.suppress(Exception):
             state.cleanup_dist_env_and_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> float:
-    """The largest mean difference of an engine's log-probs to the learner's, of three policies.
+    """Largest mean difference of an engine's log-probs from the learner's, over three policies.
 
-    The model, and two adapters that change it, answer the same prompts together, then the
-    first adapter once more. What each has drawn is scored by the plain model with the adapter that
-    the learner attaches. Raises EngineError where log-probs differ by more than rounding explains,
-    as where another adapter has answered, and where adapters are too much alike to tell. What
-    rounding explains follows from the model, which may magnify it (``last_bits``).
+    The model and two adapters answer the same prompts together, then the first adapter once more.
+    The plain model with the learner's adapter scores the answers. Raises EngineError where
+    log-probs differ by more than rounding explains, and where adapters are too alike to tell apart.
     """
     temperature = config.engine.temperature
     dtype = resolve_dtype(config.model.dtype, named_device(device))
@@ -134,6 +131,7 @@ async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> flo
             other: float((logprobs[own] - engines[own]).abs().mean())
             for other, logprobs in scored.items()
         }
+        # The model may magnify rounding: other last bits show by how much.
         again = reference.logprobs(uid, answered, temperature, rounded=True)
         noise = float((again - scored[uid][own]).abs().mean())
         allowed = max(HARMLESS, ROUNDING * noise)
@@ -188,9 +186,10 @@ async def _answers(
 
 
 class _Reference:
-    """The model on the CPU, with two adapters that change it, which are saved under ``folder``."""
+    """Model on the CPU with two adapters, which are saved under ``folder``."""
 
     def __init__(self, config: PolicyConfig, dtype: torch.dtype, folder: Path) -> None:
+        # On the CPU it takes none of the memory that vLLM and the learner have divided.
         model = load_base_model(config.model, torch.device("cpu"), dtype)
         self.vocab_size: int = model.config.get_text_config().vocab_size
         self._model = attach_lora(model, config.model.lora, seed=0).eval()
@@ -214,7 +213,7 @@ class _Reference:
         return {name: p.data for name, p in self._model.named_parameters() if ".lora_" in name}
 
     def _drawn(self, seed: int) -> dict[str, Tensor]:
-        """An adapter that changes what a layer puts out by about a third of its size."""
+        """Adapter that changes a layer's outputs by about a third of their size."""
         generator = torch.Generator().manual_seed(seed)
         drawn = {}
         for name, weight in self._weights().items():
@@ -231,9 +230,10 @@ class _Reference:
     def logprobs(
         self, uid: str, drawn: list[Completion], temperature: float, *, rounded: bool = False
     ) -> Tensor:
-        """[N, ANSWER_TOKENS]: those of the tokens of N answers under a policy, in one pass.
+        """Log-probs [N, ANSWER_TOKENS] of N answers under a policy, in one pass.
 
-        Prompts have one length, and answers. rounded: with other last bits (``last_bits``).
+        Prompts have one length, and so have answers. ``rounded``: with other last bits
+        (``last_bits``).
         """
         tokens = torch.tensor([answer.token_ids for answer in drawn])
         prompts = torch.tensor([answer.prompt_token_ids for answer in drawn])

@@ -1,4 +1,4 @@
-"""Trained weights other than the present ones: their average, and an algorithm's reference."""
+"""Copies of trained weights: their average, and an algorithm's reference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlforge.learner.sharding import cpu_copy, spread_like
 from rlforge.learner.weights import check_fit
 
 Weights = dict[str, Tensor]
-"""Trained weights by name, without those of a critic."""
+"""Trained weights by name, without the critic's."""
 
 
 class Followers:
     """Copies of the trained weights that follow them from update to update.
 
-    average: that of ``learner.average``; None without one. reference: of the algorithm's reference;
-    None where that is the model before an adapter, or there is none.
+    ``average`` is that of ``learner.average``, or None. ``reference`` is None where the algorithm
+    has none, or it is the model before an adapter.
     """
 
     def __init__(
@@ -33,14 +33,12 @@ class Followers:
         *,
         fresh_adapter: bool,
     ) -> None:
-        """parameters: the trained ones. fresh_adapter: switched off, it is the start of training.
-
-        The weights as they are now count as those of version 0.
-        """
+        """Take the present weights of ``parameters``, the trained ones, as version 0."""
         self._parameters = parameters
         self._config = config
         self._reference_of = reference
         self.average = None if config.average == "off" else self.copy()
+        # A fresh adapter, switched off, is the start of training and needs no copy.
         own = reference is not None and reference.to != "average" and not fresh_adapter
         self._snapshot = self.copy() if own else None
 
@@ -51,7 +49,7 @@ class Followers:
         return self._snapshot
 
     def copy(self, device: str | None = None) -> Weights:
-        """The trained weights as they are; device None: on their own."""
+        """Copy of the trained weights, on ``device`` or their own."""
         return {
             name: p.detach().to(device or p.device, copy=True)
             for name, p in self._parameters().items()
@@ -59,13 +57,12 @@ class Followers:
 
     @torch.no_grad()
     def put(self, weights: Weights) -> None:
-        """Train ``weights`` from here on."""
         for name, parameter in self._parameters().items():
             parameter.copy_(weights[name])
 
     @contextlib.contextmanager
     def worn(self, weights: Weights) -> Iterator[None]:
-        """The model has ``weights`` within, which hold its own meanwhile; then all is as before."""
+        """Put ``weights`` into the model within the block, and hold its own in them meanwhile."""
         self._exchange(weights)
         try:
             yield
@@ -74,7 +71,7 @@ class Followers:
 
     @torch.no_grad()
     def _exchange(self, weights: Weights) -> None:
-        # Tensor by tensor: a second copy of all weights may not fit.
+        # One tensor at a time: a second copy of all weights may not fit.
         for name, parameter in self._parameters().items():
             own = parameter.detach().clone()
             parameter.copy_(weights[name])
@@ -82,7 +79,7 @@ class Followers:
 
     @torch.no_grad()
     def follow(self, updates: int) -> None:
-        """Move on after the update that is the ``updates``-th of these weights."""
+        """Move on after update number ``updates`` of these weights."""
         config, reference = self._config, self._reference_of
         if self.average is not None:
             kept = config.average_decay if config.average == "moving" else updates / (updates + 1)
@@ -92,18 +89,18 @@ class Followers:
             self.refresh()
 
     def refresh(self) -> None:
-        """Take the present weights as the snapshot."""
         self._snapshot = self.copy()
 
     def begin_anew(self) -> None:
-        """Take the present weights as those of version 0."""
+        """Take the present weights as version 0."""
         if self.average is not None:
             self.average = self.copy()
         if self._snapshot is not None:
             self.refresh()
 
     def state_dict(self, *, keep: bool) -> dict[str, Weights]:
-        """CPU copies of what ``follow`` has made; on ranks that do not ``keep`` them, empty ones.
+        """CPU copies of the average and the snapshot; empty tensors on ranks that do not ``keep``
+        them.
 
         Every rank calls it, because spread weights are gathered.
         """
@@ -117,7 +114,10 @@ class Followers:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Raises CheckpointError where an average is missing, and for weights that do not fit."""
+        """Restore ``state_dict``.
+
+        Raises CheckpointError without an average, and for weights that do not fit.
+        """
         if self.average is not None and "average" not in state:
             raise CheckpointError(
                 "the learner state has no average of the weights: it was saved with "
@@ -142,7 +142,6 @@ class Followers:
                 self._snapshot = loaded
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, to move to another device."""
         for weights in (self.average, self._snapshot):
             if weights is not None:
                 yield from weights.values()

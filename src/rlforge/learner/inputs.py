@@ -1,4 +1,4 @@
-"""Inputs of the loss of an update: values of the whole batch, and their part in one pass."""
+"""Inputs of the loss: values of the whole batch, and their part in one pass."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from rlforge.types import value
 class UpdateInputs:
     """Values computed once per update, for the S samples and N answer tokens of a batch.
 
-    behaviour [N]: log-probs of the engine that sampled the tokens. proximal: of the policy at the
-    start of the update (an update of a single optimizer step fills them in as it goes); reference:
-    of the algorithm's. advantages [S]. values [S], returns [S]: with a critic. progress: share of
-    the run's updates that are done.
+    Attributes:
+        behaviour [N]: Log-probs of the engine that sampled the tokens.
+        proximal: Log-probs of the policy at the start of the update; an update of one optimizer
+            step fills them in as it goes.
+        reference: Log-probs of the algorithm's reference.
+        advantages [S]: One per sample; with a critic also ``values`` and ``returns``.
+        progress: Share of the run's updates that are done.
     """
 
     behaviour: Tensor
@@ -41,12 +44,12 @@ def loss_inputs(
     total_sequences: float,
     present: Tensor | None = None,
 ) -> LossInputs:
-    """The part of ``inputs`` that belongs to ``micro``, and its ``scores``.
+    """Part of ``inputs`` that belongs to ``micro``, with its ``scores``.
 
-    present [N]: log-probs without dropout, where ``scores`` have it.
-    total_tokens, total_sequences: of the whole optimizer step.
+    Args:
+        total_tokens, total_sequences: Totals of the whole optimizer step.
+        present [N]: Log-probs without dropout, where ``scores`` have it.
     """
-
     legal = scores.legal_logprobs
 
     def of_tokens(numbers: Tensor) -> Tensor:

@@ -1,14 +1,12 @@
 """RMSNorm and LoRA layers in fewer operations than the libraries' own.
 
-RMSNorm (Zhang and Sennrich 2019): models compute it in float32 by some eight operations, which
-write the tensor five times and keep it in float32 for the backward pass. Fused, only the input and
-1 / rms are kept: on GPUs by torch's fused kernel, elsewhere by a backward pass of its own.
+RMSNorm (Zhang and Sennrich 2019): models write the tensor five times in float32. Fused, only the
+input and 1 / rms are kept, by torch's kernel on GPUs, elsewhere by a backward pass of our own.
 
 LoRA: PEFT computes W x + s B (A x). Per token, with i inputs, o outputs and rank r, the adapter
-takes 6 r (i + o) operations forward and backward, and the gradient of a merged weight 2 i o; making
-W + s B A takes 2 r i o once per pass, for any number of tokens. So small layers compute one
-product with W + s B A. In all others the product with B is added in place onto W x, instead of
-written, scaled and added in three passes over all outputs.
+takes 6 r (i + o) operations forward and backward, the gradient of a merged weight 2 i o; W + s B A
+takes 2 r i o once per pass. So small layers compute one product with W + s B A; others add the
+product with B in place onto W x.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ from rlforge.system.limits import merging_lora_pays
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Fuse the RMSNorms of ``model``; returns how many there are.
-
-    A module counts as RMSNorm if its outputs are those of one: a norm that adds one to its weight
-    stays as it is.
-    """
+    """Fuse the RMSNorms of ``model``; returns how many there are."""
     norms = [module for module in model.modules() if _is_rms_norm(module)]
     for norm in norms:
         norm.forward = MethodType(_rms_norm_forward, norm)
@@ -54,6 +48,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
     size = torch.tensor([1.0, epsilon**0.5])[:, None]
     probe = torch.randn(2, weight.numel(), generator=torch.Generator().manual_seed(0)) * size
     probe = probe.to(weight.device)
+    # Compared by outputs: a norm that adds one to its weight stays as it is.
     wanted = rms_norm(probe, weight.shape, weight.float(), epsilon)
     found: Tensor = module(probe)
     return found.shape == wanted.shape and torch.allclose(found.float(), wanted, 1e-4, 1e-5)
@@ -78,7 +73,7 @@ def _rms_norm_forward(norm: Any, x: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """[..., H] of x [..., H] and weight [H] in the same dtype, as transformers rounds it."""
+        """Outputs [..., H] of x [..., H] and weight [H] in one dtype, rounded as transformers does."""
         wide = x.float()
         scale: Tensor = (
             torch.linalg.vecdot(wide, wide)[..., None].div_(x.shape[-1]).add_(epsilon).rsqrt_()
@@ -106,7 +101,7 @@ class _RmsNorm(torch.autograd.Function):
 def merge_small_lora(model: nn.Module) -> int:
     """Let LoRA layers of ``model`` compute with W + s B A where that is faster; returns how many.
 
-    Weights, gradients and saved files are those of PEFT's own layers, up to rounding.
+    Weights, gradients and saved files stay PEFT's, up to rounding.
 
     Example:
         >>> from peft import LoraConfig, get_peft_model
@@ -127,8 +122,8 @@ def merge_small_lora(model: nn.Module) -> int:
 def fuse_lora_add(model: nn.Module) -> int:
     """Let the remaining LoRA layers around linear ones add in place; returns how many.
 
-    Weights, gradients and saved files are those of PEFT's own layers, up to rounding: under
-    autocast the sum is rounded once instead of three times.
+    Weights, gradients and saved files stay PEFT's, up to rounding: under autocast the sum is
+    rounded once instead of three times.
     """
     from peft.tuners.lora import Linear
 
@@ -183,13 +178,11 @@ def _fused_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def skip_input_casts(model: nn.Module) -> None:
-    """Skip the casts of inputs in the LoRA layers of ``model``; for use under autocast only.
-
-    PEFT casts inputs to float32 like the adapter, and autocast casts them to bfloat16 again: the
-    same numbers, at the cost of two passes and of a copy that each layer keeps for its gradient.
-    """
+    """Skip the casts of inputs in LoRA layers of ``model``; for use under autocast only."""
     from peft.tuners.lora import LoraLayer
 
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
+            # PEFT casts inputs to float32, autocast back to bfloat16: the same numbers for two
+            # passes and a copy that each layer keeps.
             layer.cast_input_dtype_enabled = False

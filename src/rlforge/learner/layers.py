@@ -1,10 +1,8 @@
 """Decoder layers that recompute their activations in the backward pass, or are compiled.
 
-``learner.compile`` compiles each layer's forward pass by itself, for any number of rows and tokens;
-layers that are alike share the result. Gradient checkpointing runs the compiled layer a second
-time. The attention of packed sequences stays outside (``rlforge.learner.attention``). Compiling is
-refused together with weights divided over ranks: no test shows yet that a compiled layer and FSDP2
-make the same update.
+``learner.compile`` compiles each layer's forward pass; equal layers share the result. Checkpointing
+runs the compiled layer a second time. Compiling with weights divided over ranks is refused: no test
+shows yet that a compiled layer and FSDP2 make the same update.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from rlforge.errors import ConfigError
 
 
 def decoder_layers(model: nn.Module, key: str) -> list[Any]:
-    """The decoder layers of ``model``; ConfigError naming ``learner.KEY`` where it has none."""
+    """Decoder layers of ``model``; ConfigError naming ``learner.KEY`` where it has none."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -40,9 +38,7 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
     """Switch on the checkpointing that ``config`` asks for; results stay the same.
 
     ``gradient_checkpointing`` keeps one activation per decoder layer, ``activation_checkpointing``
-    one per module (attention, MLP, norms) of each layer. Not by transformers' own switch, which
-    needs training mode and with it the model's dropout. Raises ConfigError for a model that has no
-    such layers.
+    one per module of each layer. Raises ConfigError for a model without such layers.
     """
     modules: list[Any] = []
     if config.gradient_checkpointing:
@@ -51,6 +47,7 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
         for layer in decoder_layers(model, "activation_checkpointing"):
             modules += layer.children()
     for module in modules:
+        # transformers' own switch needs training mode, and with it the model's dropout.
         module.forward = functools.partial(_recomputed, module.forward)
 
 

@@ -49,16 +49,16 @@ STATE_FILE = "learner.pt"
 class Learner:
     """Trains a policy on batches of sampled tokens.
 
-    The tokens are those the engine sampled; their log-probs are computed again here, at the
-    engine's temperature. The loss covers every answer token, the end of the turn included, and
-    neither prompts nor padding. The random state of an update (shuffling, dropout) follows from
-    ``seed`` and ``version`` alone, so a resumed run continues exactly.
+    Log-probs of the sampled tokens are computed again, at the engine's temperature. The loss covers
+    every answer token, the end of the turn included, and neither prompts nor padding. The random
+    state of an update (shuffling, dropout) follows from ``seed`` and ``version`` alone, so a
+    resumed run continues exactly. Ranks hold a learner each: all get the same batches and calls,
+    and make the same update (see ``Ranks``).
 
-    Each of several ranks holds a learner: all get the same batches and the same calls, divide the
-    rows of every pass among them, and make the same update (see ``Ranks``).
-
-    version: number of the newest update, its own or, of several policies, of any. updates: made
-    since its weights began. samples_seen: samples trained on so far.
+    Attributes:
+        version: Number of the newest update, of any policy of the run.
+        updates: Updates since its weights began.
+        samples_seen: Samples trained on so far.
 
     Example: one update of a random model on one turn of two tokens:
         >>> from rlforge.algorithms import make_algorithm
@@ -102,14 +102,12 @@ class Learner:
 
         Args:
             total_updates: Length of the learning rate's schedule.
-            ranks: The learner's place among others that make the same updates; None: it is alone.
+            ranks: Place among learners that make the same updates; None: it is alone.
             value_learning_rate: Learning rate of the critic; None: ``config.learning_rate``.
             max_nonfinite: Skipped optimizer steps in a row that end the run.
-            kept_versions: Earlier adapters that are kept to measure the log-prob gap of what they
-                drew.
+            kept_versions: Earlier adapters kept to measure the log-prob gap of their tokens.
             name: Name of its policy, one of several.
-            beside: The learner of another one, which has the same model and has stepped aside (see
-                ``Learners``).
+            beside: Learner of another policy, which shares the model and has stepped aside.
 
         Raises ConfigError for options that the model or the device does not support,
         CheckpointError for initial weights that are missing or do not fit.
@@ -117,7 +115,7 @@ class Learner:
         self.version = 0
         self.updates = 0
         self.samples_seen = 0
-        # Differs from ``version`` where updates are counted on from a later one.
+        # Version of the weights: ``version`` counts on where they go back to earlier ones.
         self._weights_version = 0
         self._config = config
         self._algorithm = algorithm
@@ -149,7 +147,7 @@ class Learner:
         )
         self._operations = Operations.of(spec.model, self._policy.narrowed)
         fixed = config.gradient_accumulation_steps is None
-        #: The model in training, adapter layers included.
+        #: Model in training, adapter layers included.
         self.model = spec.model
         one_step = fixed and config.epochs * config.optimizer_steps == 1
         # Old log-probs are those of the policy that plays: without dropout.
@@ -214,17 +212,16 @@ class Learner:
         )
 
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
-        """Update as ``update``; the result has ``digests``, that of the weights before included."""
+        """Update as ``update``, with digests of the weights before, and of the state after."""
         before = _digest(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
 
     def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """How likely the policy is to give the answers of ``samples``; every rank calls it.
+        """Likelihood of the answers of ``samples`` under the policy; every rank calls it.
 
         ``validation_loss``: mean of -log p over their tokens, in nats. ``validation_answer_prob``:
-        mean over the answers of their probability as a whole, which is how often a sampled answer
-        would be the given one.
+        mean probability of a whole answer, the chance to sample it.
         """
         selection = select_rows(samples, None)
         self._policy.train(False)
@@ -240,7 +237,7 @@ class Learner:
     def answer_logprobs(
         self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     ) -> list[float]:
-        """Log-probs of whole answers given their prompts, pairs of both; every rank calls it."""
+        """Log-probs of whole answers, given pairs of prompt and answer; every rank calls it."""
         rows, total = rows_of(answers)
         self._policy.train(False)
         logprobs = self._policy.logprobs(rows, total).sampled
@@ -258,19 +255,20 @@ class Learner:
     def go_back(self, directory: Path | None, version: int) -> None:
         """Train on from the adapter of ``version`` in ``directory``; None: from none.
 
-        Updates are counted on. The optimizer forgets its moments, which belong to other weights.
-        Every rank calls it. Raises CheckpointError for an adapter that is missing or does not fit.
+        Updates are counted on; every rank calls it. Raises CheckpointError for an adapter that is
+        missing or does not fit.
         """
         self._earlier.keep(self._weights_version)
         self._policy.load_adapter(directory)
         self._weights_version = version
+        # The moments belong to other weights.
         self._optimizer.forget()
 
     def begin_anew(self, version: int, like: Learner | None = None) -> None:
-        """Have as ``version`` the weights of the start, or the present ones of another learner.
+        """Take as ``version`` the weights of the start, or the present ones of another learner.
 
-        The optimizer, the averages and the factor of the learning rate begin anew, too; a critic
-        stays. Only one of several policies begins anew.
+        Optimizer, averages and factor of the learning rate begin anew; a critic stays. For one of
+        several policies only.
         """
         weights = self._start if like is None else like._policy.weights()
         assert weights is not None
@@ -287,14 +285,14 @@ class Learner:
         self._policy.step_aside()
 
     def step_in(self) -> None:
-        """Have the model again, after another learner has stepped aside."""
+        """Take the model back, after another learner has stepped aside."""
         self._policy.step_in()
 
     def rest(self, *, offload: bool = True) -> None:
         """Free device memory for other processes until ``wake``; ``update`` works only after it.
 
-        offload: move weights and optimizer state to the host; otherwise only free cached memory.
-        Saving and loading work at rest, too.
+        ``offload`` moves weights and optimizer state to the host; otherwise only cached memory is
+        freed. Saving and loading work at rest, too.
         """
         if offload:
             move(self._tensors(), torch.device("cpu"))
@@ -316,17 +314,14 @@ class Learner:
         self._policy.save(directory)
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of the trained weights (``policy``) and of the state of the ``optimizer``.
-
-        Of this rank's part, where ranks share the weights.
-        """
+        """SHA-256 of this rank's trained weights (``policy``) and state of the ``optimizer``."""
         return {
             "policy": _digest(self._policy.trained()),
             "optimizer": _digest(self._optimizer.adamw.state_dict()),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything a resumed run needs; complete on rank 0 only."""
+        """Copy of the state that a resumed run needs; complete on rank 0 only."""
         keep = self._ranks.rank == 0
         return {
             "version": self.version,
@@ -353,12 +348,12 @@ class Learner:
         state = self.state_dict()
         if directory is None:
             return
-        # Through an open file: only then does torch's error name a full disk as the cause.
+        # With an open file torch's error names a full disk as the cause.
         with (directory / self._state_file).open("wb") as file:
             torch.save(state, file)
 
     def load_state(self, directory: Path) -> None:
-        """Continue from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
+        """Continue from a ``save_state``; CheckpointError if it is absent or unfit."""
         file = directory / self._state_file
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
@@ -369,8 +364,8 @@ class Learner:
     def recall(self, saved: Callable[[str], Path | None]) -> None:
         """Keep the earlier versions that the run saved, as if this learner had made them.
 
-        saved: the folder of a checkpoint by its name; None where there is none. Every rank calls
-        it, after ``load_state``.
+        ``saved`` finds the folder of a checkpoint by its name, or None. Every rank calls it, after
+        ``load_state``.
         """
         self._earlier.recall(saved, self.version, self._weights_version)
 
@@ -409,14 +404,11 @@ class Learner:
     def _optimizer_step(
         self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch, share: float
     ) -> OptimizerStep:
-        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite.
-
-        share: ``Selection.share`` of the batch.
-        """
+        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         turns = [turn for row in rows for turn in row.turns]
         total_tokens = sum(len(turn.answer) for turn in turns)
         counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0, "scored": 0}
-        # Sums stay on the device and are read once, so that passes follow without a sync.
+        # Sums stay on the device and are read once: passes follow without synchronisation.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, Tensor] = {}
         with watch.phase("gradient"):
@@ -430,6 +422,7 @@ class Learner:
                     loss_inputs(micro, scores, inputs, total_tokens, len(turns) / share, present)
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
+                # It only kept this rank in step with the others.
                 if not part.counts:
                     continue
                 loss += output.loss.detach()
@@ -463,7 +456,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _random_state(self) -> Iterator[np.random.Generator]:
-        """The random generator of this update; torch's state is restored afterwards."""
+        """Random generator of this update; torch's state is restored afterwards."""
         sequence = np.random.SeedSequence([self._seed, self.version])
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):

@@ -1,9 +1,9 @@
 """Log-probabilities from hidden states, one chunk of positions at a time.
 
-With a vocabulary of 150,000 tokens the logits of one long answer take more memory than the model,
-and autograd keeps several copies. Here only one chunk of logits exists at any time, forward and
-backward: the normaliser of every position is kept, the logits are computed again for the gradient,
-and the gradient overwrites them. A head that is not a plain linear layer is called chunk by chunk.
+With 150,000 tokens in the vocabulary, the logits of one long answer take more memory than the
+model, and autograd keeps several copies. Here one chunk of logits exists at any time: normalisers
+are kept, logits computed again for the gradient, which overwrites them. A head that is not a plain
+linear layer is called chunk by chunk.
 
 With logits z, temperature T, l = z / T, log p = l - log sum exp l and entropy H = -sum p log p:
 
@@ -28,9 +28,8 @@ from rlforge.types import value
 
 @value
 class Reading:
-    """How the head's outputs y become logits: cap tanh(scale y / cap), or scale y without a cap.
-
-    The temperature divides the logits afterwards. All of it in float32.
+    """How outputs y of a head become logits, in float32: cap tanh(scale y / cap), or scale y, over
+    T.
 
     Example:
         >>> Reading(scale=2.0, temperature=4.0).logits(torch.tensor([1.0, 6.0]))
@@ -59,10 +58,10 @@ class Reading:
 
 @value
 class Head:
-    """A plain output layer: outputs x W' + b, which ``reading`` turns into logits.
+    """Plain output layer: outputs x W' + b, which ``reading`` turns into logits.
 
-    weight [V, H], bias [V] or None. dtype: of the product. chunk: positions whose logits exist at
-    the same time.
+    Weight [V, H], bias [V] or None. ``dtype`` is the product's; ``chunk`` positions have logits at
+    one time.
     """
 
     weight: Tensor
@@ -72,7 +71,7 @@ class Head:
     chunk: int
 
     def cast(self) -> Head:
-        """The same with its weights in ``dtype``."""
+        """Head with its weights in ``dtype``."""
         bias = None if self.bias is None else self.bias.to(self.dtype)
         return dataclasses.replace(self, weight=self.weight.to(self.dtype), bias=bias)
 
@@ -87,8 +86,8 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of ``token_ids`` given ``hidden`` [N, H]; entropies [N] if asked for.
 
-    token_ids: [N], or [N, C] for C tokens at each position; the log-probs have the same shape.
-    Gradients flow to ``hidden`` and, where they are trained, weight and bias of ``head``.
+    token_ids: [N], or [N, C] for C tokens at each position; log-probs have the same shape.
+    Gradients flow to ``hidden`` and to trained weights of ``head``.
 
     Example:
         >>> uniform = Head(
@@ -117,8 +116,7 @@ def recomputed_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """``chunked_logprobs`` for any ``head`` from [n, H] to [n, V], run again for the gradient.
 
-    Gradients flow to ``hidden`` and the parameters of ``head``. chunk: positions whose logits exist
-    at the same time.
+    Gradients flow to ``hidden`` and the parameters of ``head``, ``chunk`` positions at a time.
     """
 
     def score(part: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -147,7 +145,7 @@ def logprobs_of(
 
 
 def _by_position(token_ids: Tensor) -> Tensor:
-    """[N, C]: the tokens at each position."""
+    """Tokens at each position [N, C]."""
     return token_ids if token_ids.dim() > 1 else token_ids[:, None]
 
 
@@ -168,6 +166,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         normalisers = logprobs.new_empty(len(token_ids))
         entropies = torch.empty_like(normalisers) if entropy else logprobs.new_empty(0)
         ctx.head, ctx.entropy = head, entropy
+        # Kept uncast: the cast weights would stay in memory until the backward pass.
         head = head.cast()
         with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
@@ -255,7 +254,7 @@ class _Logprobs(torch.autograd.Function):
 
 
 def _entropy(logs: Tensor) -> Tensor:
-    """[n] from log-probs [n, V]."""
+    """Entropies [n] from log-probs [n, V]."""
     return -logs.exp().mul_(logs).sum(-1)
 
 
@@ -269,8 +268,10 @@ def _gradient(
 ) -> Tensor:
     """Gradient w.r.t. the head's outputs [n, V]; overwrites ``logs`` [n, V], all log-probs.
 
-    slope: of the cap. of_logprobs [n, C]: gradient w.r.t. the log-probs of ``token_ids`` [n, C].
-    of_entropies: the entropies [n] and the gradient w.r.t. them.
+    Args:
+        slope: Slope of the cap.
+        of_logprobs [n, C]: Gradient w.r.t. the log-probs of ``token_ids`` [n, C].
+        of_entropies: Entropies [n] and the gradient w.r.t. them.
     """
     wanted = of_logprobs.sum(-1, keepdim=True)
     if of_entropies is not None:

@@ -1,4 +1,4 @@
-"""The optimizer, its learning-rate schedule, and how many steps a pass takes."""
+"""Optimizer, its learning-rate schedule, and the number of steps of a pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def learning_rate_factor(
 ) -> float:
     """Learning rate of ``update`` (counted from 0) relative to ``config.learning_rate``.
 
-    Linear warm-up, (u + 1) / w for u < w; then, with x = (u - w) / (total - w) in 0..1 and the
-    final ratio f: constant 1, linear 1 - (1 - f) x, or cosine f + (1 - f)(1 + cos pi x) / 2
-    (Loshchilov and Hutter 2017, one period). Past ``total_updates`` the last value stays.
+    Linear warm-up (u + 1) / w for u < w; then, with x = (u - w) / (total - w) in 0..1 and final
+    ratio f: constant 1, linear 1 - (1 - f) x, or cosine f + (1 - f)(1 + cos pi x) / 2 (Loshchilov
+    and Hutter 2017, one period). Past ``total_updates`` the last value stays.
 
     Example:
         >>> learning_rate_factor(0, LearnerConfig(warmup_updates=4))
@@ -51,8 +51,7 @@ def steps_per_pass(config: LearnerConfig, rows: int) -> int:
 class Optimizer:
     """AdamW (Loshchilov and Hutter 2019) over the policy and, with its own rate, the value head.
 
-    Weight decay acts on matrices only, not on norm gains and biases. Ranks make the same steps;
-    one is left out where loss or gradient are not finite.
+    Ranks make the same steps; one is left out where loss or gradient are not finite.
     """
 
     def __init__(
@@ -66,13 +65,14 @@ class Optimizer:
         ranks: Ranks | None = None,
         max_nonfinite: int = 5,
     ) -> None:
-        """total_updates: length of the schedule. max_nonfinite: as of ``Learner``."""
+        """Take ``total_updates`` as the schedule's length; ``max_nonfinite`` as ``Learner``."""
         self._config, self._total_updates = config, total_updates
         self._ranks, self._max_nonfinite = ranks or Ranks(), max_nonfinite
-        #: Of the learning rates, beside their schedule.
+        #: Factor of the learning rates beside their schedule.
         self.factor = 1.0
         self._nonfinite_in_a_row = 0
         parameters = list(policy)
+        # Weight decay acts on matrices, not on norm gains and biases.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]
         value_rate = config.learning_rate if value_learning_rate is None else value_learning_rate
@@ -82,7 +82,7 @@ class Optimizer:
             ([] if value_head is None else list(value_head.parameters()), value_rate, 0.0),
         ]
         first, second = config.betas
-        #: ``initial_lr`` of each of its groups is its rate before the schedule.
+        #: ``initial_lr`` of a group is its rate before the schedule.
         self.adamw = torch.optim.AdamW(
             [
                 {"params": params, "lr": rate, "initial_lr": rate, "weight_decay": decay}
@@ -94,14 +94,15 @@ class Optimizer:
         )
 
     def begin(self, update: int) -> float:
-        """Set the rates of ``update`` (counted from 0); returns that of the policy."""
+        """Set the rates of ``update`` (counted from 0); returns the policy's."""
         factor = learning_rate_factor(update, self._config, self._total_updates) * self.factor
         for group in self.adamw.param_groups:
             group["lr"] = group["initial_lr"] * factor
         return self._config.learning_rate * factor
 
     def step(self, loss: float, update: int) -> tuple[float, bool]:
-        """Apply the ranks' gradients, and forget them; returns their norm, and whether they were.
+        """Apply the ranks' gradients and forget them; returns their norm, and whether they were
+        applied.
 
         Raises RunError, which names ``update``, where too many in a row were not finite.
         """
@@ -122,18 +123,17 @@ class Optimizer:
         return norm, applied
 
     def forget(self) -> None:
-        """Have no moments, as those are of other weights."""
         self.adamw.state.clear()
 
     def tensors(self) -> Iterator[Tensor]:
-        """All moments."""
         for state in self.adamw.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def state_dict(self, *, keep: bool) -> dict[str, Any]:
-        """A copy on the CPU, of whole moments; every rank calls it, and one has to ``keep`` it."""
+        """CPU copy of whole moments, where ``keep``; every rank calls it."""
         state = self.adamw.state_dict()
-        moments = {  # without a second copy on the device
+        # Tensor by tensor, without a second copy on the device.
+        moments = {
             index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
             for index, entry in state["state"].items()
         }
@@ -145,6 +145,5 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state_dict``."""
         self.adamw.load_state_dict(spread_optimizer_state(state["optimizer"], self.adamw))
         self._nonfinite_in_a_row, self.factor = state["nonfinite_in_a_row"], state["step_factor"]

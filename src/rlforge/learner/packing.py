@@ -1,4 +1,4 @@
-"""The layout of sequences that follow each other in one row without padding."""
+"""Layout of sequences that follow each other in one row without padding."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from rlforge.types import value
 
-#: Pairs of a query and a key that take as long as the call of an attention kernel, on a CPU.
+#: Pairs of query and key that take as long as a call of an attention kernel, on a CPU.
 _CALL = 500
 
 
 @value
 class Segment:
-    """Tokens ``begin`` to ``end`` of a row, and of all rows that are equal up to there.
+    """Tokens ``begin`` to ``end`` of row number ``row``, and of all rows equal up to there.
 
-    row: index of one of them. parent: index of the segment it continues; None: it begins the row.
+    ``parent`` is the index of the segment it continues; None: it begins the row.
     """
 
     row: int
@@ -30,9 +30,9 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Rows as segments that follow each other, parents before children.
+    """Rows as segments, parents before children.
 
-    ends: for each row, the segment that it ends with; equal rows end with the same one.
+    ``ends`` holds the last segment of each row; equal rows have the same one.
 
     Example: two rows of three tokens, equal but for the last one.
         >>> stem = Segment(row=0, begin=0, end=2)
@@ -47,12 +47,11 @@ class Segments:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Tokens of each segment."""
         return np.array([segment.end - segment.begin for segment in self.segments])
 
     @cached_property
     def places(self) -> list[np.ndarray]:
-        """For each segment, where its tokens and those it continues are, in order."""
+        """Positions, in order, of each segment's tokens and of those it continues."""
         places: list[np.ndarray] = []
         starts = np.cumsum(self.sizes) - self.sizes
         for segment, start, size in zip(self.segments, starts, self.sizes, strict=True):
@@ -66,8 +65,8 @@ class Segments:
 class Block:
     """``count`` segments, all padded to the same numbers of queries and of keys.
 
-    mask: bool [count or 1, 1, queries, keys], which keys a query attends to; None: to those up to
-    its own place where ``causal``, else to all.
+    mask: bool [count or 1, 1, queries, keys], the keys that a query attends to; None: those up to
+    its own place where ``causal``, else all.
     """
 
     count: int
@@ -79,10 +78,11 @@ class Block:
 
 @value
 class Blocks:
-    """The segments of a row in blocks, each of which is one call of an attention kernel.
+    """Segments of a row in blocks, each of which is one call of an attention kernel.
 
-    queries, keys: index in the row of every query and key, block after block. order [S]: index in
-    ``queries`` of each token of the row.
+    Attributes:
+        queries, keys: Index in the row of every query and key, block after block.
+        order [S]: Index in ``queries`` of each token of the row.
     """
 
     blocks: tuple[Block, ...]
@@ -95,13 +95,11 @@ class Blocks:
 class Packing:
     """Segments that follow each other in one row of S tokens.
 
-    position_ids [1, S]: counted from the beginning of each sequence.
-
     Attributes:
-        keys: Indexes of the tokens that each segment attends to, segment after segment; None where
-            each attends to itself alone.
-        query_ends, key_ends: Int32, from 0, where the segments end in the row and in ``keys``.
-        longest: Most tokens of one segment, and most that one attends to.
+        position_ids [1, S]: Counted from the beginning of each sequence.
+        keys: Tokens that each segment attends to, segment after segment; None: itself alone.
+        query_ends, key_ends: Int32, from 0, ends of the segments in the row and in ``keys``.
+        longest: Most tokens of a segment, and most that one attends to.
     """
 
     position_ids: Tensor
@@ -127,7 +125,7 @@ class Packing:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The segments sorted by length, in blocks that cost less than a call for each segment."""
+        """Segments sorted by length, in blocks that cost less than a call for each segment."""
         device = self.position_ids.device
         begins, begins_keys = (ends.cpu().numpy()[:-1] for ends in (self.query_ends, self.key_ends))
         sizes, attended = (np.diff(ends.cpu().numpy()) for ends in (self.query_ends, self.key_ends))
@@ -138,7 +136,7 @@ class Packing:
         for block in _grouped(sizes, attended):
             size, seen = sizes[block], attended[block]
             most, longest = int(size.max()), int(seen.max())
-            # A place after a segment's end repeats its last token, and is read by no other.
+            # Padding repeats a segment's last token; nothing reads it.
             query = np.minimum(np.arange(most), size[:, None] - 1)
             key = np.minimum(np.arange(longest), seen[:, None] - 1)
             queries.append(query + begins[block, None])
@@ -163,10 +161,7 @@ class Packing:
 
 
 def _grouped(sizes: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
-    """Indexes of segments with ``sizes`` queries and ``attended`` keys, in lists of similar ones.
-
-    A segment joins the one before where the padding that both need costs less than another call.
-    """
+    """Lists of similar segments, by index, with ``sizes`` queries and ``attended`` keys."""
     made: list[list[int]] = []
     most = longest = 0
     for index in np.lexsort((sizes, attended)):
@@ -174,6 +169,7 @@ def _grouped(sizes: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
         wider, longer = max(most, size), max(longest, seen)
         count = len(made[-1]) if made else 0
         alone = _CALL + size * seen
+        # A segment joins where the padding that both need costs less than another call.
         if made and (count + 1) * wider * longer <= count * most * longest + alone:
             made[-1].append(int(index))
             most, longest = wider, longer

@@ -1,9 +1,8 @@
-"""How rows are divided: among ranks, into forward passes, and into segments of shared prefixes.
+"""Division of rows: among ranks, into forward passes, and into segments of shared prefixes.
 
-Rows share prefixes: the rules of a game, the turns before this one, the beginning of an answer, or
-all of a prompt and its answer. A pass computes a shared prefix once instead of once per row,
-forward and backward (``rlforge.learner.attention``). Sorted, the rows' shared prefixes form a tree:
-the rules at the root, games below, later turns of a game below its earlier ones.
+Rows share prefixes: the rules of a game, earlier turns, the beginning of an answer. A pass computes
+each once, forward and backward (``rlforge.learner.attention``). The shared prefixes of sorted rows
+form a tree: rules at the root, games below, later turns below earlier ones.
 """
 
 from __future__ import annotations
@@ -16,28 +15,19 @@ from operator import itemgetter
 
 from rlforge.learner.batching import Layout, Row
 from rlforge.learner.packing import Segment, Segments
-from rlforge.types import value
 
-#: Number of shared tokens that take the memory of one computed token: for a shared token each row
-#: keeps a copy of keys and values, for a computed token all activations.
+#: Shared tokens that take the memory of one computed token: a row keeps keys and values of the
+#: former, all activations of the latter.
 SHARED_PER_TOKEN = 16
-
-
-@value
-class Share:
-    """One micro-batch of a rank. counts: False if it only gives all ranks equally many passes."""
-
-    rows: list[Row]
-    counts: bool
 
 
 def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Indexes of ``costs`` dealt to ``parts`` lists whose sums are close; each is ascending.
 
     Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the
-    largest cost goes to the list with the smallest sum. The largest sum is at most
-    4/3 - 1/(3 parts) times the smallest possible, and exceeds the mean by less than the largest
-    cost. With fewer costs than parts some lists are empty. The result is the same on any machine.
+    largest sum is at most 4/3 - 1/(3 parts) times the smallest possible, and exceeds the mean by
+    less than the largest cost. With fewer costs than parts some lists are empty. All machines deal
+    alike.
 
     Example:
         >>> balanced([5, 4, 3, 3], parts=2)
@@ -54,14 +44,11 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
-    """``rows`` dealt to ``parts`` ranks, balanced by the tokens that each must compute.
-
-    With shared prefixes rows are sorted by their tokens and cut into contiguous parts, because each
-    rank computes the prefixes of its rows again.
-    """
+    """Deal ``rows`` to ``parts`` ranks, balanced by the tokens that each must compute."""
     if layout != "shared":
         lengths = [row.input_length for row in rows]
         return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
+    # Contiguous parts of sorted rows: each rank computes the prefixes of its rows again.
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
 
@@ -80,26 +67,26 @@ def shares(
     cut: Callable[[Sequence[Row]], Iterable[list[Row]]],
     *,
     in_step: bool,
-) -> Iterator[Share]:
-    """The micro-batches that ``rank`` computes of its part of the rows ``dealt``.
+) -> Iterator[tuple[list[Row], bool]]:
+    """Micro-batches of ``rank`` from the rows ``dealt``, cut by ``cut``, and whether each counts.
 
-    cut: makes micro-batches of a rank's rows. in_step: all ranks get equally many, because a pass
-    through a model that is spread over the ranks needs all of them; a rank with fewer computes the
-    shortest row again, which does not count.
+    ``in_step``: all ranks get equally many, as a model spread over ranks needs all of them in every
+    pass.
     """
     mine = list(cut(dealt[rank]))
     for part in mine:
-        yield Share(rows=part, counts=True)
+        yield part, True
     rows = [row for part in dealt for row in part]
     if in_step and rows:
         longest = max(sum(1 for _ in cut(part)) for part in dealt)
+        # A rank with fewer micro-batches repeats the cheapest row, which does not count.
         shortest = min(rows, key=lambda row: row.input_length)
         for _ in range(longest - len(mine)):
-            yield Share(rows=[shortest], counts=False)
+            yield [shortest], False
 
 
 def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[int]:
-    """Where to cut ordered rows so that each part but the last is as full as ``most`` allows."""
+    """Places to cut ordered rows so that each part but the last is as full as ``most`` allows."""
     cuts = []
     load = 0
     for index, (length, known) in enumerate(zip(lengths, shared, strict=True)):
@@ -111,21 +98,20 @@ def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[in
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """``rows`` sorted by their tokens, so that rows with a common prefix are neighbours."""
+    """Sort ``rows`` by their tokens, so that rows with a common prefix are neighbours."""
     return sorted(rows, key=lambda row: row.tokens)
 
 
 def shared_with_previous(rows: Sequence[Row]) -> list[int]:
-    """For ordered rows, the length of the prefix that each shares with the row before it."""
+    """Length of the prefix that each of ordered rows shares with the row before it."""
     texts = [row.tokens for row in rows]
     return [0, *(_common(one, other, 0) for one, other in pairwise(texts))][: len(rows)]
 
 
 def segments(rows: Sequence[Row]) -> Segments:
-    """The prefix tree of ordered ``rows``: each of its tokens once, parents before children.
+    """Prefix tree of ordered ``rows``: each of its tokens once, parents before children.
 
-    A prefix shared by several rows is a segment; so is the rest of a row, which continues the
-    longest prefix that it shares with any other.
+    A prefix shared by several rows is a segment; so is the rest of a row after the longest one.
 
     Example:
         >>> rows = [
@@ -162,13 +148,12 @@ def segments(rows: Sequence[Row]) -> Segments:
 def parts(
     rows: Sequence[Row], max_rows: int | None, max_tokens: int, layout: Layout
 ) -> Iterator[list[Row]]:
-    """``rows`` cut into forward passes of at most ``max_tokens`` positions each.
+    """Cut ``rows`` into forward passes of at most ``max_tokens`` positions each.
 
-    Sorted by length, which wastes the least padding, and then by tokens; with shared prefixes by
-    tokens alone, and copies of keys and values count as the positions whose memory they take
-    (``SHARED_PER_TOKEN``). A row longer than ``max_tokens`` has a pass of its own.
+    A row longer than ``max_tokens`` has a pass of its own.
     """
     ordered = in_order(rows) if layout in ("distinct", "shared") else list(rows)
+    # Neighbours of one length waste the least padding; those of one prefix share the most.
     if layout != "shared":
         ordered.sort(key=lambda row: row.input_length)
     alike = shared_with_previous(ordered) if layout in ("distinct", "shared") else [0] * len(rows)
@@ -181,7 +166,7 @@ def parts(
             computed += not known
             positions = computed * length
         else:
-            # Twice: the row and its branching point each keep a copy of shared keys and values.
+            # The row and its branching point each keep a copy of shared keys and values.
             copied = 2 * shared if shared < length else 0
             positions = before + length - shared + copied // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):
@@ -196,7 +181,8 @@ def parts(
 def _common(one: tuple[int, ...], other: tuple[int, ...], known: int) -> int:
     """Length of the prefix that two rows' tokens share, at least ``known``."""
     least, most = known, min(len(one), len(other))
-    while least < most:  # by bisection: tuples are compared much faster than single tokens
+    # Bisection, because slices are compared much faster than single tokens.
+    while least < most:
         middle = (least + most + 1) // 2
         if one[least:middle] == other[least:middle]:
             least = middle

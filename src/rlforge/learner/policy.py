@@ -1,4 +1,4 @@
-"""The model in training with its adapter and critic, and the reference model for the KL."""
+"""Model in training with its adapter and critic, and the reference model for the KL."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlforge.algorithms.base import Reference
 from rlforge.config.model import LoraConfig
 from rlforge.config.training import LearnerConfig
+from rlforge.learner.attention import has_kernel
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, join_turns, most_legal, whole
 from rlforge.learner.followers import Followers, Weights
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
@@ -46,7 +47,7 @@ PACKED_LENGTH = 64
 
 @value
 class Pass:
-    """One forward pass. counts: False for one that is run only because other ranks run one more."""
+    """One forward pass. ``counts`` is False where it only keeps this rank in step with others."""
 
     micro: MicroBatch
     counts: bool
@@ -56,8 +57,10 @@ class Pass:
 class TokenLogprobs:
     """Log-probs of the N answer tokens of a batch under one policy.
 
-    sampled [N]: of the tokens themselves. legal [N, K]: of those with which a legal answer goes on,
-    minus infinity beyond their number; None where none are known.
+    Attributes:
+        sampled [N]: Tokens that were drawn.
+        legal [N, K]: Tokens with which a legal answer goes on, padded with minus infinity; None
+            where none are known.
     """
 
     sampled: Tensor
@@ -65,14 +68,13 @@ class TokenLogprobs:
 
     @classmethod
     def zeros(cls, total: int, legal: int, device: torch.device) -> TokenLogprobs:
-        """Room for ``total`` tokens and at most ``legal`` ones at each, to be filled in."""
+        """Zeros for ``total`` tokens, each with up to ``legal`` alternatives."""
         return cls(
             sampled=torch.zeros(total, device=device),
             legal=torch.zeros(total, legal, device=device) if legal else None,
         )
 
     def fill(self, micro: MicroBatch, scores: Scores) -> None:
-        """Put in those of ``micro``."""
         self.sampled[micro.flat] = scores.logprobs.detach()
         if self.legal is None:
             return
@@ -81,7 +83,7 @@ class TokenLogprobs:
             self.legal[micro.flat, : legal.shape[1]] = legal.detach()
 
     def sum_(self, ranks: Ranks) -> TokenLogprobs:
-        """Add up what each rank has filled in, in place."""
+        """Add up the parts that the ranks have filled in, in place."""
         ranks.sum_(self.sampled)
         if self.legal is not None:
             ranks.sum_(self.legal)
@@ -90,15 +92,15 @@ class TokenLogprobs:
 
 @value
 class PolicySpec:
-    """The model to train, as loaded, and what goes with it.
+    """Model to train, as loaded, and what goes with it.
 
     Attributes:
         model: A transformers causal LM, which is changed in place.
-        lora: The adapter that ``train: lora`` attaches.
-        seed: Seed of its initial weights.
+        lora: Adapter that ``train: lora`` attaches.
         temperature: Temperature of the engine's sampling, above 0.
+        seed: Seed of the adapter's initial weights.
         initial_value_head: Weight [1, H] and bias [1] of a critic; None: zero.
-        start: The folder of an adapter to go on from; None: a fresh one.
+        start: Folder of an adapter to go on from; None: a fresh one.
     """
 
     model: Any
@@ -113,13 +115,11 @@ class PolicySpec:
 class Policy:
     """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
 
-    The reference of an algorithm is the model before training, a snapshot that is taken anew every
-    so many updates, or the average of all weights so far. Its weights take the place of those in
-    training while they are scored; the model before a fresh adapter is that with it switched off.
+    The weights of the algorithm's reference take the place of those in training while they are
+    scored; the model before a fresh adapter is the model with it switched off.
 
-    With ``shard_weights`` the model is spread over the ranks, an adapter excepted. Passes over a
-    whole batch are divided among the ranks, and every rank gets all results. Every rank must call
-    the same methods in the same order.
+    With ``shard_weights`` the model, but no adapter, is spread over the ranks. Ranks divide the
+    passes over a batch and all get all results; each must call the same methods in the same order.
     """
 
     def __init__(
@@ -133,9 +133,7 @@ class Policy:
         reference: Reference | None = None,
         beside: Policy | None = None,
     ) -> None:
-        """beside: a policy whose model and adapter layers this one shares, with weights of its own:
-        the other one has stepped aside.
-        """
+        """Take over the model of ``spec``, or share that of ``beside``, which has stepped aside."""
         if config.compile:
             check_compiling(device.type)
         model = spec.model.eval()
@@ -151,12 +149,13 @@ class Policy:
             self.load_adapter(None)
         #: Whether training passes have dropout.
         self.drops = self._adapter is not None and spec.lora.dropout > 0
-        #: Its weights while another policy is in the model.
+        #: Trained weights while another policy is in the model.
         self._aside: Weights | None = None
         self.value_head = (
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
-        with stirred(model):  # so that the trials see what an adapter changes
+        # Stirred, so that the trials see an adapter's changes.
+        with stirred(model):
             trial = self._speed_up() if beside is None else None
             if beside is None and self._adapter is None:
                 model.float().requires_grad_(True)
@@ -166,7 +165,7 @@ class Policy:
             load_adapter(self._adapter, spec.start)
             if self.value_head is not None and (spec.start / VALUE_HEAD).exists():
                 load_value_head(self.value_head, spec.start)
-        # The rows that were scored last, and their passes.
+        #: Rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
         self._shares = config.share_prefixes and not self.drops
@@ -185,8 +184,8 @@ class Policy:
     def _speed_up(self) -> Trial | None:
         """Replace layers of the model by faster ones; returns the trial of the former.
 
-        A model in whose trial these compute differently keeps its own. Nothing is tried, and None
-        returned, where the weights are to be spread.
+        A model in whose trial these compute differently keeps its own. None, and no trial, where
+        the weights are to be spread.
         """
         model, adapter = self._model, self._adapter
         autocast = self._dtype == torch.bfloat16
@@ -243,12 +242,12 @@ class Policy:
         wanted = config.packing != "off" and not config.use_trainer_cache
         if not (wanted and self._scorer.can_pack()):
             return math.inf
-        kernel = self._device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
-        return 0 if kernel or config.packing == "on" else PACKED_LENGTH
+        pays = config.packing == "on" or has_kernel(self._device, self._dtype)
+        return 0 if pays else PACKED_LENGTH
 
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
-        """Modules that compute only positions that are read (``rlforge.models.last_layer``)."""
+        """Modules that compute only positions that are read."""
         return self._scorer.narrowed
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -256,31 +255,28 @@ class Policy:
         return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def step_aside(self) -> None:
-        """Leave the model to another policy, until ``step_in``."""
         self._aside = self.followers.copy()
 
     def weights(self) -> Weights:
-        """Its weights, in the model or aside."""
         return self.followers.copy() if self._aside is None else self._aside
 
     def step_in(self) -> None:
-        """Have the model again, after another policy has stepped aside."""
         assert self._aside is not None
         self.followers.put(self._aside)
         self._aside = None
 
     def train(self, mode: bool = True) -> None:
-        """Switch dropout of the adapter on for training passes, off for scoring.
-
-        All else of the model stays in evaluation mode, as it samples: no dropout of its own, no
-        dropped layers, no noise in routers.
-        """
+        """Switch dropout of the adapter on for training passes, off for scoring."""
+        # All else stays in evaluation mode, as the model samples: no dropout of its own, no dropped
+        # layers, no noise in routers.
         for name, module in self._model.named_modules():
             if name.endswith(".lora_dropout"):
                 module.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
-        """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
+        """Cut this rank's share of ``rows`` into forward passes within the limits of rows and
+        tokens.
+        """
         tokens = sum(row.input_length for row in rows)
         packed = tokens >= self._packs_from * len(rows)
         layouts: tuple[Layout, Layout] = (
@@ -294,23 +290,17 @@ class Policy:
             return parts(rows, most_rows, self._config.micro_batch_tokens, layout)
 
         dealt = deal(rows, self._ranks.size, layout)
-        for share in shares(dealt, self._ranks.rank, cut, in_step=self._config.shard_weights):
-            micro = collate(
-                share.rows,
-                self._pad_token_id,
-                self._device,
-                build(share.rows),
-                distinct=layout == "distinct",
-            )
-            yield Pass(micro=micro, counts=share.counts)
+        spread, distinct = self._config.shard_weights, layout == "distinct"
+        for own, counts in shares(dealt, self._ranks.rank, cut, in_step=spread):
+            micro = collate(own, self._pad_token_id, self._device, build(own), distinct=distinct)
+            yield Pass(micro=micro, counts=counts)
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
-        """Scores with gradient."""
         return self._scorer.score(micro, entropy=entropy)
 
     @torch.no_grad()
     def present(self, micro: MicroBatch) -> Tensor | None:
-        """Log-probs [N] without dropout, for training passes; None where those have none."""
+        """Log-probs [N] without dropout; None where training passes have none."""
         if not self.drops:
             return None
         self.train(False)
@@ -323,8 +313,8 @@ class Policy:
         self, rows: Sequence[Row], total: int, values: Tensor | None = None
     ) -> TokenLogprobs:
         """Score all ``total`` answer tokens of ``rows``; this rank's estimates fill ``values``."""
+        # The policy and its reference score the same rows one after the other.
         if self._scored is None or self._scored[0] is not rows:
-            # The policy and its reference score the same rows one after the other.
             self._scored = rows, tuple(self.passes(rows))
         logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
         for part in self._scored[1]:
@@ -344,11 +334,11 @@ class Policy:
         values = torch.zeros(len(samples), device=self._device)
         logprobs = self.logprobs(rows, total, values)
         have = {turn.sample for row in rows for turn in row.turns}
-        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), samples, have)
+        return logprobs, self.values(samples, self._ranks.sum_(values), have)
 
     @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
-        """The same under the reference."""
+        """``logprobs`` under the reference."""
         if (weights := self.followers.reference) is not None:
             with self.followers.worn(weights):
                 return self.logprobs(rows, total)
@@ -357,18 +347,31 @@ class Policy:
             return self.logprobs(rows, total)
 
     @torch.no_grad()
-    def values(self, samples: Sequence[Sample]) -> list[float]:
-        """The critic's estimate for every sample, trained on or not; 0 for one without a prompt.
+    def values(
+        self, samples: Sequence[Sample], known: Tensor | None = None, have: Collection[int] = ()
+    ) -> list[float]:
+        """Critic's estimate for every sample, trained on or not; 0 for one without a prompt.
 
-        Of a prompt longer than ``max_train_len`` the last tokens are read.
+        ``known`` [len(samples)] holds the estimates of the samples that ``have`` lists.
         """
-        none = torch.zeros(len(samples), device=self._device)
-        return self._with_rest_of_values(none, samples, frozenset())
+        # Of a prompt that is too long the last tokens are read.
+        limit = self._config.max_train_len or 0
+        prompts = [
+            Row(sample=index, prompt=sample.prompt_token_ids[-limit:], answer=())
+            for index, sample in enumerate(samples)
+            if sample.prompt_token_ids and index not in have
+        ]
+        values = torch.zeros(len(samples), device=self._device)
+        known = torch.zeros_like(values) if known is None else known
+        for part in self.passes(join_turns(prompts, samples)) if prompts else ():
+            computed = self._scorer.values(part.micro)
+            if part.counts:
+                values[part.micro.samples] = computed
+        return (known + self._ranks.sum_(values)).tolist()
 
     def save(self, directory: Path | None) -> None:
-        """Write adapter or full weights, and the critic if there is one; the average in a folder.
-
-        Every rank must call this, because spread weights are gathered; None: write nothing.
+        """Write adapter or full weights, critic and average; every rank calls it, others than 0
+        with None.
         """
         self._save_weights(directory)
         if self.value_head is not None and directory is not None:
@@ -388,10 +391,7 @@ class Policy:
 
     @torch.no_grad()
     def load_adapter(self, directory: Path | None) -> None:
-        """Load the adapter in ``directory``; None: one that changes nothing.
-
-        The critic stays. Raises CheckpointError for an adapter that is missing or does not fit.
-        """
+        """Load the adapter in ``directory``; None: one that changes nothing. The critic stays."""
         if directory is not None:
             load_adapter(self._adapter, directory)
             return
@@ -400,20 +400,19 @@ class Policy:
                 parameter.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """CPU copies of all trained parameters; on ranks other than 0 empty tensors."""
+        """CPU copies of trained parameters; on ranks other than 0 empty tensors."""
         keep = self._ranks.rank == 0
         return {name: cpu_copy(p, keep) for name, p in self.trained().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load ``state``; CheckpointError names the first tensor that does not fit."""
         trained = self.trained()
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
             parameter.copy_(spread_like(state[name], parameter))
 
     def tensors(self) -> Iterator[Tensor]:
-        """All weights and buffers: the model's, the critic's, and other policies' weights."""
+        """All weights and buffers, also those of followers and of a policy aside."""
         for module in (self._model, self.value_head):
             if module is not None:
                 yield from module.parameters()
@@ -422,34 +421,17 @@ class Policy:
         yield from (self._aside or {}).values()
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters in training by name, with those of the critic."""
+        """Parameters in training by name, with those of the critic."""
         trained = self.parameters()
         if self.value_head is not None:
             trained.update({f"value_head.{n}": p for n, p in self.value_head.named_parameters()})
         return trained
 
-    def _with_rest_of_values(
-        self, known: Tensor, samples: Sequence[Sample], have: Collection[int]
-    ) -> list[float]:
-        """``known`` [len(samples)], and the estimates of samples that are not in ``have``."""
-        limit = self._config.max_train_len or 0
-        prompts = [
-            Row(sample=index, prompt=sample.prompt_token_ids[-limit:], answer=())
-            for index, sample in enumerate(samples)
-            if sample.prompt_token_ids and index not in have
-        ]
-        values = torch.zeros_like(known)
-        for part in self.passes(join_turns(prompts, samples)) if prompts else ():
-            computed = self._scorer.values(part.micro)
-            if part.counts:
-                values[part.micro.samples] = computed
-        return (known + self._ranks.sum_(values)).tolist()
-
 
 def _new_value_head(
     model: Any, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """Linear on what the output layer reads, starting from ``initial`` or from zero."""
+    """Linear layer on the inputs of the output layer, starting from ``initial`` or from zero."""
     # Some models project their hidden states first (OPT-350m, RemBERT).
     head = nn.Linear(model.get_output_embeddings().weight.shape[-1], 1, device=device)
     nn.init.zeros_(head.weight)

@@ -1,9 +1,9 @@
 """Ranks: the processes that make one update together, and their communication.
 
-Every rank holds the whole batch and the same trained weights. It computes its share of the rows;
-losses and metrics are normalised by the totals of the whole optimizer step, so that the sums over
-the ranks (never means) equal the results of one rank alone. From equal sums every rank takes the
-same optimizer step, or skips it where a sum is not finite.
+Every rank holds the whole batch and the same trained weights, and computes its share of the rows.
+Losses and metrics are normalised by the totals of the whole optimizer step, so their sums over
+ranks (never means) equal the results of one rank. From equal sums every rank takes the same step,
+or skips it where a sum is not finite.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others: as long as their longest share of an update may take."""
+"""Longest wait for another rank, whose share of an update may take long."""
 
 MAX_BUCKET = 2**26
-"""Most gradient numbers in one collective; 256 MiB in float32, of which a copy must fit."""
+"""Most gradient numbers in one collective: 256 MiB in float32, of which a copy must fit."""
 
 
 class Ranks:
     """A single rank: every sum has one term, so the methods change nothing.
 
-    rank: from 0, the only one that writes files. size: number of ranks.
+    ``rank`` counts from 0, the only one that writes files; ``size`` is the number of ranks.
     """
 
     rank = 0
@@ -45,16 +45,13 @@ class Ranks:
         return dict(numbers)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks; a gradient that no rank has stays None.
-
-        Skips parameters that are spread over the ranks: FSDP has summed their gradients.
-        """
+        """Replace every gradient by its sum over the ranks; one that no rank has stays None."""
 
     def share_from_first(self, parameters: Iterable[nn.Parameter]) -> None:
         """Copy the values of rank 0 to every rank, except for parameters spread over the ranks."""
 
     def mesh(self) -> DeviceMesh:
-        """All ranks as the device mesh that FSDP spreads a model over."""
+        """Device mesh of all ranks, for FSDP."""
         raise ValueError("a model cannot be spread over one rank")
 
 
@@ -62,12 +59,10 @@ class ConnectedRanks(Ranks):
     """One of several ranks, connected by gloo for tensors on the CPU and NCCL for GPUs."""
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Wait until all ``size`` ranks are connected; ``store``: of ``meeting_point`` or ``join``.
-
-        A process belongs to one group of ranks at a time.
-        """
+        """Wait until all ``size`` ranks are connected through ``store``."""
         self.rank, self.size = rank, size
         self._device = device
+        # A process belongs to one group of ranks at a time.
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
@@ -82,6 +77,7 @@ class ConnectedRanks(Ranks):
         return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        # FSDP has summed the gradients of parameters that are spread over the ranks.
         copies = [p for p in parameters if not isinstance(p, DTensor)]
         present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
         wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
@@ -104,10 +100,7 @@ class ConnectedRanks(Ranks):
 
 
 def meeting_point(host: str, size: int) -> TCPStore:
-    """The store through which ``size`` ranks connect, served by rank 0.
-
-    It listens on the address of ``host`` only, at a free port: its ``port``.
-    """
+    """Store through which ``size`` ranks connect, served by rank 0 at a free port of ``host``."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.bind((host, 0))
     listener.listen(size)
@@ -125,22 +118,19 @@ def meeting_point(host: str, size: int) -> TCPStore:
 
 
 def join(host: str, port: int, size: int) -> TCPStore:
-    """The meeting point that rank 0 serves at ``host`` and ``port``."""
     return TCPStore(host, port, size, is_master=False, timeout=PATIENCE, wait_for_workers=False)
 
 
 def stay_local(host: str) -> None:
-    """If ``host`` is a loopback address, restrict gloo and NCCL to the loopback interface.
-
-    NCCL would otherwise open its connections through another interface.
-    """
+    """Restrict gloo and NCCL to the loopback interface if ``host`` is a loopback address."""
     if host.startswith("127."):
+        # NCCL would otherwise open its connections through another interface.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """``parameters`` in order, in lists of at most ``MAX_BUCKET`` numbers or one parameter."""
+    """Cut ``parameters``, in order, into lists of at most ``MAX_BUCKET`` numbers or one of them."""
     bucket: list[nn.Parameter] = []
     filled = 0
     for parameter in parameters:

@@ -1,11 +1,9 @@
 """Log-probabilities of sampled tokens under a model, from as few logits as possible.
 
 Only positions that predict an answer token go through the output head, in chunks of at most
-``MAX_LOGITS`` logits. That includes heads with an adapter, and models that scale or cap their
-logits. A model whose logits its decoder and head do not reproduce runs its own forward pass, with
-the head narrowed to those positions, and all their logits exist at once. Each way to compute less
-than the plain model is tried on a few rows first (``rlforge.learner.trial``); where all of them
-find other log-probs, each row has a plain pass of its own.
+``MAX_LOGITS`` logits. A model whose logits its decoder and head do not reproduce runs its own
+forward pass, with the head narrowed to those positions. Each shorter way is tried on a few rows
+first (``rlforge.learner.trial``); where all fail, each row has a plain pass of its own.
 """
 
 from __future__ import annotations
@@ -46,17 +44,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Small enough that tanh(x) = x, and a power of two: multiplying by it does not round.
+#: So small that tanh(x) = x, and a power of two: multiplying by it does not round.
 _SMALL = 2.0**-13
 
 
 @value
 class Scores:
-    """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head).
+    """Scores of a micro-batch.
 
-    legal_logprobs [N, K]: of the tokens with which a legal answer goes on, minus infinity beyond
-    their number; None where the micro-batch has none.
-    unread: positions that the last layer left out (``rlforge.models.last_layer``).
+    Attributes:
+        logprobs [N]: Answer tokens.
+        entropy [N]: In nats, if asked for.
+        values [B]: With a value head.
+        unread: Positions that the last layer left out (``rlforge.models.last_layer``).
+        legal_logprobs [N, K]: Tokens with which a legal answer goes on, padded with minus infinity;
+            None where the micro-batch has none.
     """
 
     logprobs: Tensor
@@ -75,8 +77,8 @@ class ScorerOptions:
         use_cache: Build a KV cache in padded passes.
         autocast: Dtype that layers compute in; None: that of their weights.
         fp32_head: The head computes in float32 in any case.
-        narrow: The last layer computes only positions that are read, where that leaves the model's
-            outputs as they are; not for layers that are compiled or recomputed.
+        narrow: The last layer computes only positions that are read, where outputs stay the same;
+            not for compiled or recomputed layers.
         max_logits: Most logits that exist at once.
     """
 
@@ -89,10 +91,10 @@ class ScorerOptions:
 
 
 class Scorer:
-    """Scores the answer tokens of micro-batches at the temperature they were sampled at.
+    """Scores answer tokens of micro-batches at the temperature they were sampled at.
 
-    Log-probs are natural and in float32: log softmax(logits / temperature) at the token, the
-    distribution the engine draws from when ``top_p`` is 1 and ``top_k`` and ``min_p`` are 0.
+    Log-probs are log softmax(logits / temperature) in float32, the distribution that the engine
+    draws from when ``top_p`` is 1 and ``top_k`` and ``min_p`` are 0.
     """
 
     def __init__(
@@ -102,10 +104,9 @@ class Scorer:
         value_head: nn.Module | None = None,
         trial: Trial | None = None,
     ) -> None:
-        """``model``: a transformers causal LM with the adapters it carries.
+        """Take a transformers causal LM with its adapters; ``trial``: of the model before changes.
 
-        trial: of this model before it was changed; None: as it is. Raises ConfigError for
-        ``fp32_head`` if only the model's own forward pass gives its logits.
+        Raises ConfigError for ``fp32_head`` if only the model's own forward pass gives its logits.
         """
         self._model = model
         self._decoder = model.get_decoder()
@@ -114,7 +115,7 @@ class Scorer:
         self._value_head = value_head
         self._chunk = max(1, options.max_logits // model.config.get_text_config().vocab_size)
         self._last_layer: LastLayer | None = None
-        #: Rows of a pass at most; None: any number.
+        #: Most rows of a pass; None: any number.
         self.most_rows: int | None = None
         name = type(model).__name__
         with self._precision():
@@ -139,7 +140,6 @@ class Scorer:
 
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
-        """Modules of the last layer that compute only positions that are read."""
         return () if self._last_layer is None else self._last_layer.modules
 
     @property
@@ -152,7 +152,7 @@ class Scorer:
         return self._score(micro, entropy=entropy)
 
     def _run(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, which runs the model."""
+        """Run the model by ``function``; a spread model needs a pass around it."""
         return function()
 
     def _score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
@@ -186,7 +186,7 @@ class Scorer:
         )
 
     def values(self, micro: MicroBatch) -> Tensor:
-        """The critic's estimate [B] at the last prompt token; no logits are computed."""
+        """Critic's estimate [B] at the last prompt token; no logits are computed."""
         with self._precision():
             if self.decoder_and_head:
                 hidden, _ = self._hidden(micro)
@@ -208,10 +208,7 @@ class Scorer:
         return values.squeeze(-1)
 
     def _hidden(self, micro: MicroBatch) -> tuple[Tensor, int]:
-        """The decoder's last hidden states [R * L, H], and how many of them are not computed.
-
-        Those at ``micro.reads`` are; the others may hold anything.
-        """
+        """Decoder's last hidden states [R * L, H], and how many of them are not computed."""
         options: dict[str, Any] = {"use_cache": self._options.use_cache}
         if micro.packing is not None:
             options = {
@@ -222,15 +219,14 @@ class Scorer:
         layer, total = self._last_layer, micro.input_ids.numel()
         with nullcontext(0) if layer is None else layer.read_at(micro.reads, total) as unread:
             output = self._decoder(input_ids=micro.input_ids, **options)
+        # States at micro.reads are computed; the others may hold anything.
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1), unread
 
     def _by_model(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass.
-
-        Of several rows the head computes ``positions`` only; of one, the pass is the plain one.
-        """
+        """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
         seen: list[Tensor] = []
+        # A pass of one row stays plain: it is the last resort, where all else differed.
         narrows = self.most_rows is None
 
         def narrow(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -244,7 +240,6 @@ class Scorer:
     def _by_chunks(
         self, hidden: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies [N] at ``hidden`` [N, H]."""
         if type(self._head) is not nn.Linear:
             return recomputed_logprobs(
                 hidden, token_ids, self._whole_head(), reading, self._chunk, entropy=entropy
@@ -260,7 +255,6 @@ class Scorer:
         return chunked_logprobs(hidden, token_ids, head, entropy=entropy)
 
     def _whole_head(self) -> Callable[[Tensor], Tensor]:
-        """The head together with its adapter."""
         head: nn.Module = self._head
         if not self._options.fp32_head:
             return head
@@ -275,14 +269,12 @@ class Scorer:
 
     @torch.no_grad()
     def can_pack(self) -> bool:
-        """Switch to packing attention if the log-probs stay the same; whether they do.
-
-        Tried on a few rows: a model may cap or bias its attention, or count positions without
-        asking, and a card may lack the kernel. Where log-probs differ or the kernel fails, the
-        model keeps its own attention, and the log says so.
-        """
+        """Switch to packing attention if the log-probs stay the same; returns whether they do."""
+        # Tried, not looked up: a model may cap or bias its attention or count positions unasked,
+        # and a card may lack the kernel.
         layers: list[Any] = []
-        with contextlib.suppress(AttributeError):  # a model in parts counts no layers (BLT)
+        # A model in parts counts no layers (BLT).
+        with contextlib.suppress(AttributeError):
             layers = DynamicCache(config=self._model.config).layers
         own = self._model.config._attn_implementation
         rows = self._trial.rows
@@ -293,7 +285,8 @@ class Scorer:
         else:
             try:
                 self._model.set_attn_implementation(NAME)
-            except ValueError as error:  # the model has attention of its own
+            # The model has attention of its own.
+            except ValueError as error:
                 problem = f"fails with {error!r}"
             else:
                 with packed_calls() as calls:
@@ -308,9 +301,9 @@ class Scorer:
 
     @torch.no_grad()
     def _problem(self, made: Segments | None = None) -> str:
-        """How the scores of the rows of the trial fail or differ; "" if they do neither.
+        """Text on how the scores of the trial's rows fail or differ; "" if they do neither.
 
-        made: the rows as segments, packed; None: they are padded.
+        ``made`` are the rows as segments, packed; None: they are padded.
         """
         expected = self._trial.scores(self._options.temperature)
         rows = self._trial.rows
@@ -331,9 +324,9 @@ class Scorer:
     def _find_reading(self) -> Reading | None:
         """How the model computes its logits from the head's outputs, tried on a few tokens.
 
-        Replaces the head's output by known numbers and compares the logits with them, which shows
-        scaling (Granite, Cohere) and soft caps (Gemma). None if the model does anything else, e.g.
-        scales hidden states first (MiniCPM); such models use their own forward pass.
+        Known numbers replace the head's output, so that the logits show scaling (Granite, Cohere)
+        and soft caps (Gemma). None if the model does anything else, e.g. scales hidden states first
+        (MiniCPM).
         """
         ids = torch.arange(4, device=self._model.device)[None]
         read: list[Tensor] = []
@@ -354,7 +347,8 @@ class Scorer:
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             if is_lost(error):
                 raise
-            return None  # a decoder that does not run by itself
+            # The decoder does not run by itself.
+            return None
         hidden = getattr(hidden, "last_hidden_state", None)
         if hidden is None or hidden.shape != read[0].shape or logits.shape != marks[0].shape:
             return None
@@ -363,7 +357,8 @@ class Scorer:
             return None
         text_config = self._model.config.get_text_config()
         reading = Reading(
-            scale=float(logits.flatten()[0]) / _SMALL,  # so small that a cap changes nothing
+            # So small that a cap changes nothing.
+            scale=float(logits.flatten()[0]) / _SMALL,
             softcap=getattr(text_config, "final_logit_softcapping", None),
         )
         if not torch.allclose(reading.logits(marks[0]), logits.float(), rtol=1e-5, atol=1e-6):
@@ -379,9 +374,9 @@ def answer_logprobs(
     pad_token_id: int,
     most_tokens: int = 4096,
 ) -> list[float]:
-    """Log-probs of whole answers, each the sum over its tokens, given their prompts.
+    """Log-probs of whole answers given their prompts, from pairs of both.
 
-    answers: pairs of a prompt and its answer. most_tokens: of a forward pass.
+    A forward pass has at most ``most_tokens``.
     """
     rows, total = rows_of(answers)
     logprobs = torch.zeros(total)

@@ -1,9 +1,8 @@
 """A model spread over the ranks with FSDP2.
 
-Each rank keeps its part of every weight. The weights of a decoder layer are gathered while the
-layer runs, forward and backward, and freed afterwards; embeddings, last norm and output head during
-a whole pass. An adapter is small and copied to every rank, so its optimizer and files need no
-gathering. FSDP itself sums and spreads the gradients of spread weights.
+Each rank keeps its part of every weight. A decoder layer's weights are gathered while it runs,
+forward and backward; embeddings, last norm and head during a whole pass. An adapter is small and
+copied to every rank. FSDP itself sums and spreads the gradients of spread weights.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ T = TypeVar("T")
 
 
 class Whole(nn.Module):
-    """The outermost module of a spread model, which runs a function as its forward pass.
+    """Outermost module of a spread model, which runs a function as its forward pass.
 
-    Embeddings, last norm and output head are gathered meanwhile: a scorer calls decoder and head
+    Embeddings, last norm and head are gathered meanwhile: a scorer calls decoder and head
     separately, and FSDP must see one pass.
     """
 
@@ -48,16 +47,17 @@ def spread_model(
 ) -> Whole:
     """Spread the weights of ``model`` over ``ranks``, in place; ``copies`` stay whole, by name.
 
-    dtype: of gathered weights; None: their own. Each rank's part and the sums of gradients keep the
-    weights' own dtype. Autocast instead would keep a copy of every layer for the backward pass,
-    the whole model on every rank. A model on the CPU moves to ``device`` layer by layer, which
-    never holds it whole. Raises ConfigError for a model without decoder layers.
+    Gathered weights have ``dtype`` (None: their own); parts and sums of gradients keep the weights'
+    own. A model on the CPU moves to ``device`` layer by layer, which never holds it whole. Raises
+    ConfigError for a model without decoder layers.
     """
     layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
     for parameter in kept:
         parameter.data = parameter.data.to(device)
     mesh = ranks.mesh()
+    # Autocast would keep a copy of every layer for the backward pass: the whole model on every
+    # rank.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=model.dtype)
     whole = Whole(model)
     for module in [*layers, whole]:
@@ -75,7 +75,7 @@ def spread_model(
 
 
 class SpreadScorer(Scorer):
-    """A scorer whose model is spread over the ranks; every rank must make the same calls."""
+    """Scorer whose model is spread over the ranks; every rank must make the same calls."""
 
     def __init__(
         self,
@@ -87,7 +87,6 @@ class SpreadScorer(Scorer):
         device: torch.device,
         copies: Collection[str],
     ) -> None:
-        """Spread ``model`` over ``ranks``; keyword arguments are those of ``spread_model``."""
         self._whole = spread_model(model, ranks, device, copies, options.autocast)
         super().__init__(model, options, value_head)
 
@@ -116,7 +115,7 @@ class SpreadScorer(Scorer):
 
 
 def cpu_copy(tensor: Tensor, keep: bool) -> Tensor:
-    """A CPU copy of ``tensor``, gathered if it is spread; empty unless ``keep``.
+    """CPU copy of ``tensor``, gathered if it is spread; empty unless ``keep``.
 
     Every rank must call this for a spread tensor, also one that does not keep it.
     """
@@ -141,7 +140,7 @@ def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
 def spread_optimizer_state(
     state: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """A copy of the whole ``state`` for ``optimizer``: moments spread like their weights."""
+    """Copy of the whole ``state`` for ``optimizer``: moments spread like their weights."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "state": {

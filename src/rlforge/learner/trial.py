@@ -1,6 +1,6 @@
 """Predictions of a model for a few short rows, to try shorter computations against.
 
-The plain model reads each row by itself: nothing is padded, packed, left out or replaced. A shorter
+The plain model reads each row by itself, without padding, packing or replacements. A shorter
 computation that finds other log-probs, or fails, is not used.
 """
 
@@ -17,7 +17,7 @@ from rlforge.learner.batching import Row
 from rlforge.models.last_layer import EXACT, evaluating, trial_tokens
 from rlforge.types import value
 
-#: Rows that begin alike and part at two places, so that packed rows have branches, and a short one.
+#: Rows that part at two places, so that packed rows have branches, and a short one.
 _TEXTS = (
     (1, 2, 3, 4, 5, 6, 7, 8, 9),
     (1, 2, 3, 4, 5, 10, 11, 12, 13, 14),
@@ -28,10 +28,12 @@ _TEXTS = (
 
 @value
 class Trial:
-    """The rows, their first token the prompt and the others the answer, and what is to be found.
+    """Rows, whose first token is the prompt and the others the answer, and their log-probs.
 
-    plain [N, V] float32: the plain model's log-probs at the N positions that predict an answer
-    token. exact: relative error that rounding in float32 explains.
+    Attributes:
+        plain [N, V]: Plain model's log-probs in float32 at the N positions that predict an answer
+            token.
+        exact: Relative error that rounding in float32 explains.
     """
 
     rows: tuple[Row, ...]
@@ -41,15 +43,16 @@ class Trial:
     @classmethod
     @torch.no_grad()
     def of(cls, model: Any) -> Trial:
-        """The trial of a model as it is. Models magnify rounding differently: ``exact`` follows."""
+        """Trial of a model as it is."""
         rows = _rows(model.config.get_text_config().vocab_size)
         plain = plain_logprobs(model)
+        # Models magnify rounding differently, and ``exact`` follows.
         with last_bits(model, torch.float32):
             change = float((plain_logprobs(model) - plain).norm() / plain.norm())
         return cls(rows=rows, plain=plain, exact=max(EXACT, 10 * change))
 
     def scores(self, temperature: float) -> Tensor:
-        """[2, N]: log-probs of the answer tokens, and entropies, at a temperature."""
+        """Log-probs of the answer tokens, and entropies, at a temperature [2, N]."""
         tokens = [token for row in self.rows for token in row.answer]
         tempered = (self.plain / temperature).log_softmax(-1)
         picked = tempered.gather(1, torch.tensor(tokens, device=tempered.device)[:, None])
@@ -58,10 +61,7 @@ class Trial:
 
 @contextlib.contextmanager
 def last_bits(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """In the block embeddings are changed by the last bits that a number of ``dtype`` has.
-
-    Log-probs change as by rounding, which a model may magnify.
-    """
+    """Change the last bits of embeddings, and so log-probs as rounding in ``dtype`` does."""
     generator = torch.Generator().manual_seed(0)
 
     def changed(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
@@ -84,7 +84,6 @@ def _rows(vocab_size: int) -> tuple[Row, ...]:
 
 @torch.no_grad()
 def plain_logprobs(model: Any) -> Tensor:
-    """``Trial.plain`` of a model."""
     made = []
     with evaluating(model):
         for row in _rows(model.config.get_text_config().vocab_size):
@@ -95,7 +94,7 @@ def plain_logprobs(model: Any) -> Tensor:
 
 @contextlib.contextmanager
 def stirred(model: nn.Module) -> Iterator[None]:
-    """In the block adapters of ``model`` change it, also fresh ones, whose B is zero."""
+    """Let adapters of ``model`` change it within the block, also fresh ones, whose B is zero."""
     weights = [p for name, p in model.named_parameters() if ".lora_B." in name]
     before = [weight.detach().clone() for weight in weights]
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +111,9 @@ def stirred(model: nn.Module) -> Iterator[None]:
 
 
 def replace_forwards(model: nn.Module, replace: Callable[[], None]) -> Callable[[], None]:
-    """Call ``replace``, which may set the ``forward`` of modules; returns what undoes that."""
+    """Call ``replace``, which may set the ``forward`` of modules; returns a function that undoes
+    it.
+    """
     own = [(module, vars(module).get("forward")) for module in model.modules()]
     replace()
 

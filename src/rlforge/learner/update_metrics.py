@@ -1,4 +1,4 @@
-"""The metrics of an update: loss, log-probs, lags, and the speed of its phases.
+"""Metrics of an update: loss, log-probs, lags, and the speed of its phases.
 
 ==================== =============================================================================
 ``loss``             of an optimizer step, averaged over those applied; nan if none was
@@ -6,33 +6,25 @@
 ``lr``               learning rate of the policy
 ``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite
 ``tokens``           answer tokens in the loss
-``seconds``          of the update; ``seconds_scoring`` critic and log-probs before the update,
-                     ``seconds_targets`` advantages, ``seconds_gradient``, ``seconds_optimizer``
-``tokens_per_s``     prompt and answer tokens trained per second of the whole update
-``tflops``           10^12 operations of the model a second; ``mfu`` as a share of the card's peak,
-                     where that is known
+``seconds``          of the update; also ``seconds_scoring`` (critic and log-probs before it),
+                     ``seconds_targets`` (advantages), ``seconds_gradient``, ``seconds_optimizer``
+``tokens_per_s``     prompt and answer tokens trained per second
+``tflops``           10^12 operations a second; ``mfu`` as a share of the card's peak, if known
 ``memory_peak_gb``   most memory of the card in the update; of the process so far on a CPU
 ``padding_share``    share of the computed positions that were padding
-``reused_share``     share of the tokens that were not computed because rows share prefixes, or
-                     because turns of a conversation are one row
+``reused_share``     share of tokens that a shared prefix or a joint row saved
 ``samples_empty``    samples without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     samples trained on since the start
-``logprob_gap_mean`` |learner - engine| log-prob over the tokens sampled by the version that is
-                     updated or, where they are few, a sample of those of an earlier version, scored
-                     with it (``rlforge.learner.gap``); with ``logprob_gap_max``; absent for tokens
-                     of other runs, and of versions that are not kept
-``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
-``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
-``seat_gap``         mean raw reward of the turns of the first seat, less that of the others; absent
-                     where one of the two has none. ``no_advantage_share`` of the turns have an
-                     advantage of 0, and teach nothing
-``lag_mean``         updates between a sample's policy and the one updated; ``lag_max``; both absent
-                     for samples of other runs
-``dropped_stale``    samples dropped as too old since the last update; ``dropped_stale_share`` of
-                     those and the ones trained on
-``info/NAME``        mean of a number in ``Sample.info`` over the samples that have it: of
-                     ``legal_actions``, and of what step transforms note
+``logprob_gap_mean`` |learner - engine| log-prob of tokens of the version that is updated or, where
+                     they are few, of an earlier one (``rlforge.learner.gap``); ``logprob_gap_max``
+``entropy``          mean of -log p of the sampled tokens before the update, in nats
+``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``;
+                     ``no_advantage_share`` of the turns have an advantage of 0
+``seat_gap``         mean raw reward of the first seat's turns, less that of the others
+``lag_mean``         updates between a sample's policy and the one updated; ``lag_max``
+``dropped_stale``    samples dropped as too old since the last update; ``dropped_stale_share``
+``info/NAME``        mean of a number in ``Sample.info`` over the samples that have it
 ==================== =============================================================================
 
 The metrics of the algorithm follow, averaged over the optimizer steps applied.
@@ -59,7 +51,6 @@ from rlforge.samples import Sample, TrainBatch
 from rlforge.types import OTHER_RUN, value
 
 #: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
-#: Cards without bfloat16 (T4, V100) have none.
 _PEAKS = {
     "A10": 125e12,
     "A10G": 70e12,
@@ -91,8 +82,8 @@ _PEAKS = {
 #: Advantages nearer to 0 than this are rounding errors of it.
 _NO_ADVANTAGE = 1e-6
 
-#: Words in the driver's name of a card that do not change its speed: maker, form and memory. Any
-#: other word (``Laptop``, ``Ti``, a MIG slice) makes it another card.
+#: Words of a card's name that do not change its speed. Any other (``Laptop``, ``Ti``, a MIG slice)
+#: makes it another card.
 _NEUTRAL = re.compile(
     r"NVIDIA|GeForce|Tesla|Generation|SXM\d?|PCIe|NVL|HBM\d\w?|\d+GB?", flags=re.IGNORECASE
 )
@@ -108,6 +99,7 @@ class OptimizerStep:
         positions: Computed ones, ``padding`` included.
         reused: Tokens not computed again (see ``MicroBatch``).
         operations: Arithmetic (see ``Operations``).
+        metrics: Metrics of the algorithm.
     """
 
     loss: float
@@ -209,7 +201,7 @@ def _mean(numbers: Sequence[float]) -> float:
 def peak_operations(device: torch.device) -> float | None:
     """Peak operations per second of the card, in bfloat16; None where that is not known.
 
-    Matches whole words of the card's name; if several entries match, the longest counts.
+    All words of an entry must be in the card's name; the longest such entry counts.
     """
     if device.type != "cuda":
         return None
@@ -239,7 +231,7 @@ class Operations:
         linear: Weights of linear layers without the head.
         trained: Those of them, or of adapters, that get a gradient.
         head: Weights of the head.
-        attention: D.
+        attention: The d above.
         left_out: Linear and trained weights of modules that compute only positions that are read.
 
     Example:
@@ -258,17 +250,18 @@ class Operations:
     def of(cls, model: Any, narrowed: Iterable[nn.Module] = ()) -> Operations:
         """Counts of the modules of ``model``, adapters included.
 
-        narrowed: those of them that compute only positions that are read.
+        ``narrowed`` modules compute only positions that are read.
         """
         head = model.get_output_embeddings()
         inside = {id(p) for p in head.parameters()}
         matrices = [each for each in _matrices(model) if id(each) not in inside]
         narrow = [each for module in narrowed for each in _matrices(module)]
         config = model.config.get_text_config()
-        attention = 0  # a model in parts counts neither layers nor heads (BLT)
+        attention = 0
+        # A model in parts counts neither layers nor heads (BLT).
         if layers := getattr(config, "num_hidden_layers", 0):
             heads = config.num_attention_heads
-            # Not by its attribute: of a model whose layers differ (Gemma 4), that raises an error.
+            # Its attribute raises an error where layers differ (Gemma 4).
             attention = (
                 layers * heads * (vars(config).get("head_dim") or config.hidden_size // heads)
             )
@@ -286,12 +279,12 @@ class Operations:
     def training(self, rows: Sequence[Row], reused: int, scored: int, unread: int = 0) -> float:
         """Operations of one pass over ``rows`` with its gradient.
 
-        ``reused`` tokens cost nothing, ``unread`` ones less: the last layer leaves them out.
-        scored: answer tokens that the head computes. Attention counts whole sequences, because its
-        share in common prefixes is small.
+        ``reused`` tokens cost nothing, ``unread`` ones less: the last layer leaves them out. The
+        head computes ``scored`` answer tokens.
         """
         turns = [turn for row in rows for turn in row.turns]
         tokens = sum(turn.input_length for turn in turns) - reused
+        # Whole sequences, because the share of attention in common prefixes is small.
         squares = sum(row.input_length**2 for row in rows)
         linear, trained = self.left_out
         return float(
@@ -318,7 +311,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to ``name``."""
         started = self._now()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
@@ -328,7 +320,8 @@ class Stopwatch:
         seconds = self._now() - self._started
         if self._device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        else:  # of this process since its start
+        else:
+            # Of this process since its start; macOS counts bytes.
             unit = 1 if sys.platform == "darwin" else 1024
             peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         metrics = {

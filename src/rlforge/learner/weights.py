@@ -1,7 +1,7 @@
-"""Trained weights: attaching a new adapter; saving and loading adapter, whole model and critic.
+"""Trained weights: attaching a new adapter; saving and loading adapter, model and critic.
 
-On disk an adapter is PEFT's own layout (``adapter_model.safetensors``, ``adapter_config.json``),
-full weights are Hugging Face's, and a critic adds ``value_head.safetensors``.
+An adapter has PEFT's own layout on disk, full weights Hugging Face's, and a critic adds
+``value_head.safetensors``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlforge.system.files import usual_modes
 
 
 def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
-    """A PEFT model around ``model`` with one trainable adapter, which does not change it yet.
+    """PEFT model around ``model`` with one trainable adapter, which does not change it yet.
 
     B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
     for target modules and layers that the model does not have.
@@ -49,17 +49,14 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         wrapped = get_peft_model(model, config)
-    # PEFT shortens long lists; the file is to say what was chosen.
+    # PEFT shortens long lists; the file must name all targets.
     config.target_modules = set(targets)
     return wrapped
 
 
 def save_adapter(peft_model: Any, directory: Path) -> None:
-    """Write the adapter of ``peft_model`` in PEFT's layout.
-
-    Not by ``save_pretrained``, which also renders a model card and may ask the Hugging Face hub
-    about the base model.
-    """
+    """Write the adapter of ``peft_model`` in PEFT's layout."""
+    # save_pretrained also renders a model card and may ask the hub about the base model.
     tensors = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
@@ -85,11 +82,13 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
         described = read_adapter(directory)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    config = LoraConfig(  # that ``attach_lora`` made the adapter from
+    # Settings that ``attach_lora`` made the adapter from.
+    config = LoraConfig(
         rank=made.r,
         alpha=made.lora_alpha,
         use_rslora=made.use_rslora,
-        target_modules=described.get("target_modules") or [],  # the same: the tensors fit
+        # As the tensors fit, the modules are the same.
+        target_modules=described.get("target_modules") or [],
         last_layers=made.layers_to_transform and len(made.layers_to_transform),
     )
     if (problem := untrainable(described, config)) is not None:
@@ -119,7 +118,7 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
 
 
 def save_value_head(value_head: nn.Module, directory: Path) -> None:
-    """Write the critic next to the policy it was trained with."""
+    """Write the critic next to its policy."""
     state = value_head.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / VALUE_HEAD)
@@ -134,7 +133,7 @@ def load_value_head(value_head: nn.Module, directory: Path) -> None:
 
 
 def check_fit(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """CheckpointError naming the first tensor of ``actual`` that is missing, extra or misshapen."""
+    """Raise CheckpointError naming the first tensor that is missing, extra or misshapen."""
     if (problem := misfit(shapes_of(actual), shapes_of(expected))) is not None:
         raise CheckpointError(f"{what} does not fit: {problem}")
 

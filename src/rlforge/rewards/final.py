@@ -135,7 +135,6 @@ class RoleAdvantage:
         return {"baselines": [[scope, role, b] for (scope, role), b in self._baselines.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._baselines = {(scope, role): b for scope, role, b in state["baselines"]}
 
 

@@ -84,7 +84,7 @@ class RewardPipeline:
         return bool(self._stateful)
 
     def on_draw(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Samples of one batch, in order, after the sampling stack."""
+        """Samples of one batch after the sampling stack."""
         drawn, before = list(samples), len(self._final) + len(self._step)
         for name, transform in zip(self._names[before:], self._sampling, strict=True):
             drawn = [
