@@ -246,20 +246,6 @@ def test_sequence_clipping_is_the_objective_of_gspo(dual_clip):
     assert found.metrics == {"clip_fraction": pytest.approx(cut / int(inputs.mask.sum()))}
 
 
-def test_answers_of_one_token_are_clipped_like_tokens():
-    results = []
-    for sequences in (False, True):
-        inputs = make_inputs(
-            [[0.0], [-1.0], [-2.0]],
-            proximal_logprobs=[[-0.5], [-0.9], [-1.5]],
-            advantages=[1.0, -1.0, -1.0],
-        )
-        loss = clipped_loss(inputs, 2.0, 0.2, 0.2, 3.0, sequences=sequences).loss
-        loss.sum().backward()
-        results.append((loss.detach(), inputs.logprobs.grad))
-    torch.testing.assert_close(*results)
-
-
 def test_cispo_weighs_every_token_by_its_clipped_ratio():
     inputs = off_policy()
     inputs.logprobs.grad = None

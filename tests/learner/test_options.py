@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.learner import parts
 
-from rlforge.config.model import LoraConfig
 from rlforge.errors import CheckpointError
 
 
@@ -283,24 +282,6 @@ def test_the_critic_reads_the_end_of_a_prompt_that_is_too_long():
     assert long == pytest.approx(cut, abs=1e-6)
     assert long != 0.0
     assert other != pytest.approx(long, abs=1e-6)
-
-
-def test_dropout_acts_in_the_training_pass_only():
-    algorithm = parts.PolicyGradient()
-    model = parts.model()
-    learner = parts.learner(
-        model, algorithm, lora=LoraConfig(rank=4, alpha=8, dropout=0.5), epochs=2, learning_rate=0.0
-    )
-    parts.randomise_adapter(model)
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor([[5, 6, 7]])).logits[0, -1]
-    learner.update(parts.batch([parts.sample(token_ids=(8,), logprobs=(-1.0,))]))
-    first, second = (inputs.logprobs.item() for inputs in algorithm.seen)
-    measured = [inputs.proximal_logprobs.item() for inputs in algorithm.seen]
-    expected = torch.log_softmax(logits, -1)[8].item()
-    assert measured == pytest.approx([expected, expected], abs=1e-5)
-    assert abs(first - second) > 1e-3
-    assert abs(first - expected) > 1e-3
 
 
 @pytest.mark.parametrize("train", ["lora", "full"])

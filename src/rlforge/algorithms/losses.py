@@ -38,6 +38,7 @@ def ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
 
 def log_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
     """logprobs - others [B, T]; 0 on padding."""
+    # Padding may hold anything, nan included, and gets no gradient.
     return torch.where(mask > 0, logprobs - others, 0.0)
 
 
@@ -284,6 +285,7 @@ def _over_legal(logprobs: Tensor) -> tuple[Tensor, Tensor]:
     absent = logprobs.isneginf()
     known = ~absent.all(-1)
     total = logprobs.masked_fill(~known[..., None], 0.0).logsumexp(-1, keepdim=True)
+    # Filled before and after: infinity minus infinity would be nan, also in gradients.
     return (logprobs.masked_fill(absent, 0.0) - total).masked_fill(absent, 0.0), known
 
 
@@ -300,5 +302,6 @@ def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
         if inputs.old_values is None:
             raise ValueError("a value clip needs old_values")
         change = (inputs.values - inputs.old_values).clamp(-value_clip, value_clip)
+        # The worse error, so that no step beyond the clip pays.
         errors = torch.maximum(errors, (inputs.old_values + change - inputs.returns).square())
     return errors.sum() / max(1, inputs.total_sequences)

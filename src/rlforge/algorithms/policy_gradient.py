@@ -104,6 +104,7 @@ class PolicyGradient(ABC, Generic[Config]):
         per_token = policy.loss
         metrics = {**policy.metrics, "policy_loss": self._aggregate(per_token, inputs).detach()}
         for name, coef, given in self._penalties(inputs):
+            # Without weight it is measured only, which needs no graph.
             with torch.set_grad_enabled(coef > 0):
                 penalty = self._penalty(given)
             if coef > 0:
@@ -237,6 +238,7 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
         by_agent: dict[tuple[str, int], list[int]] = {}
         for index, sample in enumerate(samples):
             by_agent.setdefault(sample.episode, []).append(index)
+        # Constant groups count agents also where the whole batch is compared.
         agents = list(by_agent.values())
         compared = [list(range(len(samples)))] if self.config.advantage == "documented" else agents
         advantages = [0.0] * len(samples)
@@ -275,6 +277,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
                 turn_rewards(samples[where]), values[where], config.gamma, config.gae_lambda
             )
         returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
+        # After the returns, which the critic learns in units of reward.
         if config.normalize_advantages:
             advantages = standardize(advantages)
         return Targets(

@@ -70,14 +70,14 @@ class Flow:
 def expected_age(games: float, per_game: float, batch_size: float) -> float:
     """Mean age in updates of turns learned from, by Little's law: games · E / (2 · B).
 
-    ``games`` are in progress, ``per_game`` is E[l²] / E[l] of their trained turns l, ``batch_size``
-    B counts turns. Games pass through updates in games · l / B updates; seats continue with the
-    newest version, so a turn in the middle of a game is half of that old at its end.
+    ``per_game`` is E[l²] / E[l] of a game's trained turns l; ``batch_size``, B, counts turns.
 
     Example: the quick start of UnstableBaselines, where one seat of each game is learned from:
         >>> expected_age(384, 7.0, 384)
         3.5
     """
+    # Games pass through updates in games · l / B updates. Seats continue with the newest version,
+    # so a turn in the middle of a game is half of that old at its end.
     return games * per_game / (2 * batch_size)
 
 
@@ -86,38 +86,32 @@ class Admission:
 
     With E the expected samples of a game in progress, games are admitted while
 
-        stored + E · in_flight ≤ stock + B · L · min(1, 1 + g) + E · games · max(0, g).
+        stored + E · in_flight ≤ stock + B · L · min(1, 1 + g) + E · games · max(0, g),
 
-    This is the order-up-to rule of inventory theory: what is there and ordered covers the demand of
-    the lead time, and a stock. B is the batch size, L the life of a game: draws from its begin
-    until its samples can be drawn. With a busy learner, in_flight settles at B · L / E (Little's
-    law). g = w - 5d: w is the ratio of the learner's waiting to its work, in proportion to what a
-    full batch lacks, so that slow engines get up to ``workers`` games; d is the share of lost
-    samples, of which more games would only lose more. The factor of L is at least one half. The
-    stock is
+    the order-up-to rule of inventory theory: what is there and ordered covers the demand of the
+    lead time, and a stock. B is the batch size, L the life of a game: draws from its begin until
+    its samples can be drawn. With a busy learner, in_flight settles at B · L / E (Little's law). g
+    = w - 5d weighs the learner's waiting, w, in proportion to what a full batch lacks, against the
+    share of lost samples, d. The stock is
 
         min(max_stored, ready_size + max_staleness · B - learning,
             ready_size + 2 · √(B · E · min(1, L))),
 
-    where ``learning`` counts samples drawn for versions that are not published yet; the last line
-    is a full batch and two standard deviations of the samples that end in one update. w and d are
-    running means over 3 + L draws.
+    with ``learning`` the samples drawn for versions that are not published yet; the last line is a
+    full batch and two standard deviations of the samples that end in one update. w and d are
+    running means over 3 + L draws. E is the mean yield of the last 512 games, weighted by their
+    turns, and L the mean life, weighted by yield.
 
-    E is the mean yield of the last 512 games, weighted by their turns l: Σyl / Σl, as long games
-    are found in progress more often: the plain mean would fill the places of short games while long
-    ones go on. L is the mean life, weighted by yield.
-
-    **Pace.** Games that start together end together, and many batches of one version would arrive
-    at once. So beyond the first batches, games start at most at max(1.2, min(3, target / games))
-    times the rate games / D that replaces ended ones; D is their mean duration. Games that last
-    less than 0.7 updates (E · games < 0.7 · B) are of one version in any case and start at once.
+    **Pace.** Games that start together end together, and would bring many batches of one version.
+    So beyond the first batches, games start at most at max(1.2, min(3, target / games)) times the
+    rate games / D that replaces ended ones; D is their mean duration. Games that last less than 0.7
+    updates (E · games < 0.7 · B) are of one version in any case and start at once.
 
     **Rounds.** Without a clock (``now`` is None), and with ``max_staleness`` 0, all games end
     before the next draw: L and w are 0, and there is no pace.
 
     **Nothing waits for ever.** While no full batch is stored, either a game is in progress, which
-    ends; or one is admitted whatever the rule says, unless a publication is due, which needs no
-    game.
+    ends; or one is admitted whatever the rule says, unless a publication is due.
 
     Args:
         samples_per_game: E until games have ended.
@@ -189,6 +183,8 @@ class Admission:
     def samples_per_game(self) -> float:
         """Expected samples of one game in progress."""
         sums = self._sums
+        # Weighted by turns, as long games are in progress more often: the plain mean would fill the
+        # places of short games while long ones go on.
         return sums.samples_of_turns / sums.turns if sums.turns else self._guess
 
     def _turns_of_batch(self) -> float:
@@ -207,6 +203,7 @@ class Admission:
             return self._given
         aged = math.ceil(WANTED_AGE / self._age(1))
         first = math.ceil(self._ready / self.samples_per_game)
+        # A full batch must fit, whatever its age; games beyond the engines' slots only wait.
         return max(first, min(aged, self._slots or aged))
 
     @property
@@ -316,7 +313,9 @@ class Admission:
             sums = self._sums
             life = (self._ready + sums.lives) / (self._ready + sums.ended)
             more = self._shortage * lacks / self._ready - _LOST * self._lost
+            # More games would only lose more samples.
             life *= max(0.5, 1 + min(0.0, more))
+            # The learner waits: engines are the bottleneck and more games may help.
             growth = self._mean * max(0.0, more)
         ahead = self._ready + self._max_staleness * self._batch - sum(self._learning.values())
         safety = 2 * math.sqrt(self._batch * per_game * min(1.0, life))
@@ -335,8 +334,10 @@ class Admission:
             weight = -math.expm1(-passed / duration)
             self._mean += (self.in_flight - self._mean) * weight
             self._wanted += (target - self._wanted) * weight
+            # A full batch may always be under way.
             few = min(target, self._ready / self.samples_per_game)
             games = max(1.0, few, self._mean)
+            # Faster growth would add to the losses before they show.
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
             rate = games / duration * max(_MARGIN, growth)
             # Bursts of the start widen with each generation of games.
@@ -358,6 +359,7 @@ class Admission:
         if duration_s is None:
             self._tokens += games
         else:
+            # Of many games that end together, 64 tell the mean.
             self._durations.extend([duration_s] * min(games, 64))
 
     def state_dict(self) -> dict[str, Any]:

@@ -194,17 +194,16 @@ class Buffer(ABC):
     """Stores samples until the learner draws them, once each.
 
     A sample is a turn or an episode, by subclass. Beyond ``max_size`` drawable ones, samples are
-    evicted uniformly at random. Batches take first what must be trained on first, and are random
-    among equals.
+    evicted uniformly at random. Batches take first what must be trained on first.
 
     Samples more than ``max_staleness`` versions old are dropped, all of a game (and its group) or
     none, so that no less is learned of long games. The version of a game is that of its newest
-    turn: a long game goes on with newer versions. With ``max_staleness`` 0 no turn may be older:
-    the learner waits for the games in progress, which end in the version in which they began.
+    turn; with ``max_staleness`` 0 that of its oldest, and the learner waits for the games in
+    progress.
 
     ``max_age`` bounds the version of the oldest turn. ``auto`` is 1.5 times the life of the games
-    that 98 % of all turns come from (Little's law, as in ``expected_age``), and the updates that a
-    sample may wait: only games much slower than others of their length are dropped.
+    that 98 % of all turns come from, and the updates that a sample may wait: only games much slower
+    than others of their length are dropped.
     """
 
     kind: ClassVar[str]
@@ -246,6 +245,7 @@ class Buffer(ABC):
 
     def ready(self) -> bool:
         """Whether the learner may draw."""
+        # Games in progress end in this version, and the next one may not use them.
         if self._settings.max_staleness == 0 and self.in_flight:
             return False
         return self.drawable() >= self._settings.ready_size
@@ -268,6 +268,7 @@ class Buffer(ABC):
         self._advance(version)
         if self.drawable() < n:
             return None
+        # Once per draw, so that games of one update are judged alike.
         self._max_age = self._age_limit()
         turns, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
@@ -403,8 +404,10 @@ class Buffer(ABC):
         """Stamp of a game or group with these ``turns``."""
         versions = [turn.policy_version for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
+        # Nothing of it may be trained on, at any version.
         if newest < self._first_version:
             return Stamp(-1, False, len(versions))
+        # No turn may be older than the version that is trained.
         if not settings.max_staleness:
             return Stamp(oldest, False, len(versions))
         by_newest = newest + settings.max_staleness * settings.wait

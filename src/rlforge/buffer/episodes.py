@@ -135,6 +135,7 @@ class EpisodeBuffer(Buffer):
                 return
         if group_id is None:
             self._observe(game)
+            # Without a group each episode is drawn by itself.
             for episode in game.episodes:
                 self._add_complete(_Group(None, 1, [Shaped([episode])], group.stamp))
             return
@@ -144,6 +145,7 @@ class EpisodeBuffer(Buffer):
             group.ended += self.version
             self._open_size += len(game.episodes)
         else:
+            # Its episodes were filtered; those left are compared with each other.
             group.games -= 1
         if group.complete:
             self._close(group_id)
@@ -177,6 +179,7 @@ class EpisodeBuffer(Buffer):
         """Drop an open group and refuse its later episodes."""
         if (group := self._open.pop(group_id, None)) is not None:
             self._open_size -= len(group.episodes)
+        # Its games in progress still end, and would be a group that is never complete.
         self._given_up[group_id] = self.version
 
     def _take(self, n: int) -> tuple[list[Sample], int]:

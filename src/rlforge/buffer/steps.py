@@ -51,6 +51,7 @@ class StepBuffer(Buffer):
         self._turns.clear()
 
     def _store(self, game: Shaped) -> None:
+        # Before a stale game is dropped: its yield tells what to expect of others.
         self._observe(game)
         turns = [*chain(*game.episodes)]
         if not turns:

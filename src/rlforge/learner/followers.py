@@ -19,11 +19,7 @@ Weights = dict[str, Tensor]
 
 
 class Followers:
-    """Copies of the trained weights that follow them from update to update.
-
-    ``average`` is that of ``learner.average``, or None. ``reference`` is None where the algorithm
-    has none, or it is the model before an adapter.
-    """
+    """Copies of the trained weights that follow them from update to update."""
 
     def __init__(
         self,
@@ -82,6 +78,7 @@ class Followers:
         """Move on after update number ``updates`` of these weights."""
         config, reference = self._config, self._reference_of
         if self.average is not None:
+            # The plain mean of all weights so far, or an exponential one.
             kept = config.average_decay if config.average == "moving" else updates / (updates + 1)
             for name, parameter in self._parameters().items():
                 self.average[name].lerp_(parameter.detach(), 1.0 - kept)

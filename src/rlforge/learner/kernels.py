@@ -1,12 +1,11 @@
 """RMSNorm and LoRA layers in fewer operations than the libraries' own.
 
-RMSNorm (Zhang and Sennrich 2019): models write the tensor five times in float32. Fused, only the
-input and 1 / rms are kept, by torch's kernel on GPUs, elsewhere by a backward pass of our own.
+RMSNorm (Zhang and Sennrich 2019): fused, only the input and 1 / rms are kept, by torch's kernel on
+GPUs, elsewhere by a backward pass of our own; models write the tensor five times.
 
-LoRA: PEFT computes W x + s B (A x). Per token, with i inputs, o outputs and rank r, the adapter
-takes 6 r (i + o) operations forward and backward, the gradient of a merged weight 2 i o; W + s B A
-takes 2 r i o once per pass. So small layers compute one product with W + s B A; others add the
-product with B in place onto W x.
+LoRA: PEFT computes W x + s B (A x). Per token, with i inputs, o outputs and rank r, that takes 6 r
+(i + o) operations forward and backward, the gradient of a merged weight 2 i o, and W + s B A 2 r i
+o once per pass. Small layers so compute one product with W + s B A; others add in place onto W x.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _rms_norm_forward(norm: Any, x: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Outputs [..., H] of x [..., H] and weight [H] in one dtype, rounded as transformers does."""
+        """Outputs [..., H] of x [..., H] and weight [H] in one dtype, rounded as models do."""
         wide = x.float()
         scale: Tensor = (
             torch.linalg.vecdot(wide, wide)[..., None].div_(x.shape[-1]).add_(epsilon).rsqrt_()

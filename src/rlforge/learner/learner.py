@@ -97,9 +97,6 @@ class Learner:
     ) -> None:
         """Take over the model of ``spec``, which is changed in place.
 
-        With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
-        weights are, in float32. A model loaded in bfloat16 computes under autocast.
-
         Args:
             total_updates: Length of the learning rate's schedule.
             ranks: Place among learners that make the same updates; None: it is alone.
@@ -133,6 +130,7 @@ class Learner:
             beside=None if beside is None else beside._policy,
         )
         self._state_file = f"learner-{name}.pt" if name else STATE_FILE
+        # One of several policies may begin anew.
         self._start = self._policy.followers.copy("cpu") if name else None
         self._earlier = EarlierVersions(self._policy, kept_versions, name)
         self._earlier.keep(0)
@@ -174,6 +172,7 @@ class Learner:
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
+            # Each rank has filled in the tokens of its own passes.
             inputs.proximal.sum_(self._ranks)
         metrics = {
             **inputs.metrics,
@@ -213,6 +212,7 @@ class Learner:
 
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
         """Update as ``update``, with digests of the weights before, and of the state after."""
+        # So that a check tells a fault of this update from an earlier one.
         before = _digest(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
@@ -227,6 +227,7 @@ class Learner:
         self._policy.train(False)
         logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled.cpu()
         self._policy.train()
+        # Tokens of an answer are neighbours in the batch.
         answers = torch.split(logprobs, [len(turn.answer) for turn in selection.turns])
         return {
             "validation_loss": -float(logprobs.mean()),
@@ -377,6 +378,7 @@ class Learner:
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
         with watch.phase("scoring"):
+            # An update of one step fills in the log-probs as it goes: a pass less.
             proximal, values = TokenLogprobs.zeros(total, most_legal(rows), self._device), None
             if algorithm.needs_values and not self._single_step:
                 proximal, values = policy.logprobs_and_values(rows, total, samples)

@@ -112,6 +112,7 @@ class Optimizer:
         applied = math.isfinite(loss) and math.isfinite(norm)
         if applied:
             self.adamw.step()
+        # To None: a gradient of zero would still decay the weights.
         self.adamw.zero_grad(set_to_none=True)
         self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
         if self._nonfinite_in_a_row >= self._max_nonfinite:

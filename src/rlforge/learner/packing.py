@@ -142,8 +142,10 @@ class Packing:
             queries.append(query + begins[block, None])
             keys.append(keys_of[key + begins_keys[block, None]])
             real = np.arange(most) < size[:, None]
+            # Outputs of padding are left out when the row is put together again.
             order[queries[-1][real]] = placed + np.flatnonzero(real)
             placed += real.size
+            # Equal lengths need no mask, which lets torch choose a faster kernel.
             same = bool((size == most).all() and (seen == longest).all())
             causal = same and most == longest
             last = (seen - size)[: 1 if same else None, None] + np.arange(most)

@@ -55,6 +55,7 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     def suffices(load: int) -> bool:
         return len(_filled(lengths, shared, load)) < parts
 
+    # The smallest load that suffices, as the number of parts falls with it.
     least = bisect_left(range(sum(lengths)), True, lo=max(lengths, default=0), key=suffices)
     cuts = _filled(lengths, shared, least)
     cuts += [len(rows)] * (parts - len(cuts))
@@ -135,12 +136,14 @@ def segments(rows: Sequence[Row]) -> Segments:
         following = ((texts[index][stem : stem + 1], index) for index in which)
         for token, group in groupby(following, itemgetter(0)):
             indexes = [index for _, index in group]
+            # Rows that end here have no next token.
             if token:
                 branches.append((range(indexes[0], indexes[-1] + 1), parent, stem))
                 continue
             assert parent is not None, "no row is empty"
             for index in indexes:
                 ends[index] = parent
+        # A stack, because a game of many turns is deeper than Python recurses.
         todo += reversed(branches)
     return Segments(segments=tuple(made), ends=tuple(ends))
 

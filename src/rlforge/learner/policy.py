@@ -113,10 +113,12 @@ class PolicySpec:
 
 
 class Policy:
-    """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
+    """Weights in training: a float32 adapter (``train: lora``) or the whole model, in float32
+    (``full``).
 
-    The weights of the algorithm's reference take the place of those in training while they are
-    scored; the model before a fresh adapter is the model with it switched off.
+    A model loaded in bfloat16 computes under autocast. The weights of the algorithm's reference
+    take the place of those in training while they are scored; the model before a fresh adapter is
+    the model with it switched off.
 
     With ``shard_weights`` the model, but no adapter, is spread over the ranks. Ranks divide the
     passes over a batch and all get all results; each must call the same methods in the same order.
@@ -231,6 +233,7 @@ class Policy:
         )
         if not config.shard_weights:
             return Scorer(model, options, value_head, trial)
+        # A small adapter is copied, so that its optimizer and files need no gathering.
         copies = set(self.parameters()) if self._adapter is not None else set()
         return SpreadScorer(
             model, options, value_head, ranks=self._ranks, device=self._device, copies=copies
@@ -278,6 +281,7 @@ class Policy:
         tokens.
         """
         tokens = sum(row.input_length for row in rows)
+        # Short rows lose less to padding than packing costs.
         packed = tokens >= self._packs_from * len(rows)
         layouts: tuple[Layout, Layout] = (
             ("distinct", "shared") if self._shares else ("padded", "packed")

@@ -73,6 +73,7 @@ class ConnectedRanks(Ranks):
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         gathered: list[Mapping[str, float]] = [{}] * self.size
         dist.all_gather_object(gathered, dict(numbers))
+        # In order of first appearance, so that all ranks sum alike.
         names = {name: None for each in gathered for name in each}
         return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
 
@@ -81,6 +82,7 @@ class ConnectedRanks(Ranks):
         copies = [p for p in parameters if not isinstance(p, DTensor)]
         present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
         wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
+        # Few large collectives are faster than one per parameter.
         for bucket in _buckets(wanted):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])

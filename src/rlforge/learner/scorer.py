@@ -1,9 +1,9 @@
 """Log-probabilities of sampled tokens under a model, from as few logits as possible.
 
-Only positions that predict an answer token go through the output head, in chunks of at most
-``MAX_LOGITS`` logits. A model whose logits its decoder and head do not reproduce runs its own
-forward pass, with the head narrowed to those positions. Each shorter way is tried on a few rows
-first (``rlforge.learner.trial``); where all fail, each row has a plain pass of its own.
+Only positions that predict an answer token go through the output head, ``MAX_LOGITS`` logits at a
+time. Each shorter way is tried on a few rows first (``rlforge.learner.trial``). Where decoder and
+head do not give the model's logits, its own forward pass does, with the head narrowed to those
+positions; where that fails, too, each row has a plain pass of its own.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Scorer:
                     "pass; switch it off"
                 )
             log.warning("%s computes the logits of all answers of a pass at once", name)
+            # The model's own pass may still differ for padded rows.
             if problem := self._problem():
                 self.most_rows = 1
                 log.warning("%s reads each sequence by itself: a padded pass %s", name, problem)

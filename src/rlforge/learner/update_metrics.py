@@ -221,16 +221,15 @@ def _is_named(words: Sequence[str], name: Sequence[str]) -> bool:
 class Operations:
     """Counts from which the operations of a pass over one model follow.
 
-    Counted as in PaLM (Chowdhery et al. 2022, appendix B): multiplications and additions, without
-    recomputation and padding. Per token, N weights of linear layers take 2 N forward and 2 N for
-    the gradient of their inputs; trained weights another 2 each. Causal attention over n tokens
-    takes 2 n^2 d forward, d = layers x heads x head size, and twice that backward. The head is
-    computed at answer tokens only, once for equal ones after equal ones.
+    As in PaLM (Chowdhery et al. 2022, appendix B), without recomputation and padding: per token, N
+    weights of linear layers take 2 N forward and 2 N for the gradient of their inputs; trained
+    weights another 2 each. Causal attention over n tokens takes 2 n^2 d forward, d = layers x heads
+    x head size, and twice that backward.
 
     Attributes:
         linear: Weights of linear layers without the head.
         trained: Those of them, or of adapters, that get a gradient.
-        head: Weights of the head.
+        head: Weights of the head, which is computed at answer tokens only.
         attention: The d above.
         left_out: Linear and trained weights of modules that compute only positions that are read.
 

@@ -72,6 +72,7 @@ class RewardPipeline:
         """Rewards of the game, then after each final transform."""
         rewards = [record.rewards]
         for transform in self._final:
+            # Plug-ins may need only the rewards, and are then plain functions.
             if isinstance(transform, GameTransform):
                 rewards.append(transform.of_game(rewards[-1], record, learned))
             else:
