@@ -11,7 +11,7 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.models.shape import KNOWN, ModelShape
 from rlforge.preflight.memory.needs import GIB
 from rlforge.preflight.memory.plan import make_plan
-from rlforge.preflight.memory.remedies import TURNS, Changes, changed, largest_pass, pass_of
+from rlforge.preflight.memory.remedies import TURNS, Changes, largest_pass, pass_of, with_keys
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 MARK = "<!-- below: python .ci/memory_page.py -->\n"
@@ -69,7 +69,7 @@ def render() -> str:
 
 def _longest(shape: ModelShape, card: int, checkpoints: Changes) -> int:
     """Tokens of the longest pass of a learner with a card of its own."""
-    config = changed(RunConfig(), {"engine.max_model_len": LIMIT, **checkpoints})
+    config = with_keys(RunConfig(), {"engine.max_model_len": LIMIT, **checkpoints})
 
     def fits(config: PolicyConfig) -> bool:
         plan = make_plan(config, shape, ALONE, card * GIB, bf16=True)
@@ -115,7 +115,7 @@ def _longest_answers(shape: ModelShape, card: int, *, alternate: bool) -> str:
     """Cells for the longest answers and how many of them run at once."""
     for length in LENGTHS:
         changes = {"engine.max_model_len": length, **CHECKPOINTS["gradient"], **pass_of(length)}
-        config = changed(RunConfig(), {**changes, **(TURNS if alternate else {})})
+        config = with_keys(RunConfig(), {**changes, **(TURNS if alternate else {})})
         plan = make_plan(config, shape, SHARED, card * GIB, bf16=True)
         if not plan.excess and plan.sequences >= LEAST_SEQUENCES:
             return f"{length:,} | {plan.sequences}"

@@ -25,7 +25,7 @@ from rlforge.models.catalog import locate
 from rlforge.models.fit import start_of
 from rlforge.preflight.fit import in_gib, memory_on
 from rlforge.preflight.memory.plan import place
-from rlforge.preflight.memory.remedies import changed
+from rlforge.preflight.memory.remedies import with_keys
 from rlforge.preflight.model import saved_policies
 from rlforge.record.files import RunPaths
 from rlforge.specs import ActorSpec
@@ -164,7 +164,7 @@ def for_machine(
     if other or note is not None:
         here = dataclasses.replace(here, cards=(), here=False)
     changes = {key: number for key, number in given.items() if number is not None}
-    return changed(config, changes), here, note
+    return with_keys(config, changes), here, note
 
 
 def with_engines_that_start(config: C, machine: Machine) -> C:
@@ -176,14 +176,14 @@ def with_engines_that_start(config: C, machine: Machine) -> C:
     engine, hardware = config.engine, config.hardware
     if not kind_of(config).generates:
         none = {"engine.name": "transformers", "engine.num_engines": 0}
-        return changed(config, none | {"hardware.alternate": False})
+        return with_keys(config, none | {"hardware.alternate": False})
     least = engine.min_engines
     fixed = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
     if least is None or fixed:
         return config
     left = 0 if hardware.alternate else _gpus_of(config, machine) - config.learner.num_learners
     number = max(least, min(engine.num_engines, left))
-    return changed(config, {"engine.num_engines": number})
+    return with_keys(config, {"engine.num_engines": number})
 
 
 def _cards(config: PolicyConfig, hardware: HardwareConfig) -> int:
@@ -273,7 +273,7 @@ def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple
 
 def named_engine(config: C, name: str) -> C:
     """``config`` with another ``engine.name``."""
-    return changed(config, {"engine.name": name})
+    return with_keys(config, {"engine.name": name})
 
 
 def _not_vllm(config: PolicyConfig, hardware: HardwareConfig, machine: Machine) -> str | None:
@@ -305,13 +305,13 @@ def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
     own = machine.cards if config.hardware.ray_address is None else ()
     whole = min((card.memory for card in own), default=planned)
     share = memory.plan.share * planned / whole
-    return changed(config, {"engine.vllm.gpu_memory_utilization": share})
+    return with_keys(config, {"engine.vllm.gpu_memory_utilization": share})
 
 
 def with_start(config: C, run_dir: Path | None = None) -> C:
     """With the folder of the adapter that the run starts from, as ``start_of`` finds it."""
     start = start_of(config, run_dir)
-    return config if start is None else changed(config, {"learner.initial_adapter": str(start)})
+    return config if start is None else with_keys(config, {"learner.initial_adapter": str(start)})
 
 
 # ---------------------------------------------------------------- as text

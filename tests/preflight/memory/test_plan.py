@@ -12,7 +12,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.models.shape import KNOWN, known_shape
 from rlforge.preflight.memory.needs import GIB, EngineJob
 from rlforge.preflight.memory.plan import PROCESS_BYTES, Card, Plan, make_plan, place
-from rlforge.preflight.memory.remedies import TURNS, changed, largest_pass, mend, options, pass_of
+from rlforge.preflight.memory.remedies import TURNS, largest_pass, mend, options, pass_of, with_keys
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.system.limits import VLLM_SHARE
 
@@ -114,7 +114,7 @@ def test_sequences_are_those_for_which_there_is_room():
     card = made.cards[0]
 
     def together(sequences: int) -> int:
-        whole = replanner(cuda(0.5, 0.5))(changed(config, {"engine.max_parallel_seq": sequences}))
+        whole = replanner(cuda(0.5, 0.5))(with_keys(config, {"engine.max_parallel_seq": sequences}))
         return whole.learner.total + whole.engine.total
 
     assert together(made.sequences) <= card.usable < together(made.sequences + 1)
@@ -144,7 +144,7 @@ def test_options_save_the_bytes_they_report():
 
     replan = replanner(cuda(1, 1))
     found = {option.key: option for option in options(config, replan)}
-    checkpointed = replan(changed(config, {"learner.gradient_checkpointing": True}))
+    checkpointed = replan(with_keys(config, {"learner.gradient_checkpointing": True}))
 
     assert found["learner.gradient_checkpointing"].saves == (
         replan(config).learner.total - checkpointed.learner.total
@@ -160,11 +160,11 @@ def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
     longest = largest_pass(config, lambda changed: replan(changed).excess == 0)
     for tokens, fits in ((longest, True), (longest + 1, False)):
         if 0 < tokens <= config.engine.max_model_len:
-            cut = changed(config, pass_of(tokens))
+            cut = with_keys(config, pass_of(tokens))
             assert (replan(cut).excess == 0) == fits
     mended = {key: json.loads(new) for key, new in (one.split("=") for one in mend(config, replan))}
     if mended:
-        assert replan(changed(config, mended)).excess == 0
+        assert replan(with_keys(config, mended)).excess == 0
 
 
 VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
@@ -194,7 +194,7 @@ def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
     config = quick_start(*VLLM, "engine.max_model_len=4096")
 
     replan = replanner(cuda(0.5, 0.5), 16)
-    too_much = changed(config, {"engine.vllm.gpu_memory_utilization": 0.8})
+    too_much = with_keys(config, {"engine.vllm.gpu_memory_utilization": 0.8})
     (override,) = mend(too_much, replan)
     divided = replan(config)
     assert override == f"engine.vllm.gpu_memory_utilization={divided.share:g}"
@@ -270,7 +270,7 @@ def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fi
     (card,) = made.cards
 
     def playing(sequences: int) -> int:
-        more = changed(config, {"engine.max_parallel_seq": sequences})
+        more = with_keys(config, {"engine.max_parallel_seq": sequences})
         whole = replanner(cuda(0.5, 0.5), 16)(more)
         return whole.engine.total + whole.learner_idle.total
 
@@ -316,7 +316,7 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
     saves = shared.need(card) - plan(CHECKPOINTS, IN_TURNS).need(card)
     assert found(cuda(0.5, 0.5))["hardware.alternate"] == saves > 0
     assert "hardware.alternate" not in found(cuda(1, 1))
-    turns = changed(config, TURNS)
+    turns = with_keys(config, TURNS)
     assert "hardware.alternate" not in found(cuda(0.5, 0.5), turns)
     cluster = dataclasses.replace(config.hardware, ray_address="auto")
     assert "hardware.alternate" not in found(
@@ -333,14 +333,14 @@ def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
 def test_a_model_that_fits_a_card_only_in_turns_is_mended_by_turns(engine):
     """Two copies of 8 GiB of weights are more than a card of 16 GB holds, one is not."""
     config = quick_start(CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048")
-    config = changed(config, {"learner.micro_batch_tokens": 2048})
+    config = with_keys(config, {"learner.micro_batch_tokens": 2048})
     shape = known_shape("Qwen/Qwen3-4B")
 
     replan = replanner(cuda(0.5, 0.5), 16, shape)
     assert replan(config).excess > 0
     assert mend(config, replan) == ("hardware.alternate=true",)
-    assert replan(changed(config, TURNS)).excess == 0
-    kept = dataclasses.replace(changed(config, TURNS).hardware, offload_learner=False)
+    assert replan(with_keys(config, TURNS)).excess == 0
+    kept = dataclasses.replace(with_keys(config, TURNS).hardware, offload_learner=False)
     kept_config = dataclasses.replace(config, hardware=kept)
     assert replan(kept_config).excess > 0
     assert mend(kept_config, replan) == ("hardware.offload_learner=true",)

@@ -43,8 +43,9 @@ class Option:
     saves: int
 
 
-def changed(config: C, changes: Changes) -> C:
+def with_keys(config: C, changes: Changes) -> C:
     """``config`` with other values at the keys of ``changes``."""
+    # Not ``rules.changed``: a search plans hundreds of them, and validation takes 50 ms.
     for key, new in changes.items():
         groups, inside = key.split("."), new
         while groups:
@@ -69,10 +70,10 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
     if can_take_turns(config, now):
         found.append(Option(key="hardware.alternate", value="true", saves=now.gained_by_turns))
     if now.alternate:
-        saved = now.learner_idle.total - replan(changed(config, TURNS)).learner_idle.total
+        saved = now.learner_idle.total - replan(with_keys(config, TURNS)).learner_idle.total
         found.append(Option(key="hardware.offload_learner", value="true", saves=saved))
     for key, new in _single(config).items():
-        then = replan(changed(config, {key: new}))
+        then = replan(with_keys(config, {key: new}))
         saved = now.learner.total - then.learner.total
         if key.startswith(("engine.", "model.", "pool.")):
             saved += now.engine.total - then.engine.total
@@ -100,7 +101,7 @@ def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> 
     return bisect.bisect_left(
         range(1, config.engine.max_model_len + 1),
         True,
-        key=lambda tokens: not fits(changed(config, pass_of(tokens))),
+        key=lambda tokens: not fits(with_keys(config, pass_of(tokens))),
     )
 
 
@@ -117,9 +118,9 @@ def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
     """
     said: Changes = {}
     for said in _same_results(config, replan):
-        if (share := _share_that_fits(changed(config, said), replan)) is not None:
+        if (share := _share_that_fits(with_keys(config, said), replan)) is not None:
             return _overrides({**said, **share})
-    shorter = _shorter_steps(changed(config, said), replan)
+    shorter = _shorter_steps(with_keys(config, said), replan)
     return _overrides({**said, **shorter}) if shorter else ()
 
 
@@ -131,7 +132,7 @@ def _same_results(config: PolicyConfig, replan: Replan) -> Iterator[Changes]:
         yield (said := {"hardware.offload_learner": True})
     if not config.learner.gradient_checkpointing:
         yield (said := {**said, "learner.gradient_checkpointing": True})
-    if can_take_turns(config, replan(changed(config, said))):
+    if can_take_turns(config, replan(with_keys(config, said))):
         offload = {} if config.hardware.offload_learner else {"hardware.offload_learner": True}
         yield {**said, "hardware.alternate": True, **offload}
 
@@ -140,7 +141,7 @@ def _shorter_steps(config: PolicyConfig, replan: Replan) -> Changes:
     """Changes for the longest steps of at least 512 trained tokens that fit; none if none do."""
     now = config.engine.max_model_len
     for longest in (now, *(length for length in (4096, 2048, 1024) if length <= now)):
-        shorter = changed(config, {"engine.max_model_len": longest})
+        shorter = with_keys(config, {"engine.max_model_len": longest})
         tokens = largest_pass(shorter, lambda c: _share_that_fits(c, replan) is not None) // 64 * 64
         if tokens < 512:
             continue
@@ -150,7 +151,7 @@ def _shorter_steps(config: PolicyConfig, replan: Replan) -> Changes:
             "learner.micro_batch_tokens": (tokens, config.learner.micro_batch_tokens),
         }
         cut = {key: new for key, (new, old) in sizes.items() if new < old}
-        return {**cut, **(_share_that_fits(changed(shorter, pass_of(tokens)), replan) or {})}
+        return {**cut, **(_share_that_fits(with_keys(shorter, pass_of(tokens)), replan) or {})}
     return {}
 
 
@@ -162,7 +163,7 @@ def _share_that_fits(config: PolicyConfig, replan: Replan) -> Changes | None:
     if engine.name != "vllm" or engine.vllm.kv_cache_gb is not None:
         return None
     share = {"engine.vllm.gpu_memory_utilization": math.floor(plan.left * 100) / 100}
-    return None if replan(changed(config, share)).excess else share
+    return None if replan(with_keys(config, share)).excess else share
 
 
 def _overrides(changes: Changes) -> tuple[str, ...]:
