@@ -22,7 +22,7 @@ from common import record
 
 from rlforge.continuous.config.serving import AbTestConfig
 from rlforge.continuous.serving.records import Arm, Deployment
-from rlforge.continuous.serving.router import Trial
+from rlforge.continuous.serving.trials import Trial
 
 AGENTS, TICKS, SPREAD = 24, 24, 0.35
 

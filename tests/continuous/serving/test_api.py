@@ -796,7 +796,7 @@ async def test_the_admin_deploys_rolls_back_and_lists(deploying, make_adapter):
 
 
 async def test_outcomes_of_answers_decide_a_trial(deploying, make_adapter, monkeypatch):
-    monkeypatch.setattr("rlforge.continuous.serving.router.MIN_OUTCOMES", 5)
+    monkeypatch.setattr("rlforge.continuous.serving.trials.MIN_OUTCOMES", 5)
     trial = AbTestConfig(shares=[0.5], max_outcomes=100)
     async with deploying(strategy="ab_test", ab=trial) as served:
         assert (await served.service.deploy(make_adapter(1))).phase == "trial"
@@ -828,7 +828,7 @@ async def test_one_client_cannot_decide_a_trial_with_made_up_users(
     deploying, make_adapter, monkeypatch
 ):
     """Without the administrators' token all that comes from one address counts as one user."""
-    monkeypatch.setattr("rlforge.continuous.serving.router.MIN_OUTCOMES", 5)
+    monkeypatch.setattr("rlforge.continuous.serving.trials.MIN_OUTCOMES", 5)
     trial = AbTestConfig(shares=[0.5], max_outcomes=30)
     async with deploying(strategy="ab_test", ab=trial) as served:
         await served.service.deploy(make_adapter(1))

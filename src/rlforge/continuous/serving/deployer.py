@@ -21,7 +21,7 @@ from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.adapter import checkpoint_of, copy_files, version_of
 from rlforge.continuous.serving.journal import VERSIONS, Journal
 from rlforge.continuous.serving.records import Check, Deployment, Holdout, Phase, Probe
-from rlforge.continuous.serving.router import Live, Trial
+from rlforge.continuous.serving.trials import Live, Trial
 from rlforge.continuous.serving.validation import validate
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RlforgeError

@@ -34,7 +34,7 @@ Arm = Literal["current", "new"]
 
 @value
 class TrialOutcome:
-    """The reward of an answer during a trial; cluster, stage: see ``statistics.MixtureSprt``."""
+    """The reward of an answer during a trial; cluster, stage: see ``trials.MixtureSprt``."""
 
     arm: Arm
     reward: float

@@ -22,7 +22,7 @@ from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.deployer import Deployer
 from rlforge.continuous.serving.journal import Journal, owned
 from rlforge.continuous.serving.records import Arm, Deployment, Holdout, Probe, TrialOutcome
-from rlforge.continuous.serving.router import Trial
+from rlforge.continuous.serving.trials import Trial
 from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams

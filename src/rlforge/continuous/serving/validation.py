@@ -19,7 +19,7 @@ from rlforge.config.model import ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.adapter import check_fit, fingerprint
 from rlforge.continuous.serving.records import Check, Holdout, PairedOutcomes, Probe
-from rlforge.continuous.serving.statistics import compare
+from rlforge.continuous.serving.trials import compare
 from rlforge.engines.base import Generator
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.models.finite import check_finite
