@@ -150,6 +150,7 @@ class PolicyGradient(ABC, Generic[Config]):
         ):
             return penalty
         legal, known = legal_kl(inputs.legal_logprobs, inputs.reference_legal)
+        # Estimated where no legal token is known.
         return torch.where(known, legal, penalty)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:

@@ -152,6 +152,7 @@ class Admission:
         self._given, self._slots = workers, slots
         first = [Yield(samples, turns, 0) for samples, turns in games if samples and turns]
         # Integers with exact sums: the mean of a constant yield is exact.
+        # Repeated to a quarter of the window, so that games of this run soon outweigh them.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
         #: Ended games among those that count.
         self._ended = 0
@@ -267,6 +268,7 @@ class Admission:
         """Count the learner's wait before this draw, after its work on the last batch."""
         if working_s > 0:
             self._draws += 1
+            # One long wait must not start too many games for many draws.
             ratio = min(waiting_s / working_s, _LONGEST_WAIT)
             self._shortage += self._weight * (ratio - self._shortage)
             share = waiting_s / (waiting_s + working_s)
@@ -331,6 +333,7 @@ class Admission:
         elif self._durations:
             duration = max(1e-3, sum(self._durations) / len(self._durations))
             passed = now - self._since
+            # Exponential means, over the duration of a game.
             weight = -math.expm1(-passed / duration)
             self._mean += (self.in_flight - self._mean) * weight
             self._wanted += (target - self._wanted) * weight
@@ -344,6 +347,7 @@ class Admission:
             burst = max(1.0, games / _BURST, rate * _TICK_S)
             self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now
+        # Games shorter than an update are of one version: engines may have them all at once.
         if self._durations and self._mean * self.samples_per_game < _SHORT * self._batch:
             return math.inf
         return math.floor(self._tokens)

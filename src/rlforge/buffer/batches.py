@@ -57,11 +57,10 @@ def write_batch(
     decode: Decode | None = None,
     advantages: Sequence[float] | None = None,
 ) -> None:
-    """Write ``batch`` to ``path`` (``.parquet`` or ``.csv``), whole or not at all; makes the
-    folder.
+    """Write ``batch`` to ``path`` (``.parquet`` or ``.csv``), whole or not at all.
 
-    Without ``decode`` the texts, and without ``advantages`` these, are null. Parquet holds the
-    batch's own fields in the file's metadata.
+    Makes the folder. Without ``decode`` the texts, and without ``advantages`` these, are null.
+    Parquet holds the batch's own fields in the file's metadata.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unknown = [None] * len(batch.samples)

@@ -98,10 +98,10 @@ class Selection:
 
 @value
 class MicroBatch:
-    """Tensors of one forward pass: R rows of L input tokens; B turns of T answer tokens each, N
-    real ones.
+    """Tensors of one forward pass.
 
-    Positions are indexes in ``input_ids.flatten()``.
+    R rows of L input tokens; B turns of T answer tokens each, N real ones. Positions are indexes in
+    ``input_ids.flatten()``.
 
     Attributes:
         input_ids [R, L]: Inputs; [1, S] with ``packing``.
@@ -155,6 +155,7 @@ def select_rows(samples: Sequence[Sample], max_train_len: int | None) -> Selecti
                 f"{sample.origin}, turn {sample.turn_index}: {len(sample.token_ids)} tokens but "
                 f"{len(sample.logprobs)} log-probs; the engine must return one per sampled token"
             )
+        # Without a prompt no position predicts the first token.
         if not sample.token_ids or not sample.prompt_token_ids:
             empty += 1
             continue
@@ -196,6 +197,7 @@ def join_turns(turns: Iterable[Row], samples: Sequence[Sample]) -> list[Row]:
         before = last.pop(episode, None)
         if before is not None:
             if continues(turn.prompt, before.prompt, before.answer):
+                # Flat, so that a long conversation holds each turn once.
                 bare = dataclasses.replace(before, earlier=())
                 turn = dataclasses.replace(turn, earlier=(*before.earlier, bare))
             else:
@@ -222,6 +224,7 @@ def sums_of(rows: Sequence[Row], per_token: Tensor) -> list[float]:
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
     """Shuffle ``rows`` into ``parts`` lists whose sizes differ by one at most; none is empty."""
+    # One step sees all rows: nothing to shuffle.
     if parts == 1:
         return [list(rows)] if rows else []
     order = generator.permutation(len(rows))
@@ -278,8 +281,10 @@ def collate(
     copies, legal = None, _legal_ids(turns)
     # Rows with equal tokens share positions: each pair of position and token is scored once.
     if len(np.unique(at)) < at.size:
+        # One number for each pair of a position and a token.
         pairs = at * (token_ids.max() + 1) + token_ids
         if legal is not None:
+            # Equal tokens with other legal sets are scored apart.
             _, sets = np.unique(legal, axis=0, return_inverse=True)
             pairs = pairs * (sets.max() + 1) + sets
         _, first_of, copies = np.unique(pairs, return_index=True, return_inverse=True)

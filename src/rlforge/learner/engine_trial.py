@@ -73,6 +73,7 @@ def tried(config: PolicyConfig, device: str, threads: int | None, gpus: float) -
         except BaseException:
             with contextlib.suppress(Exception):
                 in_thread(lambda: asyncio.run(engine.close()))
+            # It must be gone when its memory is collected below.
             del engine
             raise
     # vLLM, torch and the driver each raise their own.
@@ -141,6 +142,7 @@ async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> flo
             "the nearest other policy's",
             *(uid, gaps[uid], allowed, told_by),
         )
+        # Not by >, because nan must fail.
         if not gaps[uid] <= allowed:
             closest = min(gaps, key=lambda other: gaps[other])
             instead = f"; {closest} has answered instead" if gaps[closest] <= allowed else ""
@@ -162,6 +164,7 @@ async def _answers(
         tokens[start : start + PROMPT_TOKENS] for start in range(0, len(tokens), PROMPT_TOKENS)
     ]
     answers: dict[str, list[Completion]] = {uid: [] for uid in reference.policies}
+    # After the second adapter: an engine may go on with the one that it loaded last.
     again = list(reference.policies)[1]
     for round_of in (list(reference.policies), [again]):
         asked = [(uid, number) for number in range(PROMPTS) for uid in round_of]

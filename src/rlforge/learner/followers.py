@@ -96,8 +96,7 @@ class Followers:
             self.refresh()
 
     def state_dict(self, *, keep: bool) -> dict[str, Weights]:
-        """CPU copies of the average and the snapshot; empty tensors on ranks that do not ``keep``
-        them.
+        """CPU copies of average and snapshot; empty tensors on ranks that do not ``keep`` them.
 
         Every rank calls it, because spread weights are gathered.
         """
@@ -126,6 +125,7 @@ class Followers:
             "snapshot": reference is not None and reference.to == "snapshot",
         }
         for kind, weights in state.items():
+            # It was switched off since the state was saved.
             if not takes[kind]:
                 continue
             check_fit(weights, own, f"{kind} in the learner state")

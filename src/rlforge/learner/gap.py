@@ -51,6 +51,7 @@ class EarlierVersions:
         """Read the versions up to ``newest``, without ``current``, that the run ``saved``."""
         if not self._most:
             return
+        # Versions are read into the model, which gets its own weights back.
         own = self._policy.followers.copy()
         for version in range(max(0, newest - self._most), newest + 1):
             if version == current or version in self._kept:
@@ -74,6 +75,7 @@ class EarlierVersions:
         versions = [batch[turn.sample].policy_version for turn in selection.turns]
         wanted = min(MOST_SAMPLED, -(-len(versions) // TURNS_PER_SAMPLED))
         known = self._kept.keys() & set(versions) - {current}
+        # The update scores tokens of its own version anyway.
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)

@@ -41,6 +41,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
     weight, epsilon = parameters.pop("weight", None), _epsilon(module)
     if weight is None or parameters or weight.ndim != 1 or epsilon is None:
         return False
+    # A gated norm takes a second input.
     if len(inspect.signature(module.forward).parameters) != 1:
         return False
     # Also inputs of size sqrt(epsilon), at which epsilon matters.
@@ -144,6 +145,7 @@ def _gains(layer: Any) -> bool:
     if type(base) is not nn.Linear:
         return False
     (name,) = layer.lora_A
+    # Dropout acts on the adapter's inputs alone, which a merged weight cannot show.
     plain = isinstance(layer.lora_dropout[name], nn.Identity) and not layer.lora_variant
     # In bfloat16 the sum would round most of B A away.
     exact = base.weight.dtype == layer.lora_A[name].weight.dtype == torch.float32

@@ -75,4 +75,5 @@ def check_compiling(device: str) -> None:
 def compile_layers(model: nn.Module) -> None:
     """Compile the decoder layers of ``model``, in place; ConfigError where it has none."""
     for layer in decoder_layers(model, "compile"):
+        # One graph for any number of rows and tokens.
         layer.forward = torch.compile(layer.forward, dynamic=True)

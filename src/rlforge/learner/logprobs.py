@@ -28,8 +28,9 @@ from rlforge.types import value
 
 @value
 class Reading:
-    """How outputs y of a head become logits, in float32: cap tanh(scale y / cap), or scale y, over
-    T.
+    """From outputs y of a head to logits: cap tanh(scale y / cap), or scale y, over temperature.
+
+    All of it in float32.
 
     Example:
         >>> Reading(scale=2.0, temperature=4.0).logits(torch.tensor([1.0, 6.0]))
@@ -188,6 +189,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head: Head = ctx.head.cast()
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        # Chunks add up in float32, whatever the dtype of the weight.
         grad_weight = torch.zeros_like(head.weight, dtype=torch.float32) if wants_weight else None
         grad_bias = normalisers.new_zeros(len(head.weight)) if wants_bias else None
         with torch.autocast(hidden.device.type, enabled=False):

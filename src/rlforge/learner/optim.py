@@ -101,8 +101,7 @@ class Optimizer:
         return self._config.learning_rate * factor
 
     def step(self, loss: float, update: int) -> tuple[float, bool]:
-        """Apply the ranks' gradients and forget them; returns their norm, and whether they were
-        applied.
+        """Apply and forget the ranks' gradients; returns their norm, and whether they were applied.
 
         Raises RunError, which names ``update``, where too many in a row were not finite.
         """

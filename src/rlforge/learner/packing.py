@@ -111,6 +111,7 @@ class Packing:
     @classmethod
     def of(cls, made: Segments, device: torch.device) -> Packing:
         segments, sizes = made.segments, made.sizes
+        # A segment attends from the beginning of its row to its own end.
         attended = np.array([segment.end for segment in segments])
         ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
         alone = all(segment.parent is None for segment in segments)
@@ -166,6 +167,7 @@ def _grouped(sizes: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
     """Lists of similar segments, by index, with ``sizes`` queries and ``attended`` keys."""
     made: list[list[int]] = []
     most = longest = 0
+    # By keys, then by queries: neighbours need little padding.
     for index in np.lexsort((sizes, attended)):
         size, seen = int(sizes[index]), int(attended[index])
         wider, longer = max(most, size), max(longest, seen)

@@ -58,6 +58,7 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     # The smallest load that suffices, as the number of parts falls with it.
     least = bisect_left(range(sum(lengths)), True, lo=max(lengths, default=0), key=suffices)
     cuts = _filled(lengths, shared, least)
+    # Ranks beyond the last cut get no rows.
     cuts += [len(rows)] * (parts - len(cuts))
     return [ordered[start:end] for start, end in pairwise([0, *cuts])]
 
@@ -165,6 +166,7 @@ def parts(
     for row, shared in zip(ordered, alike, strict=True):
         length = row.input_length
         if layout in ("padded", "distinct"):
+            # A row equal to the last one is computed with it.
             known = bool(part) and shared == length == part[-1].input_length
             computed += not known
             positions = computed * length

@@ -113,8 +113,7 @@ class PolicySpec:
 
 
 class Policy:
-    """Weights in training: a float32 adapter (``train: lora``) or the whole model, in float32
-    (``full``).
+    """Weights in training: an adapter (``train: lora``) or the whole model (``full``), in float32.
 
     A model loaded in bfloat16 computes under autocast. The weights of the algorithm's reference
     take the place of those in training while they are scored; the model before a fresh adapter is
@@ -277,9 +276,7 @@ class Policy:
                 module.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
-        """Cut this rank's share of ``rows`` into forward passes within the limits of rows and
-        tokens.
-        """
+        """Cut this rank's share of ``rows`` into forward passes within both limits."""
         tokens = sum(row.input_length for row in rows)
         # Short rows lose less to padding than packing costs.
         packed = tokens >= self._packs_from * len(rows)
@@ -374,9 +371,7 @@ class Policy:
         return (known + self._ranks.sum_(values)).tolist()
 
     def save(self, directory: Path | None) -> None:
-        """Write adapter or full weights, critic and average; every rank calls it, others than 0
-        with None.
-        """
+        """Write adapter or full weights, critic and average; ranks other than 0 pass None."""
         self._save_weights(directory)
         if self.value_head is not None and directory is not None:
             save_value_head(self.value_head, directory)

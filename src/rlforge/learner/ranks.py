@@ -80,6 +80,7 @@ class ConnectedRanks(Ranks):
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         # FSDP has summed the gradients of parameters that are spread over the ranks.
         copies = [p for p in parameters if not isinstance(p, DTensor)]
+        # A rank may have no rows that reach a parameter.
         present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
         wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
         # Few large collectives are faster than one per parameter.

@@ -160,6 +160,7 @@ class Scorer:
         unread, legal = 0, micro.legal_ids
         token_ids = micro.token_ids
         if legal is not None:
+            # Absent tokens are scored as token 0, and masked below.
             token_ids = torch.cat([token_ids[:, None], legal.clamp(min=0)], dim=1)
         with self._precision():
             if self._reading is not None:
@@ -183,6 +184,7 @@ class Scorer:
             legal_logprobs=None if legal is None else logprobs[:, 1:],
             entropy=entropies,
             values=self._values(hidden, micro.last_prompt),
+            # Operations leave out padding already.
             unread=max(unread - micro.padding, 0),
         )
 
@@ -334,6 +336,7 @@ class Scorer:
         marks: list[Tensor] = []
 
         def mark(_head: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            # Wide enough to show a soft cap.
             values = torch.linspace(-30.0, 30.0, outputs.numel(), device=outputs.device)
             values[0] = _SMALL
             read.append(inputs[0])

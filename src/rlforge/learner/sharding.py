@@ -54,6 +54,7 @@ def spread_model(
     layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
     for parameter in kept:
+        # FSDP moves the weights that it spreads, and leaves these.
         parameter.data = parameter.data.to(device)
     mesh = ranks.mesh()
     # Autocast would keep a copy of every layer for the backward pass: the whole model on every
@@ -165,6 +166,7 @@ def clip_gradient(parameters: Iterable[nn.Parameter], largest: float, ranks: Ran
         norm = torch.nn.utils.get_total_norm(gradients)
     else:
         copies = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+        # Parts are of this rank alone; copies are equal on all ranks and count once.
         squares = ranks.sum_(torch.nn.utils.get_total_norm(parts) ** 2)
         norm = (squares + torch.nn.utils.get_total_norm(copies).to(squares.device) ** 2).sqrt()
     factor = torch.clamp(largest / (norm + 1e-6), max=1.0)

@@ -76,6 +76,7 @@ def _rows(vocab_size: int) -> tuple[Row, ...]:
     tokens = trial_tokens(vocab_size, 1 + max(max(text) for text in _TEXTS)).tolist()
     texts = [tuple(tokens[number] for number in text) for text in _TEXTS]
     rows, start = [], 0
+    # Sorted, as the prefix tree of packed rows needs.
     for index, text in enumerate(sorted(texts)):
         rows.append(Row(sample=index, prompt=text[:1], answer=text[1:], start=start))
         start += len(text) - 1
@@ -111,9 +112,7 @@ def stirred(model: nn.Module) -> Iterator[None]:
 
 
 def replace_forwards(model: nn.Module, replace: Callable[[], None]) -> Callable[[], None]:
-    """Call ``replace``, which may set the ``forward`` of modules; returns a function that undoes
-    it.
-    """
+    """Call ``replace``, which may set the ``forward`` of modules; returns a call that undoes it."""
     own = [(module, vars(module).get("forward")) for module in model.modules()]
     replace()
 

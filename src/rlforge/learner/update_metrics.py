@@ -180,6 +180,7 @@ def logprob_metrics(
     """Entropy, and |proximal - behaviour| log-prob [N] over the tokens at lag 0."""
     if not selection.tokens:
         return {}
+    # At tokens of earlier versions the policies differ, not only the engines.
     current = np.repeat(
         [batch[row.sample].policy_version == version for row in selection.turns],
         [len(row.answer) for row in selection.turns],
