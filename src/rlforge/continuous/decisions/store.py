@@ -193,7 +193,7 @@ class TrajectoryStore(StoreReader):
         self._write("DELETE FROM decisions WHERE windowId = ?", [(one,) for one in window_ids])
 
     def close(self) -> None:
-        """Leave one file without a log, and let another process write. Again it does nothing."""
+        """Leave one file without a log, and let another process write. Twice is as once."""
         # Another process may be reading: then the log stays beside the file.
         with self._lock, self._closing, contextlib.suppress(sqlite3.Error):
             self._database.execute("PRAGMA journal_mode = DELETE")
