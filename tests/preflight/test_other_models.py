@@ -126,8 +126,7 @@ def test_doctor_shows_where_it_is_and_what_it_takes(base, good):
     assert [one.detail for one in report.findings if one.what == "opponent"] == [
         f"hf:{good}: {good}"
     ]
-    named = [part.name for part in report.memory.plan.engine.parts]
-    assert {"other models", "their caches"} <= set(named)
+    assert {"other models", "their caches"} <= report.memory.plan.engine.keys()
     keys = {option.key for option in report.memory.options}
     assert {"pool.hf.max_parallel_seq", "pool.hf.max_model_len"} <= keys
     alone = examine(composed(*base, "eval.opponents=[random_legal]"), check=launch.check)
