@@ -21,6 +21,7 @@ from rlforge.record.files import (
     write_json,
 )
 from rlforge.record.results import read_evals
+from rlforge.show.report.data import load_run
 
 
 def a_run(path):
@@ -98,10 +99,10 @@ def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path):
 def test_lines_that_lack_a_field_are_named(tmp_path):
     run = create_run(tmp_path)
     run.evals.write_text('{"step": 1}\n')
-    with pytest.raises(
-        RlforgeError, match=r"evals\.jsonl is damaged \(.*missing @ \$\[0\]\.wins.*remove the line"
-    ):
-        read_evals(run)
+    lacks = r"evals\.jsonl is damaged \(.*missing @ \$\[0\]\.wins.*remove the line"
+    for read in (lambda: read_evals(run), lambda: load_run(tmp_path)):
+        with pytest.raises(RlforgeError, match=lacks):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -254,8 +254,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def read_values(cls: type[T], path: Path) -> list[T]:
     """The values in ``path``, as ``read_jsonl``; RlforgeError for a line that holds none."""
+    return values_in(cls, read_jsonl(path), path)
+
+
+def values_in(cls: type[T], rows: Sequence[Mapping[str, Any]], path: Path) -> list[T]:
+    """The values in the lines of ``path`` that were read; raises as ``read_values``."""
     try:
-        return from_json(list[cls], read_jsonl(path))  # type: ignore[valid-type]
+        return from_json(list[cls], rows)  # type: ignore[valid-type]
     except ValueError as error:
         raise RlforgeError(
             f"{path} is damaged ({error}, counted from 0); remove the line and try again"

@@ -12,7 +12,7 @@ from rlforge.config.roots import kind_of_run
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.analyses import Analysis, read_analyses
-from rlforge.record.files import RunPaths, open_run, read_intact, read_json
+from rlforge.record.files import RunPaths, open_run, read_intact, read_json, values_in
 from rlforge.record.game_files import GameIndex, index_games
 from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
 from rlforge.record.status import read_summary, why_it_ended
@@ -90,10 +90,10 @@ def load_run(run_dir: Path | str) -> RunData:
         windows=tuple(windows),
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
-        evals=from_json(tuple[EvalResult, ...], evals),
-        exact=from_json(tuple[ExactResult, ...], exact),
-        alarms=from_json(tuple[Alarm, ...], alarms),
-        ratings=from_json(tuple[Ratings, ...], ratings),
+        evals=tuple(values_in(EvalResult, evals, paths.evals)),
+        exact=tuple(values_in(ExactResult, exact, paths.exact)),
+        alarms=tuple(values_in(Alarm, alarms, paths.sentinel)),
+        ratings=tuple(values_in(Ratings, ratings, paths.ratings)),
         pool=from_json(PoolSnapshot, pool) if (pool := read_json(paths.pool)) else None,
         api=read_json(paths.api),
         summary=summary,
