@@ -11,6 +11,7 @@ import pytest
 from rlforge.errors import RlforgeError
 from rlforge.record.files import (
     JsonlFile,
+    RunPaths,
     create_run,
     mend_jsonl,
     open_log,
@@ -97,7 +98,7 @@ def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path):
 
 
 def test_lines_that_lack_a_field_are_named(tmp_path):
-    run = create_run(tmp_path)
+    run = RunPaths(root=a_run(tmp_path))
     run.evals.write_text('{"step": 1}\n')
     lacks = r"evals\.jsonl is damaged \(.*missing @ \$\[0\]\.wins.*remove the line"
     for read in (lambda: read_evals(run), lambda: load_run(tmp_path)):
