@@ -40,13 +40,6 @@ class Metadata:
         return not self.provider.startswith((SCRIPTED, CONTROL))
 
 
-def confidence_of(completion: Completion) -> float:
-    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
-    if not completion.logprobs:
-        return 1.0
-    return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))
-
-
 @value
 class Result:
     """The financial outcome of a decision, known once its position is closed or the window ends.

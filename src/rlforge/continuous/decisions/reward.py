@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from rlforge.continuous.config.continuous import DecisionRewardConfig
 from rlforge.continuous.decisions.records import Decision, Result
-from rlforge.continuous.market.books import Settled
 from rlforge.types import value
 
 #: Speed term of a fast decision, and minutes of holding below which a decision is one.
@@ -102,16 +101,6 @@ class DecisionReward:
         # The first decision of an agent, the last one assigned, has its whole return.
         whole = dict(zip(reversed(agents), reversed(found), strict=True))
         return dict(sorted(whole.items()))
-
-
-def result_of(settled: Settled) -> Result:
-    """The record of a settled decision."""
-    return Result(
-        pnl=settled.pnl,
-        investment=settled.investment,
-        hold_time_minutes=settled.hold_time_minutes,
-        win_rate=settled.win_rate,
-    )
 
 
 def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rlforge.continuous.decisions.records import Decision, Json, Metadata, confidence_of
+from rlforge.continuous.decisions.records import Decision, Json, Metadata
 from rlforge.types import Completion
 
 ANSWER = "ANSWER"
@@ -60,3 +61,10 @@ def state_after(decision: Decision) -> Json:
     if "prompt" in state:
         return {"prompt": state["prompt"] + text}
     return {"messages": [*state["messages"], {"role": "assistant", "content": text}]}
+
+
+def confidence_of(completion: Completion) -> float:
+    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
+    if not completion.logprobs:
+        return 1.0
+    return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.records import CONTROL
-from rlforge.continuous.decisions.reward import HIGH, LOW, DecisionReward, result_of
+from rlforge.continuous.decisions.reward import HIGH, LOW, DecisionReward
+from rlforge.continuous.loop.population import result_of
 from rlforge.continuous.loop.trials import MarketTrials, answer_probes, market_probes
 from rlforge.continuous.market.books import Settled
 from rlforge.continuous.market.trading import AgentPrompter

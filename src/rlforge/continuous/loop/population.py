@@ -20,10 +20,9 @@ from rlforge.continuous.decisions.records import (
     DecisionOutcome,
     Json,
     Metadata,
-    confidence_of,
+    Result,
 )
-from rlforge.continuous.decisions.reward import result_of
-from rlforge.continuous.loop.answers import Ask
+from rlforge.continuous.loop.answers import Ask, confidence_of
 from rlforge.continuous.market.actions import CONFIDENCE, NO_OP
 from rlforge.continuous.market.books import Receipt, Settled
 from rlforge.continuous.market.traders import Crowd
@@ -258,3 +257,13 @@ class Population:
 
     def _id(self, agent_id: str) -> str:
         return f"{self._labels.prefix}-{self.state.world.ticks:08d}-{agent_id}"
+
+
+def result_of(settled: Settled) -> Result:
+    """The record of a settled decision."""
+    return Result(
+        pnl=settled.pnl,
+        investment=settled.investment,
+        hold_time_minutes=settled.hold_time_minutes,
+        win_rate=settled.win_rate,
+    )

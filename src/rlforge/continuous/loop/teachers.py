@@ -17,7 +17,8 @@ from rlforge.config.rules import InvalidValuesError, validated
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig, DecisionRewardConfig
 from rlforge.continuous.config.market import MarketConfig
-from rlforge.continuous.decisions.reward import DecisionReward, result_of
+from rlforge.continuous.decisions.reward import DecisionReward
+from rlforge.continuous.loop.population import result_of
 from rlforge.continuous.market import text
 from rlforge.continuous.market.actions import NO_OP
 from rlforge.continuous.market.traders import Crowd, make_trader
