@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
     replicas = {node.name: node.replicas for node in graph.nodes}
     assert replicas == once | {"engine": 2, "collector": 3, "learner": 2}
     assert not any(node.num_gpus for node in graph.nodes)
+
+
+def test_gpus_that_cannot_be_read_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    of_gpus = config("hardware=gpu_1", "engine=transformers")
+    notes = make_plan(of_gpus, Machine(cpus=16, gpus=1)).notes
+    assert [note for note in notes if "pip install 'rlforge[gpu]'" in note] != []
 
 
 def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> None:

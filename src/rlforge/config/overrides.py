@@ -13,7 +13,7 @@ from hydra.errors import OverrideParseException
 
 from rlforge.config.keys import alike, all_keys, all_roots, conf_dir, foreign_keys, kinds_with
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import ConfigError, check_type
+from rlforge.errors import ConfigError, check_type, nearest
 
 
 def key_of(override: Override) -> str:
@@ -129,7 +129,8 @@ def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Ite
         if override.is_delete() and key_of(override).rpartition(".")[0] not in MAPPINGS:
             yield f"{line} (command line): nothing can be left out; choose another"
         if key_of(override) == "algorithm.name":
-            mend = f"write algorithm={override.value()}"
+            options = [path.stem for path in (conf_dir() / "algorithm").glob("*.yaml")]
+            mend = f"write algorithm={override.value()}{nearest(str(override.value()), options)}"
             yield f"{line} (command line): needs settings of its own; {mend}"
         if key_of(override) in MAPPINGS and override.value() == {}:
             yield (

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -215,6 +216,11 @@ def gpu_notes(
         )
     if hardware.device != "cuda" or hardware.num_gpus is None:  # of a cluster, where none is idle
         return
+    if not machine.cards and find_spec("pynvml") is None:
+        yield (
+            "GPUs are neither measured nor reserved without nvidia-ml-py: "
+            "pip install 'rlforge[gpu]'"
+        )
     used = _cards(live, hardware)
     if used < there:
         keys = f"engine.num_engines={engines}, " if engines else ""

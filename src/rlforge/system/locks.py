@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.system.hardware import visible_gpus
-from rlforge.system.packages import need_packages
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -140,10 +139,7 @@ def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]
     naming the holders when too few are free.
     """
     on_gpus = hardware.device == "cuda" and hardware.ray_address is None
-    found = {}
-    if on_gpus and hardware.exclusive:
-        need_packages("hardware.exclusive=true", "gpu", "pynvml")
-        found = visible_gpus()
+    found = visible_gpus() if on_gpus and hardware.exclusive else {}
     if not found:
         yield hardware
         return

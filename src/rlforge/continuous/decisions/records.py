@@ -122,6 +122,14 @@ class TrainingWindow:
 
     id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where needed). decisions: in order
     of time. avg_reward: 0 if none has a reward. reasons: why it is not ready.
+
+    Example:
+        >>> window = TrainingWindow(
+        ...     id="2024-11-13-10:00", start_time=1731492000.0, end_time=1731495600.0, agents=(),
+        ...     decisions=(), avg_reward=0.0, ready=False, reasons=("no decisions",),
+        ... )
+        >>> window.end_time - window.start_time
+        3600.0
     """
 
     id: str
