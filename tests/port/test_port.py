@@ -527,7 +527,7 @@ def test_what_is_not_known_for_sure_is_a_remark_with_its_line(tmp_path, parts, s
         ),
         (
             {"l": learner(num_learners="'two'")},
-            "run.py:{}: does not compose: learner.num_learners: ",
+            "run.py:{}: does not compose: learner.num_learners=two: must be a whole number",
         ),
     ],
 )
