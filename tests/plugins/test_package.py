@@ -146,7 +146,7 @@ def test_wrong_settings_end_a_command_before_it_starts(with_examples):
         "rlforge-example-plugins 1.0 (example_plugins.players:Greedy)"
     )
     wrong = {
-        "algorithm.clip=0": "algorithm.clip=0.0 (command line, algorithm.clip=0): must be above 0",
+        "algorithm.clip=0": "algorithm.clip=0 (command line, algorithm.clip=0): must be above 0",
         "algorithm.clp=1": "no such key in BatchMeanConfig; did you mean algorithm.clip",
         "rewards.step=[{name: turn_cost, cost: -1}]": "rewards.step[0].cost: -1 must be 0 or more",
         "rewards.step=[{name: turn_cost, price: 1}]": "turn_cost has no such parameter",
