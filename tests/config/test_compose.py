@@ -72,6 +72,19 @@ def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path):
         from_yaml(tmp_path / "config.yaml")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("algorithm.clip_lw=0.1", "no such key in PpoConfig; did you mean algorithm.clip_low"),
+        ("algorithm.group_size=3", "no such key in PpoConfig; algorithm=grpo has it"),
+        ("env.train.0.max_turn=3", "no such key; did you mean env.train.0.max_turns"),
+    ],
+)
+def test_an_unknown_key_is_compared_with_those_of_its_own_class(line, said):
+    with pytest.raises(ConfigError, match=said):
+        compose(["algorithm=ppo", line])
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "config.yaml").write_bytes(b"name: \xff\xfe\n")
     with pytest.raises(ConfigError, match=r"config\.yaml: 'utf-8' codec"):

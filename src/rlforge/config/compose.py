@@ -6,6 +6,7 @@ checks can say it too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from rlforge.config.overrides import (
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import InvalidValuesError, Wrong, as_values, changed, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, first_line, raise_all, refusals
 
 C = TypeVar("C", bound=PolicyConfig)
@@ -103,7 +105,7 @@ class Composed(Generic[C_co]):
         """A ``ConfigError`` about a value, with where it was set."""
         key, given, origin = wrong.key, wrong.given, self.origin(wrong.key)
         if wrong.unknown:
-            return ConfigError(f"{key} ({origin}): no such key{not_there(key, type(self.config))}")
+            return ConfigError(f"{key} ({origin}): no such key{not_there(key, self.config)}")
         shown = type(given).__name__ if dataclasses.is_dataclass(given) else given
         return ConfigError(f"{key}={shown} ({origin}): {wrong.reason}")
 
@@ -198,8 +200,12 @@ def from_hydra(
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
+    defaults = root()
+    with contextlib.suppress(ConfigError, OmegaConfBaseException):  # said when it is validated
+        algorithm = algorithm_config(str(composed.algorithm.name))()
+        defaults = dataclasses.replace(defaults, algorithm=algorithm)
     found = Composed(
-        config=root(), overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
+        config=defaults, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
     try:
         keys = [str(key) for key in composed if key != "hydra"]

@@ -102,13 +102,15 @@ def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str,
     return kept({key: value for key, value in values.items() if key != "kind"}, "")
 
 
-def not_there(key: str, root: type) -> str:
-    """The end of a message about a key that ``root`` does not have: where it is, or one like it."""
-    having = [name for name, one in ALGORITHM_CONFIGS.items() if key in all_keys(one, "algorithm.")]
-    if having:
-        end = "has it" if len(having) == 1 else "have it"
-        return f" for this algorithm; algorithm={' and '.join(having)} {end}"
-    head = key.rpartition(".")[0]
+def not_there(key: str, config: PolicyConfig) -> str:
+    """The end of a message about a key that ``config`` lacks: where it is, or one like it."""
+    if key.startswith("algorithm."):
+        kind, of_all = type(config.algorithm), ALGORITHM_CONFIGS.items()
+        having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
+        end = f"; algorithm={' and '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+        mend = end if having else alike(key, all_keys(kind, "algorithm."))
+        return f" in {kind.__name__}{mend}"
+    root, head = type(config), key.rpartition(".")[0]
     owner = _class_at(root, head)
     # Entries of lists and mappings have keys that are in none of the root's.
     own = [f"{head}.{name}" for name in hints(owner)] if owner else []
