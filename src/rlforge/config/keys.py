@@ -108,7 +108,9 @@ def not_there(key: str, config: PolicyConfig) -> str:
         kind, of_all = type(config.algorithm), ALGORITHM_CONFIGS.items()
         having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
         end = f"; algorithm={' and '.join(having)} {'has' if len(having) == 1 else 'have'} it"
-        mend = end if having else alike(key, all_keys(kind, "algorithm."))
+        own = nearest(key.removeprefix("algorithm."), hints(kind))
+        known = all_keys(kind, "algorithm.") if own else all_keys(type(config))
+        mend = end if having else alike(key, known)
         return f" in {kind.__name__}{mend}"
     root, head = type(config), key.rpartition(".")[0]
     owner = _class_at(root, head)
