@@ -108,8 +108,8 @@ def not_there(key: str, config: PolicyConfig) -> str:
         kind, of_all = type(config.algorithm), ALGORITHM_CONFIGS.items()
         having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
         end = f"; algorithm={' and '.join(having)} {'has' if len(having) == 1 else 'have'} it"
-        own = nearest(key.removeprefix("algorithm."), hints(kind))
-        known = all_keys(kind, "algorithm.") if own else all_keys(type(config))
+        close = nearest(key.removeprefix("algorithm."), hints(kind))
+        known = all_keys(kind, "algorithm.") if close else all_keys(type(config))
         mend = end if having else alike(key, known)
         return f" in {kind.__name__}{mend}"
     root, head = type(config), key.rpartition(".")[0]
