@@ -2,7 +2,6 @@ import dataclasses
 import gc
 import random
 import re
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -297,7 +296,10 @@ def test_a_raising_step_names_env_turn_and_cause(scripted_env):
 
 
 def test_an_environment_that_ends_the_process_is_a_failure_with_its_line(scripted_env):
-    game = TextArenaGame(scripted_env(lambda env: sys.exit(1)), 0)
+    def end(env):
+        raise SystemExit(1)  # sys.exit is another function once wandb was imported
+
+    game = TextArenaGame(scripted_env(end), 0)
     said = r"step failed in turn 1: SystemExit: 1 \(.*test_textarena.py, line"
     with pytest.raises(GameError, match=said):
         game.step("[0]")
