@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rlforge.config.complaints import InvalidValuesError, Wrong
 from rlforge.config.explain import explained, missing_option
 from rlforge.config.keys import conf_dir, group_dirs, not_there, own_values
 from rlforge.config.overrides import (
@@ -33,7 +34,7 @@ from rlforge.config.overrides import (
     parse_overrides,
 )
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.rules import InvalidValuesError, Wrong, as_values, changed, read, value_at
+from rlforge.config.rules import as_values, changed, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, first_line, raise_all, refusals

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from rlforge.config.complaints import InvalidValuesError
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
-from rlforge.config.rules import InvalidValuesError, hints, with_values
+from rlforge.config.rules import hints, with_values
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, nearest, raise_all

@@ -18,12 +18,12 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from rlforge.errors import ConfigError, nearest
+from rlforge.config.complaints import ClashError, InvalidValuesError, Wrong, translated
 
 C = TypeVar("C", bound="Group")
 
@@ -62,7 +62,7 @@ class Group:
         made = handler(value)
         vars(made).update((name, _frozen(inside)) for name, inside in vars(made).items())
         if info.context is not _EACH_ALONE and (found := list(made.clashes())):
-            raise _ClashError(made, found)
+            raise ClashError([Wrong(key, value_at(made, key), why) for key, why in found])
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -347,27 +347,6 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 # ---------------------------------------------------------------- from plain values, and back
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A key, relative to what was validated, the value that it was given, and what is wrong."""
-
-    key: str
-    given: Any
-    reason: str
-    unknown: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.given}: {self.reason}"
-
-
-class InvalidValuesError(ConfigError):
-    """Values that make no configuration: ``wrong`` has all of them."""
-
-    def __init__(self, wrong: list[Wrong]) -> None:
-        super().__init__("\n".join(map(str, wrong)))
-        self.wrong = wrong
-
-
 def adapter(cls: type) -> Any:
     """The ``pydantic.TypeAdapter`` of a class."""
     from pydantic import TypeAdapter
@@ -391,7 +370,7 @@ def validated(cls: type[C], values: object) -> C:
         >>> from rlforge.config.training import GrpoConfig
         >>> validated(GrpoConfig, {"group_size": 1, "clip_lo": 0.1})
         Traceback (most recent call last):
-        rlforge.config.rules.InvalidValuesError: group_size=1: must be 2 or more
+        rlforge.config.complaints.InvalidValuesError: group_size=1: must be 2 or more
         clip_lo=0.1: no such key
     """
     return _made(cls, values)
@@ -403,7 +382,7 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
     try:
         made: C = adapter(cls).validate_python(values, context=context)
     except ValidationError as error:
-        raise InvalidValuesError([*_wrong(error.errors(), values)]) from None
+        raise InvalidValuesError([*translated(error.errors(), values)]) from None
     return made
 
 
@@ -415,16 +394,8 @@ def value_problem(hint: Any, value: object) -> str | None:
     try:
         TypeAdapter(hint, config=settings).validate_python(value, strict=True)
     except ValidationError as error:
-        return next(_wrong(error.errors(), value)).reason
+        return next(translated(error.errors(), value)).reason
     return None
-
-
-class _ClashError(ValueError):
-    """The ``clashes`` of a configuration, on their way through pydantic."""
-
-    def __init__(self, made: Group, found: list[Problem]) -> None:
-        super().__init__("clashes")
-        self.wrong = [Wrong(key, value_at(made, key), reason) for key, reason in found]
 
 
 def value_at(config: Any, key: str) -> Any:
@@ -435,66 +406,6 @@ def value_at(config: Any, key: str) -> Any:
         else:
             config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
-
-
-def _wrong(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
-    """Translate pydantic's complaints about ``values`` into the words of rlforge."""
-    for error in errors:
-        path: list[str] = []
-        inside = values
-        for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
-            inside = vars(inside) if isinstance(inside, Group) else inside
-            try:
-                inside = inside[part]
-            except (KeyError, IndexError, TypeError):
-                break
-            path.append(str(part))
-        clash = error.get("ctx", {}).get("error")
-        if isinstance(clash, _ClashError):
-            for one in clash.wrong:
-                yield dataclasses.replace(one, key=".".join([*path, one.key]))
-        else:
-            unknown = error["type"] == "unexpected_keyword_argument"
-            yield Wrong(".".join(path), error["input"], _reason(error), unknown)
-
-
-def _reason(error: Mapping[str, Any]) -> str:
-    kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", context["expected"])
-        return f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
-    if kind == "value_error":
-        return str(context["error"])
-    if given is None and "_type" in kind:
-        return "cannot be null"
-    if kind in ("too_short", "too_long"):
-        number = context["min_length" if kind == "too_short" else "max_length"]
-        least = "at least" if kind == "too_short" else "at most"
-        return f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
-    bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
-    words = (text.format(**bounds) for name, text in _WORDS.items() if kind.startswith(name))
-    return next(words, str(error["msg"]))
-
-
-NOT_FINITE = "must be a finite number"
-
-_BOUNDS = ("gt", "ge", "lt", "le")
-_WORDS = {
-    "greater_than_equal": "must be {ge} or more",
-    "greater_than": "must be above {gt}",
-    "less_than_equal": "must be {le} or less",
-    "less_than": "must be below {lt}",
-    "finite_number": NOT_FINITE,
-    "int_": "must be a whole number",
-    "float_": "must be a number",
-    "bool_": "must be true or false",
-    "string_": "must be a text",
-    "list_": "must be a list, in brackets: [ONE, TWO]",
-    "dict_": "must be a mapping: {{name: NAME}}",
-    "dataclass_type": "must be a mapping: {{name: NAME}}",
-    "unexpected_keyword_argument": "no such key",
-}
-"""The words for types of errors that begin so; the first that fits counts."""
 
 
 def as_values(value: Any) -> Any:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlforge.config.complaints import InvalidValuesError
 from rlforge.config.compose import Composed
-from rlforge.config.rules import InvalidValuesError, validated
+from rlforge.config.rules import validated
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig, DecisionRewardConfig
 from rlforge.continuous.config.market import MarketConfig

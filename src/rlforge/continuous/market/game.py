@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from rlforge.config import rules
+from rlforge.config.complaints import InvalidValuesError
 from rlforge.config.keys import conf_dir
 from rlforge.continuous.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
 from rlforge.continuous.market.actions import ActionError, Json
@@ -164,7 +165,7 @@ def load_market(env_id: str) -> MarketConfig:
     path = conf_dir() / "market" / f"{env_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
     try:
         return rules.validated(MarketConfig, safe_load(path.read_text(encoding="utf-8")) or {})
-    except (rules.InvalidValuesError, YAMLError) as error:
+    except (InvalidValuesError, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 

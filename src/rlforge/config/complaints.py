@@ -1,0 +1,99 @@
+"""Pydantic's complaints about values, in the words of rlforge."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlforge.errors import ConfigError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """A key, relative to what was validated, the value that it was given, and what is wrong."""
+
+    key: str
+    given: Any
+    reason: str
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.given}: {self.reason}"
+
+
+class InvalidValuesError(ConfigError):
+    """Values that make no configuration: ``wrong`` has all of them."""
+
+    def __init__(self, wrong: list[Wrong]) -> None:
+        super().__init__("\n".join(map(str, wrong)))
+        self.wrong = wrong
+
+
+class ClashError(ValueError):
+    """The ``clashes`` of a configuration, on their way through pydantic."""
+
+    def __init__(self, wrong: list[Wrong]) -> None:
+        super().__init__("clashes")
+        self.wrong = wrong
+
+
+def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
+    """Translate pydantic's complaints about ``values`` into the words of rlforge."""
+    for error in errors:
+        path: list[str] = []
+        inside = values
+        for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
+            inside = vars(inside) if dataclasses.is_dataclass(inside) else inside
+            try:
+                inside = inside[part]
+            except (KeyError, IndexError, TypeError):
+                break
+            path.append(str(part))
+        clash = error.get("ctx", {}).get("error")
+        if isinstance(clash, ClashError):
+            for one in clash.wrong:
+                yield dataclasses.replace(one, key=".".join([*path, one.key]))
+        else:
+            unknown = error["type"] == "unexpected_keyword_argument"
+            yield Wrong(".".join(path), error["input"], _reason(error), unknown)
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
+    if kind == "value_error":
+        return str(context["error"])
+    if given is None and "_type" in kind:
+        return "cannot be null"
+    if kind in ("too_short", "too_long"):
+        number = context["min_length" if kind == "too_short" else "max_length"]
+        least = "at least" if kind == "too_short" else "at most"
+        return f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
+    bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
+    words = (text.format(**bounds) for name, text in _WORDS.items() if kind.startswith(name))
+    return next(words, str(error["msg"]))
+
+
+NOT_FINITE = "must be a finite number"
+
+_BOUNDS = ("gt", "ge", "lt", "le")
+_WORDS = {
+    "greater_than_equal": "must be {ge} or more",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be {le} or less",
+    "less_than": "must be below {lt}",
+    "finite_number": NOT_FINITE,
+    "int_": "must be a whole number",
+    "float_": "must be a number",
+    "bool_": "must be true or false",
+    "string_": "must be a text",
+    "list_": "must be a list, in brackets: [ONE, TWO]",
+    "dict_": "must be a mapping: {{name: NAME}}",
+    "dataclass_type": "must be a mapping: {{name: NAME}}",
+    "unexpected_keyword_argument": "no such key",
+}
+"""The words for types of errors that begin so; the first that fits counts."""
