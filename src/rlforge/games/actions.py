@@ -1,8 +1,4 @@
-"""Extraction of an action from a model's answer, and whether the answer had the right format.
-
-Only the action reaches the game: some games read the first bracket of a text and some the last,
-and plain TextArena ids show the whole text to the opponent.
-"""
+"""Extraction of an action from a model's answer."""
 
 from __future__ import annotations
 
@@ -17,10 +13,9 @@ from rlforge.types import value
 
 @value
 class Extraction:
-    """An action and the judgement of its format.
+    """An action, empty where the text held none, and the judgement of its format.
 
-    action: passed to the game; empty where the text held none, which games count as invalid.
-    feedback: the format error, shown to the player before its next try; empty without one.
+    feedback: the format error, for the player's next try; empty without one.
     """
 
     action: str
@@ -34,12 +29,10 @@ class Extractor:
 
     Attributes:
         read: The action in a text, None without one.
-        request: Asks for answers of that form, at the end of prompts.
+        request: Asks for answers of that form.
         feedback: For the player whose answer had no action.
-        adds_brackets: Whether brackets are added where a game writes actions in them and ``read``
-            returns none.
-        write: An action as an answer of this form has it, so that ``extract`` finds the action in
-            it.
+        adds_brackets: Whether brackets are added where a game writes actions in them.
+        write: An action in an answer of this form.
 
     Example:
         >>> shout = Extractor(
@@ -61,11 +54,12 @@ class Extractor:
     write: Callable[[str], str] = str
 
     def extract(self, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
-        """The action in an answer, as the function ``extract`` describes it."""
+        """The action in an answer to a view with ``legal_actions``."""
         action = self.read(text)
         if action is None:
             return Extraction(action="", well_formed=False, feedback=self.feedback)
         plain = "[" not in action and not action.startswith("{")
+        # A game that lists no actions writes them in brackets, as nearly all of TextArena.
         bracketed = not legal_actions or legal_actions[0].startswith("[")
         if self.adds_brackets and plain and bracketed:
             action = f"[{action}]"
@@ -73,10 +67,7 @@ class Extractor:
 
 
 def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
-    """Apply the extraction ``name`` to a model's answer.
-
-    legal_actions: of the view that was answered. Where a game writes actions in brackets, or does
-    not list its actions, missing brackets are added. Raises ``ConfigError`` for an unknown name.
+    """Apply the extraction ``name`` to an answer; ConfigError for an unknown name.
 
     Example:
         >>> extract("boxed", r"The centre: \\boxed{4}", ("[3]", "[4]")).action
@@ -89,7 +80,7 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
 
 
 def _boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{…}`` that is not empty; braces inside balance."""
+    r"""The content of the last complete ``\boxed{…}`` that is not empty; braces balance."""
     found, latest = None, -1
     starts: list[int] = []  # of the contents of open braces, -1 where no box opened them
     for mark in re.finditer(r"\\boxed\{|[{}]", text):
@@ -104,22 +95,9 @@ def _boxed(text: str) -> str | None:
     return found
 
 
-def _bracket(text: str) -> str | None:
-    """The last part in square brackets, brackets included."""
-    found = re.findall(r"\[[^\[\]]*[^\[\]\s][^\[\]]*\]", text)
-    return found[-1] if found else None
-
-
 def _last_line(text: str) -> str | None:
-    """The last line with anything on it."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else None
-
-
-def _number(text: str) -> str | None:
-    """The last whole number."""
-    found = re.findall(r"\d+", text)
-    return found[-1] if found else None
 
 
 def _json(text: str) -> str | None:
@@ -132,14 +110,17 @@ def _json(text: str) -> str | None:
     return plain.strip() or None if isinstance(plain, str) else json.dumps(last, ensure_ascii=False)
 
 
-def _as_json(action: str) -> str:
-    known = any(json_objects(action))
-    return action if known else json.dumps({"action": action}, ensure_ascii=False)
+def _last(pattern: str) -> Callable[[str], str | None]:
+    """Reads the last match of ``pattern``."""
+
+    def read(text: str) -> str | None:
+        found = re.findall(pattern, text)
+        return found[-1] if found else None
+
+    return read
 
 
-def _raw(text: str) -> str | None:
-    """The whole text, for players that answer with an action and nothing else."""
-    return text.strip() or None
+_number = _last(r"\d+")
 
 
 BOXED = Extractor(
@@ -149,7 +130,7 @@ BOXED = Extractor(
     write=lambda action: rf"\boxed{{{action}}}",
 )
 BRACKET = Extractor(
-    read=_bracket,
+    read=_last(r"\[[^\[\]]*[^\[\]\s][^\[\]]*\]"),
     request=(
         "Think it through step by step, then end with your final action in square brackets, "
         "written as the game asks for it."
@@ -170,17 +151,19 @@ NUMBER = Extractor(
     feedback="Your last answer had no number.",
     write=lambda action: _number(action) or action,
 )
-#: Actions that are JSON objects themselves, as those of markets, are written as they are.
 JSON = Extractor(
     read=_json,
     request=(
         'End with your action as a JSON object. One that is no JSON is written {"action": "..."}.'
     ),
     feedback="Your last answer had no JSON object.",
-    write=_as_json,
+    # Actions of markets are JSON objects themselves.
+    write=lambda action: (
+        action if any(json_objects(action)) else json.dumps({"action": action}, ensure_ascii=False)
+    ),
 )
 RAW = Extractor(
-    read=_raw,
+    read=lambda text: text.strip() or None,
     request="Answer with your action and nothing else.",
     feedback="Your last answer was empty.",
     adds_brackets=False,

@@ -1,4 +1,4 @@
-"""The ``Game`` protocol: whose turn it is, what that player sees, and how the game ended."""
+"""The ``Game`` protocol."""
 
 from __future__ import annotations
 
@@ -22,19 +22,15 @@ class View:
     """The view of the player to move.
 
     Attributes:
-        legal_actions: Every action the game accepts, in the game's notation; None where the game
-            does not list them, empty where the player has no legal action and loses with any
-            answer.
-        board: The state in a few words, for models with short prompts; None where no such form
-            exists.
+        legal_actions: Every action in the game's notation; None where the game does not list them,
+            empty where the player loses with any answer.
+        board: The state in a few words, for models with short prompts.
         grid: The same state for scripted players of placement games.
-        retry: This player's last action was rejected and it may try again.
+        retry: Whether this player's last action was rejected.
         state: The whole state as JSON, for scripted traders of markets.
         news: The part of the observation that is new since this player's last turn; None where
-            observations begin with what was said before, so that it can be found by comparing them.
-        history: All actions since the start of an OpenSpiel game, chance included, as its numbers.
-            Players that search set up the game from it; prompts never show it, for it tells hidden
-            cards.
+            observations repeat what was said before.
+        history: All actions of an OpenSpiel game, chance included.
 
     Example:
         >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))
@@ -50,12 +46,13 @@ class View:
     grid: Grid | None = None
     state: Mapping[str, Any] | None = None
     news: str | None = None
+    # For players that search. It tells hidden cards, so that no prompt shows it.
     history: tuple[int, ...] | None = None
 
 
 @value
 class GameResult:
-    """How a game ended. rewards: one per player id. invalid_by: whose invalid move ended it.
+    """How a game ended: rewards by player id, and whose invalid move ended it.
 
     Example:
         >>> GameResult(rewards={0: 1.0, 1: -1.0}, end_reason="finished").rewards[0]
@@ -106,13 +103,11 @@ class Game(Protocol):
 
 
 class TurnGame(ABC):
-    """Base of the sources' games: counts turns, keeps the current view and the result.
-
-    Chance events are drawn from ``_random``, or ``reseed`` is overridden.
-    """
+    """Base of the sources' games."""
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         self._spec = env
+        # Games draw their chance events from it, or override ``reseed``.
         self._random = random.Random(seed)
         self._turn = 0
         self._view: View | None = None
@@ -152,24 +147,26 @@ class TurnGame(ABC):
 
 
 def reseed(game: Game, seed: int) -> None:
-    """Draw the chance events that are still to come from ``seed``.
-
-    A game of an extension that is no ``TurnGame`` goes on with the chance of its own seed.
-    """
+    """Draw the chance events that are still to come from ``seed``."""
+    # A game of an extension that is no ``TurnGame`` goes on with the chance of its own seed.
     if isinstance(game._made if isinstance(game, _Guarded) else game, TurnGame):
         cast("TurnGame", game).reseed(seed)
 
 
+#: Seconds for a call of a user's game or player where ``env.timeout_s`` has no limit.
 CALL_LIMIT_S = 600.0
-"""Seconds that a call of a user's game or player may take where ``env.timeout_s`` has no limit."""
 
 
 def guarded(kind: Kind, name: str, limit_s: float | None, make: Callable[[], Any]) -> Any:
-    """Call ``make``, which makes a game or player of ``name``, and guard what it raises.
+    """Call ``make``, which makes a game or player of ``name``, and guard it.
 
-    What fails in a user's code, or does not return within ``limit_s``, is an ExtensionError; None:
-    ``CALL_LIMIT_S``.
+    Args:
+        kind: Its place among the plug-ins.
+        name: As the configuration has it.
+        limit_s: Seconds for each call; None: ``CALL_LIMIT_S``.
+        make: Failures in a user's code are ExtensionErrors.
     """
+    # The package's own games have limits of their own, and need no proxy around each call.
     if kind.has_own(name):
         with kind.trial(name, ExtensionError):
             return make()
@@ -189,8 +186,6 @@ def _trial(kind: Kind, name: str, limit_s: float, function: Callable[[], Any]) -
 
 
 class _Guarded:
-    """Stands for an object of an extension, with its attributes and methods."""
-
     def __init__(self, trial: Callable[[Callable[[], Any]], Any], made: Any) -> None:
         self._trial, self._made = trial, made
 

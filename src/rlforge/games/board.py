@@ -1,20 +1,14 @@
-"""Compact boards: a position in a few words, for models with short prompts.
-
-Boards are written from the side of the player to move, so that one set of weights plays all
-seats. Prompts of one game have the same number of words in every position (except for the list of
-actions in poker), and all end in ``go``, after which the model answers.
-"""
+"""Compact boards: a position in a few words, for models with short prompts."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlforge.games.grids import Grid
 from rlforge.types import value
 
 _GRID_NAMES = {"tictactoe": "ttt", "simpletak": "tak", "connectfour": "four"}
-_MINE, _THEIRS, _FREE = "m", "o", "_"
 _NONE, _END = "none", "go"
 
 #: Most bets of the first and the second round, by game.
@@ -26,8 +20,7 @@ _ACTION_ORDER = ("[check]", "[bet]", "[call]", "[raise]", "[fold]")
 class Hand:
     """A poker player's information.
 
-    rounds: the bets of each betting round so far, in order; the last one is under way.
-    public: the card shown before the second round; None in the first.
+    rounds: the bets of each betting round. public: the card shown before the second one.
     """
 
     game: str
@@ -37,33 +30,20 @@ class Hand:
 
 
 def grid_board(grid: Grid) -> str:
-    """``tak a_mo_ bm___ c_o__ d____ go``: one word a row, a letter in front, then its cells.
-
-    ``m`` is a stone of the player to move, ``o`` one of the other player, ``_`` a free cell.
+    """One word a row: a letter, then ``m`` for own stones, ``o`` for others, ``_`` for free cells.
 
     Example:
         >>> grid_board(Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000))
         'ttt am__ b_o_ c___ go'
     """
-    words = [_GRID_NAMES[grid.game]]
-    cell = 1
-    for row in range(grid.rows):
-        word = string.ascii_lowercase[row]
-        for _ in range(grid.cols):
-            word += _MINE if grid.me & cell else _THEIRS if grid.op & cell else _FREE
-            cell <<= 1
-        words.append(word)
-    words.append(_END)
-    return " ".join(words)
+    # From the side of the player to move, so that one set of weights plays all seats.
+    rows = _rows(grid, "m", "o", ["_"] * grid.rows * grid.cols)
+    words = [f"{string.ascii_lowercase[i]}{''.join(row)}" for i, row in enumerate(rows)]
+    return " ".join([_GRID_NAMES[grid.game], *words, _END])
 
 
 def grid_text(grid: Grid) -> str:
-    """A row of squares a line: X of the player to move, O of the opponent, a free square's number.
-
-    For language models, whose tokenizers have a token for each, unlike for the compact board's
-    words; bars keep letters of neighbours from becoming one token, so that a square is always at
-    the same place of the prompt. Numbers count row by row from 0, as in the actions of TicTacToe
-    and SimpleTak.
+    """A row of squares a line: X of the player to move, O of the opponent, or a number.
 
     Example:
         >>> print(grid_text(Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000)))
@@ -71,20 +51,26 @@ def grid_text(grid: Grid) -> str:
         3|O|5
         6|7|8
     """
+    # Tokenizers of language models have a token for each of these. Bars keep neighbours from
+    # becoming one token, so that a square is always at the same place of the prompt.
+    return "\n".join(map("|".join, _rows(grid, "X", "O", map(str, range(grid.rows * grid.cols)))))
+
+
+def _rows(grid: Grid, mine: str, theirs: str, free: Iterable[str]) -> Iterator[list[str]]:
     cells = [
-        "X" if grid.me >> cell & 1 else "O" if grid.op >> cell & 1 else str(cell)
-        for cell in range(grid.rows * grid.cols)
+        mine if grid.me >> cell & 1 else theirs if grid.op >> cell & 1 else mark
+        for cell, mark in enumerate(free)
     ]
-    rows = (cells[at : at + grid.cols] for at in range(0, len(cells), grid.cols))
-    return "\n".join("|".join(row) for row in rows)
+    return (cells[at : at + grid.cols] for at in range(0, len(cells), grid.cols))
 
 
 def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
     """``kuhn K check none [check] [bet] go``: card, bets so far, legal actions.
 
-    Leduc's public card stands between its two rounds; empty places hold ``none``:
+    Leduc's public card stands between its rounds:
     ``leduc Q raise call none none K call none none [call] [raise] go``.
     """
+    # Empty places are filled, so that prompts of a game have one length up to the actions.
     first_slots, second_slots = _BET_SLOTS[hand.game]
     words = [hand.game, hand.card, *_padded(hand.rounds[0], first_slots)]
     if second_slots:
@@ -95,7 +81,7 @@ def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
 
 
 def state_board(game: str, known: str, legal_actions: Sequence[str]) -> str:
-    """``liars_dice 3 1-2 2-1 [2-2] [Liar] go``: what the player knows, and the legal actions."""
+    """Known state and legal actions, as ``liars_dice 3 1-2 2-1 [2-2] [Liar] go``."""
     return " ".join([game, *known.split(), *legal_actions, _END])
 
 

@@ -1,9 +1,7 @@
 """Encodes prompts, so that only their markup, and no text of games or players, is control tokens.
 
-A control token is an added token of the tokenizer that is special (``<|im_end|>``, ``[SEP]``),
-looks like markup (``<think>``, ``[INST]``), or is written by the chat template or the markup of the
-prompt. A tokenizer makes one of its text wherever that stands, so an opponent that says
-``<|im_end|>`` would end the turn of the player who reads it.
+A control token is an added token that is special (``<|im_end|>``), looks like markup (``<think>``),
+or is written by the chat template or the markup.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ from rlforge.system.values import writable
 _TRIED = (("system", "user", "assistant"), ("user", "assistant", "user"), ("user", "tool"))
 
 #: ``<think>``, ``[INST]``, ``[|user|]``; but not ``[4]``, as games write moves.
+# A tokenizer makes a control token of its text wherever that stands, so that an opponent who says
+# ``<|im_end|>`` would end the turn of the player who reads it.
 _LIKE_MARKUP = re.compile(r"<.*>|\[/?[A-Z][A-Z_]*\]|\[\|.*\|\]", re.DOTALL)
 
 #: Stands for an unknown character until a prompt is complete; its token may also be written.
@@ -30,17 +30,11 @@ _UNKNOWN = -1
 
 
 class Encoder:
-    """Token ids of prompts.
-
-    A prompt whose contents make no control token is encoded as one text. In any other the text of
-    such tokens is divided among separately encoded parts. In front stands what the tokenizer puts
-    there by itself, a BOS as a rule, unless the text has it; what it puts behind a text is left
-    out, since an answer follows.
-    """
+    """Token ids of prompts, with what the tokenizer puts in front of a text, a BOS as a rule."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # What a fast tokenizer encodes with; its own method takes twice as long on short prompts.
+        # A fast tokenizer's own method takes twice as long on short prompts.
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_truncation()  # which the file may ask for, and that method never does
@@ -63,14 +57,16 @@ class Encoder:
         # Whether one is found depends on what stands around it, in the whole text or in a part.
         self._fickle = any(getattr(token, "single_word", False) for token in self._added.values())
         self._control_of = lru_cache(maxsize=64)(self._find_control)
-        self._added_in = lru_cache(maxsize=1024)(self._find_added)
+        self._added_in = lru_cache(maxsize=1024)(
+            lambda piece: tuple(token for token in self._ids(piece) if token in self._added)
+        )
 
     def encode(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
         """The prompt's ids; their control tokens are those of its markup.
 
-        begins: whether the text stands at the beginning, where a BOS belongs. Lone surrogates,
-        which no tokenizer takes, are replaced.
+        begins: whether the text stands at the beginning, where a BOS belongs.
         """
+        # No tokenizer takes lone surrogates.
         ids = self._encoded(prompt._replace(text=writable(prompt.text)))
         if (unknown := self._unknown) is not None and _UNKNOWN in ids:
             ids = [unknown if token == _UNKNOWN else token for token in ids]
@@ -94,6 +90,8 @@ class Encoder:
             for token in self._added_in(piece)
             if token in control
         ]
+        # As one text where that makes no other control token: so the model was trained. Else names
+        # of control tokens in contents are cut in two.
         said = [prompt.text[start:stop] for _, start, stop in prompt.contents]
         if not self._fickle or not any(_among(control, self._ids(text)) for text in said):
             ids = self._ids(prompt.text)
@@ -111,7 +109,7 @@ class Encoder:
         return ids + self._ids(prompt.text[end:])
 
     def _ids(self, text: str) -> list[int]:
-        """Ids of a text, with ``_UNKNOWN`` for characters that the tokenizer does not know."""
+        """Ids of a text, ``_UNKNOWN`` for characters that the tokenizer does not know."""
         if not text:
             return []
         ids: list[int]
@@ -131,23 +129,16 @@ class Encoder:
 
     def _find_control(self, family: str) -> tuple[frozenset[int], str]:
         """The control tokens of prompts in a markup, and a pattern of their texts."""
-        written = self._written.union(self._ids(family))
-        control = {
-            index: str(token.content)
-            for index, token in self._added.items()
-            if index in written or token.special or self._is_markup(_text_of(token))
-        }
+        written, control = self._written.union(self._ids(family)), {}
+        for index, token in self._added.items():
+            text = _text_of(token)
+            # A word that is in the template need not be a token there.
+            in_template = not text.isalnum() and text in self._template
+            if index in written or token.special or in_template or _LIKE_MARKUP.fullmatch(text):
+                control[index] = str(token.content)
         # Longest first; a look-ahead, since they may overlap.
         texts = sorted(control.values(), key=len, reverse=True)
         return frozenset(control), f"(?=({'|'.join(map(re.escape, texts))}))"
-
-    def _is_markup(self, text: str) -> bool:
-        """Whether a text looks like markup, or is in the template and is no word."""
-        in_template = not text.isalnum() and text in self._template
-        return in_template or bool(_LIKE_MARKUP.fullmatch(text))
-
-    def _find_added(self, piece: str) -> tuple[int, ...]:
-        return tuple(token for token in self._ids(piece) if token in self._added)
 
     def _as_text(self, text: str, control: frozenset[int]) -> list[int]:
         """Ids of a text without any control token: halved until there is none."""
@@ -162,22 +153,20 @@ class Encoder:
 
 @lru_cache(maxsize=8)
 def _encoder(tokenizer: Tokenizer, chat_template: str) -> Encoder:
-    """The encoder of a tokenizer with this chat template, whose change makes it void."""
     return Encoder(tokenizer)
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """The encoder of a tokenizer, which is kept."""
+    # A change of the template makes an encoder void.
     return _encoder(tokenizer, str(tokenizer.chat_template))
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Ids of a prompt whose text holds markup of its own: control tokens in it are such."""
+    """Ids of a prompt whose text holds markup of its own."""
     return encoder_of(tokenizer).encode(Prompt(text=text, contents=()))
 
 
 def _among(control: frozenset[int], ids: Sequence[int]) -> list[int]:
-    """The control tokens among ``ids``."""
     return [] if control.isdisjoint(ids) else [token for token in ids if token in control]
 
 
@@ -196,7 +185,7 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
 
 
 def _put_in_front(tokenizer: Tokenizer) -> list[int]:
-    """Tokens that the tokenizer puts in front of a text by itself, found by encoding one."""
+    """Tokens that the tokenizer puts in front of a text by itself."""
     text = "a"
     if not tokenizer.encode(text, add_special_tokens=False):  # it knows no such letter
         added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}
@@ -206,6 +195,7 @@ def _put_in_front(tokenizer: Tokenizer) -> list[int]:
     plain, whole = (tokenizer.encode(text, add_special_tokens=own) for own in (False, True))
     places = range(len(whole) - len(plain) + 1)
     found = next((place for place in places if whole[place : place + len(plain)] == plain), 0)
+    # What it puts behind a text is left out, since an answer follows.
     return list(whole[:found])
 
 

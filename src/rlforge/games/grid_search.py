@@ -1,13 +1,7 @@
 """Best actions in placement games on a grid, by alpha-beta search with a transposition table.
 
-A side that completes a line or path with n cells free before its last stone has the value WIN + n,
-its opponent the negative, a draw 0. So the best actions win as soon and lose as late as possible.
-
-TicTacToe and SimpleTak on 4 x 4 cells are solved from any position (both are draws under perfect
-play). Larger boards are searched to the fixed number of moves of ``search_depth``, so choices do
-not depend on the speed of the machine. Forced answers (blocks of an immediate win) do not count as
-moves. What lies beyond is estimated by the open winning cells of both sides and, where lines win,
-by the number of lines through the cells of their stones.
+A side that wins with n cells free before its last stone has the value WIN + n, its opponent the
+negative, a draw 0: best actions win soon and lose late.
 """
 
 from __future__ import annotations
@@ -33,22 +27,13 @@ WIN = 100_000
 
 
 def best_actions(grid: Grid) -> list[str]:
-    """All actions of the highest value, in the game's notation.
-
-    Example:
-        >>> best_actions(Grid(game="tictactoe", rows=3, cols=3, me=0b11, op=0b11000))
-        ['[2]']
-    """
+    """All actions of the highest value, in the game's notation."""
     return _search(grid.game, grid.rows, grid.cols).best_actions(grid)
 
 
 def search_depth(game: GridGame, cells: int) -> int:
-    """Moves that are searched: all on a board that is solved.
-
-    Example:
-        >>> search_depth("simpletak", 16), search_depth("connectfour", 42)
-        (16, 8)
-    """
+    """Moves that are searched: all on a board that is solved."""
+    # A fixed number, so that choices do not depend on the speed of the machine.
     if cells <= SOLVED_CELLS:
         return cells
     if game == "connectfour":
@@ -57,8 +42,6 @@ def search_depth(game: GridGame, cells: int) -> int:
 
 
 class _Search:
-    """Search on one kind of board. Results of solved boards are kept from move to move."""
-
     def __init__(self, game: GridGame, rows: int, cols: int) -> None:
         self._game, self._rows, self._cols = game, rows, cols
         cells = range(rows * cols)
@@ -85,9 +68,8 @@ class _Search:
         self._known: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def best_actions(self, grid: Grid) -> list[str]:
-        """All actions of the highest value."""
         if not self._solved:
-            self._known.clear()
+            self._known.clear()  # else the choice would depend on the moves before
         me, op = grid.me, grid.op
         wins, threats = self._completing(me), self._completing(op)
         actions = {1 << cell: action for action, cell in placements(grid).items()}
@@ -110,7 +92,7 @@ class _Search:
     ) -> int:
         """Value for the side to move if in (low, high), else a bound of it.
 
-        wins, threats: the cells that complete something for ``me`` and ``op``.
+        wins, threats: the cells that complete something for each side.
         """
         playable = playable_cells(self._game, self._rows, self._cols, me | op)
         if not playable:
@@ -119,6 +101,7 @@ class _Search:
         if wins & playable:
             return WIN + free
         if forced := threats & playable:
+            # Two threats cannot both be blocked. A block does not count as a move.
             if forced & (forced - 1):
                 return 1 - WIN - free
             mine = me | forced
@@ -166,12 +149,12 @@ class _Search:
 
     def _estimate(self, me: int, op: int, wins: int, threats: int) -> int:
         free = ~(me | op)
+        # What lies beyond the depth: open winning cells, and lines through the stones.
         value = 20 * ((wins & free).bit_count() - (threats & free).bit_count())
         for weight, plane in self._planes:
             value += weight * ((me & plane).bit_count() - (op & plane).bit_count())
         return value
 
 
-@cache
-def _search(game: GridGame, rows: int, cols: int) -> _Search:
-    return _Search(game, rows, cols)
+#: Results of solved boards are kept from move to move.
+_search = cache(_Search)

@@ -1,7 +1,6 @@
 """Legal actions of TextArena games, read from their state, since TextArena has no API for them.
 
-A rule takes the unwrapped environment and the player to move, and lists actions in the notation
-that the game parses. Placement games (TicTacToe, SimpleTak, ConnectFour) are in ``grids``.
+A rule takes the unwrapped environment and the player to move.
 """
 
 from __future__ import annotations
@@ -28,30 +27,25 @@ _LIST = re.compile(
 def relisted(observation: str, legal: Sequence[str]) -> str:
     """``observation`` with the ``legal`` actions in place of its last list of moves.
 
-    A list without a move that is not legal stays. The new one is at the end, so that conversations
-    go on from what was said before: some games list the moves of a former turn, or of another
-    player.
-
     Example:
         >>> print(relisted("Valid moves: [N1A1]\\nYou are White.", ["[W1B2]", "[W1B3]"]))
         You are White.
         <BLANKLINE>
         Valid moves: [W1B2], [W1B3]
     """
+    # Some games list the moves of a former turn, or of another player.
     *_, last = [None, *_LIST.finditer(observation)]
     if last is None or set(re.findall(r"\[[^\[\]]+\]", last["moves"])) <= set(legal):
         return observation
     rest = observation[: last.start()] + observation[last.end() :].removeprefix("\n")
+    # At the end, so that conversations go on from what was said before.
     return f"{rest.rstrip()}\n\n{last['label']} {', '.join(legal) or 'none'}"
 
 
 def _liars_dice(env: Any, player: int) -> list[str]:
-    """A call, and every higher bid up to the number of dice on the table.
-
-    The game itself accepts any quantity; a bid of more dice than there are cannot be true.
-    """
     state = env.state.game_state
     quantity, face = state["current_bid"]["quantity"], state["current_bid"]["face_value"]
+    # The game accepts any quantity, but a bid of more dice than there are cannot be true.
     dice = sum(state["remaining_dice"].values())
     bids = [
         f"[Bid: {q}, {f}]"

@@ -1,4 +1,4 @@
-"""How messages of a conversation are written as one text, and where their contents are in it."""
+"""Messages of a conversation as one text, and where their contents are in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from rlforge.errors import ConfigError, first_line
 from rlforge.types import value
 
+#: ``role`` (system, user or assistant) and ``content``.
 Message = dict[str, str]
-"""``role`` (system, user or assistant) and ``content``."""
 
 
 class Tokenizer(Protocol):
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """Added tokens (``tokenizers.AddedToken``) by their ids."""
+        """Added tokens by their ids."""
 
     def get_vocab(self) -> Mapping[str, int]:
         """All tokens, with their ids."""
@@ -42,15 +42,14 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> Any:
-        """The conversation in the model's own turn markup. options: ``tools``, where there are."""
+        """The conversation in the model's own turn markup."""
 
 
 class Prompt(NamedTuple):
-    """A conversation as text. contents: where the texts of messages and of tools are in it.
+    """A conversation as text.
 
-    Each entry of ``contents`` is the index of a message (-1: of none) and the start and end of its
-    content, in the order of the text; all else in the text is markup. family: the texts of all
-    roles in this markup, of those that the conversation does not have, too.
+    contents: index of a message (-1: of none), start and end of each content; all else is markup.
+    family: the texts of all roles in this markup.
 
     Example:
         >>> prompt = Prompt(text="<user>Your move.<end>", contents=((0, 6, 16),))
@@ -63,7 +62,7 @@ class Prompt(NamedTuple):
     family: str = ""
 
     def part(self, begin: int, end: int) -> Prompt:
-        """The text from ``begin`` to ``end``, neither of which is inside a content."""
+        """The text from ``begin`` to ``end``."""
         inside = [one for one in self.contents if begin <= one[1] and one[2] <= end]
         return self._replace(
             text=self.text[begin:end],
@@ -80,8 +79,7 @@ class Prompt(NamedTuple):
 class Markup:
     """How a model family writes the messages of each role: a text around ``{content}``.
 
-    The text of ``assistant`` up to ``{content}`` opens the answer. begin: in front of all. system
-    None: a system message opens the first user message.
+    The text of ``assistant`` up to ``{content}`` opens the answer. begin: in front of all.
 
     Example:
         >>> markup = Markup(user="Q: {content}\\n", assistant="A: {content}\\n")
@@ -95,7 +93,7 @@ class Markup:
     begin: str = ""
 
     def render(self, messages: Sequence[Message], opening: str) -> Prompt:
-        """``messages`` and the opening of the next answer; each answer begins with ``opening``."""
+        """``messages``, and the opening of the next answer."""
         text, contents, pending = self.begin, [], ""
         for index, message in enumerate(messages):
             role, content = message["role"], message["content"]
@@ -106,6 +104,7 @@ class Markup:
                 text += opening
             contents.append((index, len(text), len(text) + len(content)))
             text += content
+            # Without a text of its own, a system message opens the first user message.
             pending = "" if around else "\n\n"
             if around:
                 text += after
@@ -158,15 +157,15 @@ def by_chat_template(
 ) -> Prompt:
     """The prompt in the tokenizer's chat template, and where the contents are in it.
 
-    Contents are those of messages, and the texts in ``tools``, in calls of tools and in
-    ``arguments`` but for plain words. What stands around them is what the template writes around
-    any others. It may trim them, write them as JSON, and cut or move the reasoning of earlier
-    answers; what it does to one in any other way is not done: the content then stands in the prompt
-    as it is. Messages that it refuses are written as it takes them: see ``message_forms``.
+    Contents are those of messages, and texts in ``tools``, calls of tools and ``arguments`` but for
+    plain words.
 
-    opening: of each answer. tools: what the model may call, in OpenAI's form. arguments: of the
-    template, before those of ``model.chat_template_args``. Raises ConfigError where the tokenizer
-    has no chat template that takes these messages and shows the user's last.
+    Args:
+        messages: Written in the first of ``message_forms`` that the template takes.
+        opening: Of each answer.
+        tokenizer: ConfigError where its template does not show what the user says last.
+        tools: What the model may call, in OpenAI's form.
+        arguments: Of the template, before those of ``model.chat_template_args``.
     """
     refusal: ConfigError | None = None
     ignoring: Prompt | None = None
@@ -180,6 +179,8 @@ def by_chat_template(
         except ConfigError as error:
             refusal = refusal or error
             continue
+        # A content that the template changes in any other way than ``prompt`` knows stands there as
+        # it is: what is around it is what the template writes around any others.
         chat = chat.with_reasoning_apart(text)
         prompt = chat.prompt(text)
         shown = {index for index, *_ in prompt.contents}
@@ -206,7 +207,7 @@ def by_chat_template(
 
 
 def template_args(tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """The arguments of its chat template that ``model.chat_template_args`` gave the tokenizer."""
+    """Arguments that ``model.chat_template_args`` gave the tokenizer."""
     return getattr(tokenizer, "chat_template_args", None) or {}
 
 
@@ -215,9 +216,8 @@ def message_forms(
 ) -> Iterator[tuple[list[Mapping[str, Any]], list[int]]]:
     """The messages in the forms that templates take, each with the numbers of its messages.
 
-    As they are; those of one role that follow each other as one; and with system messages as parts
-    of the user's, so that what stands at the beginning opens the first user message. The numbers
-    are those in ``messages``, -1 for texts of the arguments.
+    Messages of one role that follow each other become one; system messages become parts of the
+    user's. The last number is -1, for texts of the arguments.
     """
     last: list[Mapping[str, Any]] = []
     for joined, system in ((False, "system"), (True, "system"), (True, "user")):
@@ -237,7 +237,6 @@ def message_forms(
 
 
 def _joins(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether two messages can be one: texts of one role, without calls of tools."""
     return before["role"] == after["role"] in ("user", "assistant", "system") and all(
         isinstance(one.get("content"), str) and "tool_calls" not in one for one in (before, after)
     )
@@ -249,11 +248,13 @@ def chat_text(
     tools: Sequence[Mapping[str, Any]] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the tokenizer's chat template writes of these messages, in this form.
+    """The text that the tokenizer's chat template writes of these messages; not for a model.
 
-    It is not for a model: texts of messages in it may read like control tokens. arguments: all of
-    the template's; None: ``model.chat_template_args``. Raises ConfigError where there is no
-    template, or where it refuses the messages.
+    Args:
+        messages: ConfigError where the template refuses them.
+        tokenizer: ConfigError without a template.
+        tools: What the model may call.
+        arguments: All of the template's; None: ``model.chat_template_args``.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -274,7 +275,8 @@ def chat_text(
 
 @lru_cache(maxsize=8)
 def _takes_parts(tokenizer: Tokenizer, chat_template: str) -> bool:
-    """Whether the template shows texts only as parts of a content, as those of models that see."""
+    """Whether the template shows texts only as parts of a content."""
+    # As templates of models that see.
     word, shown = "Qz7word", []
     for content in (word, _in_parts(word)):
         try:
@@ -309,7 +311,7 @@ _Change = Callable[[int, str], str]
 
 @value
 class _Chat:
-    """A conversation as its chat template writes it, with its own texts or with stand-ins."""
+    """A conversation as its chat template writes it."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
@@ -318,7 +320,7 @@ class _Chat:
     arguments: Mapping[str, Any]
 
     def text(self, change: _Change = lambda index, text: text) -> str:
-        """The text of the template. change: what stands for a text of message ``index``."""
+        """The text of the template. change: stands for a text of message ``index``."""
         said = []
         for index, message in enumerate(self.messages):
             role, content = message.get("role"), message.get("content")
@@ -336,11 +338,9 @@ class _Chat:
         return chat_text(said, self.tokenizer, tools, arguments)
 
     def with_reasoning_apart(self, text: str) -> _Chat:
-        """A form without reasoning in contents of which the template writes ``text``, too.
-
-        The reasoning is in a field of its own there, or left out; self where there is no such form.
-        """
+        """A form without reasoning in contents that is written as ``text``, too; else self."""
         if any(map(_reasons, self.messages)):
+            # Templates take the reasoning in a field of its own, or leave it out.
             for kept, trim in itertools.product((True, False), _TRIMMED):
                 said = [_apart(one, trim, kept) if _reasons(one) else one for one in self.messages]
                 apart = replace(self, messages=said)
@@ -350,10 +350,7 @@ class _Chat:
         return self
 
     def prompt(self, text: str, *, system_is_markup: bool = False) -> Prompt:
-        """``text`` and its contents; where these are not found in it, with contents as they are.
-
-        system_is_markup: whether a harmless system message is no content.
-        """
+        """``text`` and its contents. system_is_markup: a harmless system message is no content."""
         known: dict[tuple[int, str], int] = {}
 
         def stand_in(index: int, content: str) -> str:
@@ -399,7 +396,6 @@ class _Chat:
 
 @lru_cache(maxsize=8)
 def _harmless_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Finds the added tokens of a tokenizer whose texts look harmless."""
     added = (str(token.content).strip() for token in tokenizer.added_tokens_decoder.values())
     texts = [re.escape(text) for text in added if text and _HARMLESS.fullmatch(text)]
     return re.compile("|".join(texts) or "(?!)")

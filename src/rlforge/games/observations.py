@@ -10,10 +10,8 @@ from rlforge.types import GameRecord
 def new_part(observation: str, seen: str) -> str:
     """``observation`` without what it begins with that ``seen`` has at the same place.
 
-    Left out are the paragraphs at its start that are those of ``seen`` and, where the next one
-    begins with all lines of the paragraph that ``seen`` has there, these lines: a history that
-    grows. A paragraph that differs in any other way, such as a board, stays whole, and the last
-    one stays in any case.
+    Left out are equal paragraphs, and the first lines of the next one where they are the whole
+    paragraph of ``seen``: a history that grows.
 
     Example:
         >>> new_part("Rules.\\n\\nX: 1\\nO: 2\\n\\nBoard: xo.", "Rules.\\n\\nX: 1\\n\\nBoard: x..")
@@ -21,23 +19,20 @@ def new_part(observation: str, seen: str) -> str:
     """
     now, before = observation.rstrip().split("\n\n"), seen.rstrip().split("\n\n")
     pairs = enumerate(zip(now[:-1], before, strict=False))
+    # The last paragraph stays in any case: no message is empty.
     same = next((n for n, (a, b) in pairs if a != b), min(len(now) - 1, len(before)))
     rest = "\n\n".join(now[same:])
+    # A paragraph that differs in any other way, as a board, stays whole.
     return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest
 
 
 def readable(text: str) -> str:
-    """``text`` for people, without the screens that some games leave empty.
-
-    Example:
-        >>> readable("You are X.\\n\\n\\n\\n\\nYour move.\\n")
-        'You are X.\\n\\nYour move.'
-    """
+    """``text`` for people, without the empty screens of some games."""
     return re.sub(r"\n{3,}", "\n\n", text.strip())
 
 
 def news(record: GameRecord) -> list[str]:
-    """The part of each turn's observation that its player has not read in an earlier turn."""
+    """The part of each turn's observation that its player has not read before."""
     read: dict[int, str] = {}
     new = []
     for turn in record.turns:

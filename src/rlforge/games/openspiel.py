@@ -1,9 +1,4 @@
-"""OpenSpiel games behind the ``Game`` protocol.
-
-Each decision state is rendered as text with the available actions in brackets. Chance events are
-sampled from the game's own seed. Simultaneous moves are requested one player after the other and
-hidden until all have answered (OpenSpiel's turn-based conversion).
-"""
+"""OpenSpiel games behind the ``Game`` protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ import pyspiel
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board, state_board
-from rlforge.games.grids import LINE_LENGTHS, Grid
+from rlforge.games.grids import LINE_LENGTHS, Grid, grid_of
 from rlforge.games.openspiel_rules import introduction
 from rlforge.types import Actions, EndReason, EnvSpec
 
@@ -27,15 +22,9 @@ _ENDINGS = 16
 
 
 class OpenSpielGame(TurnGame):
-    """One play of an OpenSpiel game.
-
-    An invalid answer beyond the allowance forfeits: the player, and each member of its team, gets
-    the game's minimum utility, so that forfeiting never pays; in zero-sum games the other players
-    share the opposite amount.
-    """
+    """One play of an OpenSpiel game."""
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
-        """Raises ``ConfigError`` when the game cannot be loaded."""
         super().__init__(env, seed)
         self._game = load_game(env.id)
         self._errors = 0
@@ -49,7 +38,6 @@ class OpenSpielGame(TurnGame):
         return not self._feedback
 
     def step(self, action: str) -> None:
-        """Raises ``GameError`` when the game itself fails."""
         player = self.view().player_id
         bracketed = re.search(r"\[[^\[\]]*\]", action)
         token = bracketed.group() if bracketed else ""
@@ -100,7 +88,7 @@ class OpenSpielGame(TurnGame):
         super()._finish(rewards, reason, invalid_by)
 
     def _forfeited(self, player: int) -> dict[int, float]:
-        """The reward of each player where ``player`` forfeits."""
+        # The game's least utility, so that forfeiting never pays; the others share the opposite.
         worst, players = self._game.min_utility(), range(self._game.num_players())
         with self._foreign("forfeit"):
             team = self._team(player)
@@ -110,11 +98,7 @@ class OpenSpielGame(TurnGame):
         return {one: worst if one in team else others for one in players}
 
     def _team(self, player: int) -> set[int]:
-        """The players who win and lose with ``player``, itself included.
-
-        OpenSpiel does not name the teams, and roles make some of them during a game: a team is who
-        has the same returns however the game goes on.
-        """
+        """The players who win and lose with ``player``, itself included."""
         team = set(range(self._game.num_players()))
         if self._spec.won_by == "all":
             return team
@@ -125,6 +109,8 @@ class OpenSpielGame(TurnGame):
                 state.apply_action(self._random.choice(state.legal_actions()))
                 self._settle_chance(state)
             returns.append(state.returns())
+        # OpenSpiel does not name the teams, and roles make some of them during a game: a team has
+        # the same returns however the game goes on.
         telling = [each for each in returns if len(set(each)) > 1]
         if not telling:
             return {player}
@@ -136,9 +122,7 @@ class OpenSpielGame(TurnGame):
             state.apply_action(self._random.choices(outcomes, chances)[0])
 
 
-def make(env: EnvSpec, seed: int) -> OpenSpielGame:
-    """A new game."""
-    return OpenSpielGame(env, seed)
+make = OpenSpielGame
 
 
 def env_ids() -> list[str]:
@@ -147,7 +131,7 @@ def env_ids() -> list[str]:
 
 
 def check(env: EnvSpec) -> None:
-    """Raises ``ConfigError`` when the game cannot be loaded, rendered, or has other seats."""
+    """Raise ConfigError when the game cannot be rendered, or has other seats."""
     players = load_game(env.id).num_players()
     if players != env.num_players:
         raise ConfigError(
@@ -170,7 +154,7 @@ def state_after(name: str, history: Sequence[int]) -> pyspiel.State:
 
 @functools.lru_cache(maxsize=64)
 def load_game(name: str) -> pyspiel.Game:
-    """The game, turn-based if its moves are simultaneous; ConfigError if it cannot be played."""
+    """The game, turn-based; ConfigError if it cannot be played."""
     short_name = name.split("(", maxsplit=1)[0]
     if short_name not in pyspiel.registered_names():
         raise ConfigError(f"env {name!r} is not an OpenSpiel game{nearest(short_name, env_ids())}")
@@ -190,6 +174,7 @@ def load_game(name: str) -> pyspiel.Game:
             f"env {name!r} draws its own chance and cannot follow a seed; choose another one"
         )
     if kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
+        # Moves are asked one after the other, and hidden until all have answered.
         game = pyspiel.convert_to_turn_based(game)
         kind = game.get_type()
     if not (
@@ -202,10 +187,7 @@ def load_game(name: str) -> pyspiel.Game:
 
 
 def view_of(state: pyspiel.State, feedback: str = "", actions: Actions = "words") -> View:
-    """The view of the player to move, with its actions in OpenSpiel's order.
-
-    feedback: on its last action, where that was not accepted.
-    """
+    """The view of the player to move. feedback: on an action that was not accepted."""
     player = state.current_player()
     grid, shown = _grid(state, player), _hand(state, player) or _known(state, player)
     legal = tuple(action_numbers(state, actions))
@@ -251,7 +233,7 @@ _OBSERVED = ("battleship", "blackjack", "oshi_zumo", "solitaire")
 
 
 def _known(state: pyspiel.State, player: int) -> str:
-    """The state as ``player`` knows it, in OpenSpiel's form, without colours of a terminal."""
+    """The state as ``player`` knows it, in OpenSpiel's form."""
     game = state.get_game()
     kind = game.get_type()
     name = game.get_parameters().get("game", {}).get("name", kind.short_name)
@@ -269,7 +251,7 @@ def _known(state: pyspiel.State, player: int) -> str:
 
 
 def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
-    """The actions; those that are numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``."""
+    """The actions; numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``."""
     on_a_board = state.get_game().get_type().short_name == "tic_tac_toe"
     for token, action in zip(legal, state.legal_actions(), strict=True):
         if on_a_board or not token[1:-1].isdigit():
@@ -281,12 +263,10 @@ def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
 
 
 def action_numbers(state: pyspiel.State, actions: Actions) -> dict[str, int]:
-    """Each legal action in text form, and OpenSpiel's number for it.
-
-    Grids, and poker in words, have the actions of their TextArena counterparts, so that one prompt
-    format serves both. Other words are OpenSpiel's own, or numbers where those have brackets.
-    """
+    """Each legal action in text form, and OpenSpiel's number for it."""
     name, legal = state.get_game().get_type().short_name, state.legal_actions()
+    # Grids, and poker in words, have the actions of their TextArena counterparts, so that one
+    # prompt format serves both.
     if name == "connect_four":
         return {f"[col {action}]": action for action in legal}
     if actions == "numbers" or name == "tic_tac_toe":
@@ -341,22 +321,10 @@ def _hand(state: pyspiel.State, player: int) -> Hand | None:
 
 def _grid(state: pyspiel.State, player: int) -> Grid | None:
     game = state.get_game()
-    name = game.get_type().short_name
+    name, rows = game.get_type().short_name, str(state).split()
+    if name == "tic_tac_toe":
+        return grid_of("tictactoe", rows, "xo", player)
     # ``Grid`` knows lines of four only.
-    if name != "tic_tac_toe" and (
-        name != "connect_four" or game.get_parameters()["x_in_row"] != LINE_LENGTHS["connectfour"]
-    ):
-        return None
-    rows = str(state).split()
-    cells = "".join(rows)
-    # The first player is x in both games.
-    first = sum(1 << i for i, cell in enumerate(cells) if cell == "x")
-    second = sum(1 << i for i, cell in enumerate(cells) if cell == "o")
-    me, op = (first, second) if player == 0 else (second, first)
-    return Grid(
-        game="tictactoe" if name == "tic_tac_toe" else "connectfour",
-        rows=len(rows),
-        cols=len(rows[0]),
-        me=me,
-        op=op,
-    )
+    if name == "connect_four" and game.get_parameters()["x_in_row"] == LINE_LENGTHS["connectfour"]:
+        return grid_of("connectfour", rows, "xo", player)
+    return None

@@ -14,9 +14,7 @@ _PREFIX = "Turn-based "
 
 @lru_cache(maxsize=64)
 def introduction(game_name: str) -> tuple[str, str]:
-    """The title of a game that OpenSpiel loads by this name, and a paragraph about it.
-
-    The paragraph has the range of points and the notation of actions, and for common games rules.
+    """The title of a game of OpenSpiel, and a paragraph about it.
 
     Example:
         >>> title, text = introduction("nim(is_misere=False)")
@@ -55,7 +53,6 @@ def _points(game: pyspiel.Game) -> str:
 
 
 def _payoffs(game: pyspiel.Game) -> str:
-    """The payoffs of a game in which two players choose once."""
     first = game.new_initial_state()
     rows = []
     for one in first.legal_actions():

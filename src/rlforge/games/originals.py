@@ -1,8 +1,6 @@
 """Prompt templates and extractions of UnstableBaselines, SPIRAL and TextArena, from the packages.
 
-``unstable:NAME`` and ``spiral:NAME`` are what the installed package calls NAME. Only the file that
-has them is executed: the packages themselves import engines and trainers. ``textarena:agent`` is
-what TextArena's agents for models behind APIs are asked.
+``unstable:NAME`` and ``spiral:NAME`` are what the installed package calls NAME.
 """
 
 from __future__ import annotations
@@ -26,10 +24,7 @@ from rlforge.types import value
 
 @value
 class OneTurn(Template):
-    """A template of another package: the observation, as it is, in the text of one turn.
-
-    instruction: a system message, as it is.
-    """
+    """A template of another package: an instruction, and the observation as it is."""
 
     instruction: str = ""
 
@@ -43,7 +38,7 @@ class OneTurn(Template):
 
 @value
 class TextAndFormat(Extractor):
-    """An extraction that always passes on a text, and says aside whether it had the format."""
+    """An extraction that always passes on a text, and judges its format aside."""
 
     judge: Callable[[str], tuple[str, Mapping[str, bool]]]
 
@@ -59,7 +54,6 @@ def unstable_template(name: str) -> Template:
 
 
 def unstable_extraction(name: str) -> Extractor:
-    """The extraction ``unstable:NAME``; errors as of ``unstable_template``."""
     module = _module("unstable", "utils/templates.py", "unstable-rl", "extraction", name)
     judge = _entry(module, "ACTION_EXTRACTION", "extraction", name)
     return TextAndFormat(
@@ -68,13 +62,11 @@ def unstable_extraction(name: str) -> Extractor:
 
 
 def spiral_template(name: str) -> Template:
-    """The template ``spiral:NAME``; errors as of ``unstable_template``."""
     module = _module("spiral", "core/template.py", "spiral-rl", "template", name)
     return _one_turn(_entry(module, "TEMPLATE_FACTORY", "template", name))
 
 
 def spiral_extraction(name: str) -> Extractor:
-    """The extraction ``spiral:extract_boxed_answer``; errors as of ``unstable_template``."""
     module = _module("spiral", "core/utils.py", "spiral-rl", "extraction", name)
     functions = {_SPIRAL_BOXED: vars(module).get(_SPIRAL_BOXED, BOXED.read)}
     read = _named(functions, "spiral-rl", "extraction", name)
@@ -84,7 +76,6 @@ def spiral_extraction(name: str) -> Extractor:
 
 
 def textarena_template(name: str) -> Template:
-    """The template ``textarena:agent``; ConfigError for another name."""
     from textarena.agents import basic_agents
 
     text = _named({"agent": basic_agents.STANDARD_GAME_PROMPT}, "textarena", "template", name)
@@ -114,14 +105,12 @@ def _named(things: Mapping[str, Any], package: str, noun: str, name: str) -> Any
 
 
 def _module(package: str, file: str, project: str, noun: str, name: str) -> ModuleType:
-    """The module in ``file`` of an installed package, of which nothing else is imported.
-
-    noun, name: the template or extraction that it is wanted for.
-    """
+    """The module in ``file`` of an installed package. noun, name: what it is wanted for."""
     found = importlib.util.find_spec(package)
     places = (found.submodule_search_locations if found else None) or ()
     for place in places:
         if (path := Path(place, file)).is_file():
+            # Nothing else is imported: the packages themselves import engines and trainers.
             return _executed(path, project)
     absent = f"is part of {project}, which is not installed; pip install --no-deps {project}"
     if (noted := _NOTED.get()) is None:
@@ -132,10 +121,7 @@ def _module(package: str, file: str, project: str, noun: str, name: str) -> Modu
 
 @contextmanager
 def absent_noted() -> Iterator[Mapping[Any, str]]:
-    """While it lasts, packages that are not installed are no errors: its values say what is absent.
-
-    Their templates and extractions are found all the same, and read as ``boxed`` does.
-    """
+    """For its time packages that are not installed are no errors but these notes."""
     noted: dict[Any, str] = {}
     token = _NOTED.set(noted)
     try:
@@ -145,6 +131,7 @@ def absent_noted() -> Iterator[Mapping[Any, str]]:
 
 
 _NOTED: ContextVar[dict[Any, str] | None] = ContextVar("absent", default=None)
+# Its templates and extractions are found all the same, and read as ``boxed`` does.
 _ABSENT = ModuleType("absent")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from rlforge.config.plugins import PLAYERS
@@ -36,19 +35,12 @@ class Player(Protocol):
 
 
 class RandomLegal:
-    """A uniformly random legal action.
-
-    Example:
-        >>> view = View(player_id=0, observation="", legal_actions=("[bet]",))
-        >>> RandomLegal(EnvSpec(id="kuhn_poker"), random.Random(0)).act(view)
-        '[bet]'
-    """
+    """A uniformly random legal action."""
 
     def __init__(self, env: EnvSpec, rng: random.Random) -> None:
         self._rng = rng
 
     def act(self, view: View) -> str:
-        """Raises ``GameError`` when the game does not list its legal actions."""
         if view.legal_actions is None:
             raise GameError("random_legal needs a game that lists its legal actions")
         return self._rng.choice(view.legal_actions) if view.legal_actions else ""
@@ -61,7 +53,6 @@ class WinBlock:
         self._rng = rng
 
     def act(self, view: View) -> str:
-        """Raises ``GameError`` outside of placement games."""
         if (grid := view.grid) is None:
             raise GameError("win_block knows TicTacToe, SimpleTak and ConnectFour only")
         choices = placements(grid)
@@ -75,16 +66,13 @@ class WinBlock:
 class Minimax:
     """Plays best actions: wins as soon and loses as late as possible; random among the best.
 
-    Perfect in TicTacToe, in SimpleTak on 4 x 4 cells, and in OpenSpiel games of perfect information
-    with up to ``tree_search.MOST_POSITIONS`` positions; ConnectFour and larger boards are searched
-    to a fixed depth (``grid_search.search_depth``).
+    Larger boards than those of TicTacToe and SimpleTak are searched to a fixed depth.
     """
 
     def __init__(self, env: EnvSpec, rng: random.Random) -> None:
         self._env, self._rng = env, rng
 
     def act(self, view: View) -> str:
-        """Raises ``GameError`` in games that it cannot solve."""
         if view.grid is not None:
             return self._rng.choice(best_actions(view.grid))
         if view.history is not None:
@@ -96,33 +84,27 @@ class Minimax:
 
 
 def mcts(simulations: str) -> Callable[[EnvSpec, random.Random], Player]:
-    """Factory of the player ``mcts:SIMULATIONS``, Monte-Carlo tree search with OpenSpiel.
-
-    Raises ``ConfigError`` unless ``simulations``, those per move, is a number above 0.
-    """
+    """Factory of the player ``mcts:SIMULATIONS``."""
     if not re.fullmatch("[1-9][0-9]*", simulations):
         raise ConfigError("needs the simulations per move, a number above 0, as in mcts:200")
-    return partial(_tree_search, int(simulations))
+
+    def make(env: EnvSpec, rng: random.Random) -> Player:
+        from rlforge.games.tree_search import TreeSearch
+
+        return TreeSearch(env, int(simulations), rng)
+
+    return make
 
 
-def _tree_search(simulations: int, env: EnvSpec, rng: random.Random) -> Player:
-    from rlforge.games.tree_search import TreeSearch
-
-    return TreeSearch(env, simulations, rng)
-
-
+#: Players called ``FAMILY:NAME``, by family: functions of the part behind the colon.
 FAMILIES = {"mcts": mcts}
-"""Players called ``FAMILY:NAME``, by family: functions of the part behind the colon."""
 
+#: Players and families whose moves may take seconds: they are asked in a thread.
 SEARCHING = ("minimax", "mcts")
-"""Players and families of players whose moves may take seconds: they are asked in a thread."""
 
 
 def make_player(name: str, env: EnvSpec, seed: int) -> Player:
-    """The player ``name`` for one game of ``env``; its choices follow from ``seed``.
-
-    Raises ``ConfigError`` for an unknown name, and for a trader outside of markets.
-    """
+    """The player ``name`` for one game of ``env``; ConfigError for an unknown name."""
     limit_s = env.timeout_s
     made: Player = guarded(PLAYERS, name, limit_s, lambda: _new_player(name, env, seed))
     return made
@@ -134,7 +116,7 @@ def _new_player(name: str, env: EnvSpec, seed: int) -> Player:
 
 
 def check_player(name: str, env: EnvSpec) -> None:
-    """Ask the player for one action; raises ``ConfigError`` if it is unknown or cannot play."""
+    """Ask the player for one action; ConfigError if it is unknown or cannot play."""
     try:
         with PLAYERS.trial(name):
             _new_player(name, env, seed=0).act(make_game(env, seed=0).view())

@@ -29,8 +29,8 @@ from rlforge.games.markup import (
 )
 from rlforge.types import Form, value
 
-#: Prompts whose token ids are cached, and their longest length in characters. Compact boards
-#: recur, and tokenising one takes as long as a tiny model's answer.
+# Compact boards recur, and tokenising one takes as long as a tiny model's answer.
+#: Prompts whose token ids are cached, and their longest length in characters.
 _CACHE_SIZE, _CACHED_LENGTH = 1 << 15, 128
 
 _ZERO_SUM = (
@@ -38,8 +38,8 @@ _ZERO_SUM = (
     "Choose a valid action that brings you closer to winning."
 )
 _SINGLE_PLAYER = "You play a game on your own. Choose valid actions until it is solved completely."
+#: Begins the texts of templates for any game; markets have words of their own in its place.
 ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
-"""Begins the texts of templates for any game; markets have words of their own in its place."""
 _ASKED = "{observation}\n\n{request}"
 
 
@@ -47,12 +47,14 @@ _ASKED = "{observation}\n\n{request}"
 class Template:
     """Texts that ask a player, and the conversation's markup; None: the tokenizer's own.
 
-    The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}``, ``{board}``
-    and ``{grid}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in
-    which the action is read from the answer. later: the user message of later turns; empty takes
-    ``user``. assistant: the opening of each answer. players: how many the texts speak of; None:
-    any number. games: beginnings of the ids of games that the texts are about; empty: any. A
-    subclass may write messages in another way.
+    Texts hold ``{observation}``, ``{legal_actions}``, ``{request}``, ``{board}`` and ``{grid}``, as
+    in YAML (``prompts`` in docs/config.md). A subclass may write messages in another way.
+
+    Attributes:
+        later: The user message of later turns; empty takes ``user``.
+        assistant: The opening of each answer.
+        players: How many the texts speak of; None: any number.
+        games: Beginnings of the ids of games that the texts are about; empty: any.
 
     Example:
         >>> template = Template(user="Play poker.\\n\\n{observation}\\n\\n{request}")
@@ -72,12 +74,7 @@ class Template:
     games: tuple[str, ...] = ()
 
     def lacks(self, view: View) -> str | None:
-        """The part that the texts show and the game of ``view`` does not have; None: it has all.
-
-        Example:
-            >>> Template(user="{grid}").lacks(View(player_id=0, observation="Your card is a King."))
-            'grid of squares'
-        """
+        """The part that the texts show and the game of ``view`` does not have, if any."""
         texts = f"{self.system}{self.user}{self.later}"
         if "{board}" in texts and view.board is None:
             return "compact board"
@@ -85,12 +82,7 @@ class Template:
 
     @property
     def shows_boards_only(self) -> bool:
-        """Whether the texts hold nothing but ``{board}``, as models expect that know no words.
-
-        Example:
-            >>> Template(user="{board}").shows_boards_only, Template().shows_boards_only
-            (True, False)
-        """
+        """Whether the texts hold nothing but ``{board}``, for models that know no words."""
         texts = f"{self.system}{self.user}{self.later}{self.assistant}"
         return not texts.replace("{board}", "").strip()
 
@@ -103,15 +95,12 @@ class Template:
         return [{"role": "system", "content": system}, user]
 
     def reply(self, view: View, request: str) -> str:
-        """The user message of a later turn, about what is new since this player's last turn."""
+        """The user message of a later turn."""
         news = view.observation if view.news is None else view.news
         return _filled(self.later or self.user, view, news, request)
 
     def render(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Prompt:
-        """A conversation that ends with a user message, and the opening of the next answer.
-
-        Raises ConfigError where the tokenizer has no chat template that takes it.
-        """
+        """A conversation and the opening of the next answer."""
         if self.markup is not None:
             return self.markup.render(messages, self.assistant)
         return by_chat_template(messages, self.assistant, tokenizer)
@@ -137,8 +126,8 @@ LLAMA_INSTRUCT_ZS = replace(QWEN3_ZS, markup=LLAMA)
 class Prompter:
     """Writes what the player at a seat is asked, and encodes it for an engine.
 
-    prompts: templates of the configuration, which are found before those of rlforge and others.
-    tokenizer None: only messages are written.
+    prompts: templates of the configuration, found before all others. tokenizer None: only messages
+    are written.
 
     Example:
         >>> view = View(player_id=0, observation="Your hand: K")
@@ -171,32 +160,26 @@ class Prompter:
         return found
 
     def messages(self, form: Form, view: View) -> list[Message]:
-        """The first messages of a player.
-
-        They ask for an answer that is read as ``form`` says (``rlforge.games.actions``). Raises
-        ``ConfigError`` for unknown names, and for a template that shows what the game does not
-        have.
-        """
+        """The first messages of a player; ConfigError for unknown names."""
         return self.template(form.template).messages(view, _request(form.extraction))
 
     def reply(self, form: Form, view: View) -> Message:
-        """The user message of a later turn; arguments and errors as of ``messages``."""
+        """The user message of a later turn."""
         content = self.template(form.template).reply(view, _request(form.extraction))
         return {"role": "user", "content": content}
 
     def render(self, form: Form, messages: Sequence[Message]) -> Prompt:
-        """A conversation and the opening of the next answer in the template's markup.
-
-        Raises ``ConfigError`` where the template needs a chat template and the tokenizer has none.
+        """The prompt of a conversation; ConfigError where the tokenizer lacks a chat template for
+        it.
         """
         return self.template(form.template).render(messages, self._tokenizer)
 
     def ids(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
-        """Token ids of a prompt, as ``Encoder.encode``; begins: it is no later part of one."""
+        """Token ids of a prompt; begins: it is no later part of one."""
         return self._encoder.encode(prompt, begins=begins)
 
     def encode(self, form: Form, view: View) -> tuple[str, tuple[int, ...]]:
-        """The first prompt of a player and its token ids; errors of ``messages`` and ``render``."""
+        """The first prompt of a player and its token ids."""
         key = form, view.board or view.grid  # of the same position
         known = self._boards.get(key)
         if known is not None:
@@ -206,6 +189,7 @@ class Prompter:
         template = self.template(form.template)
         shown = f"{template.system}{template.user}"
         more = any(place in shown for place in ("{observation}", "{legal_actions}"))
+        # Only texts that follow from the position: a subclass may show anything.
         if len(prompt.text) <= _CACHED_LENGTH and type(template) is Template and not more:
             if len(self._boards) >= _CACHE_SIZE:
                 self._boards.clear()
@@ -226,9 +210,9 @@ def _request(extraction: str) -> str:
 
 
 def _filled(text: str, view: View, observation: str, request: str) -> str:
-    """``text`` with its placeholders replaced; paragraphs about absent legal actions left out."""
     paragraphs = []
     for names, parts in _paragraphs(text):
+        # A paragraph about legal actions says nothing where the game lists none.
         if view.legal_actions is not None or "legal_actions" not in names:
             words = (
                 _shown(part, view, observation, request) if named else part for named, part in parts
@@ -239,7 +223,7 @@ def _filled(text: str, view: View, observation: str, request: str) -> str:
 
 @lru_cache(maxsize=256)
 def _paragraphs(text: str) -> list[tuple[frozenset[str], list[tuple[bool, str]]]]:
-    """Each paragraph as its placeholders, and its parts with whether they are placeholders."""
+    """Each paragraph's placeholders, and its parts with whether they are placeholders."""
     found = []
     for paragraph in text.split("\n\n"):
         parts: list[tuple[bool, str]] = []

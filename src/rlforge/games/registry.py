@@ -1,4 +1,4 @@
-"""Games of any source: TextArena, OpenSpiel, the market, and those of users."""
+"""Games of any source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(Protocol):
         """A fresh game."""
 
     def check(self, env: EnvSpec) -> None:
-        """Start the game once; raises ``ConfigError`` where that fails."""
+        """Start the game once; ConfigError where that fails."""
 
     def env_ids(self) -> list[str]:
         """All ids, sorted."""
@@ -27,8 +27,6 @@ class Source(Protocol):
 
 def make_game(env: EnvSpec, seed: int) -> Game:
     """A new game whose chance events follow from ``seed``.
-
-    Raises ``GameError`` or ``ConfigError``.
 
     Example:
         >>> game = make_game(EnvSpec(id="kuhn_poker", source="openspiel"), seed=0)
@@ -45,10 +43,7 @@ def make_game(env: EnvSpec, seed: int) -> Game:
 
 
 def check_env(env: EnvSpec) -> None:
-    """Start the game and play first turns of it on a few seeds.
-
-    Raises ``ConfigError`` with the reason and the mend if that fails, or takes too long.
-    """
+    """Play first turns of the game; ConfigError if that fails, or takes too long."""
     limits = [limit for limit in (env.max_turns, env.timeout_s) if limit is not None]
     if any(limit <= 0 for limit in limits) or env.error_allowance < 0:
         raise ConfigError(
@@ -67,7 +62,8 @@ def check_env(env: EnvSpec) -> None:
 
 
 def tried(env: EnvSpec) -> Trial:
-    """Findings of trial games of an environment that starts; they are played once a process."""
+    """Findings of trial games."""
+    # They are played once a process, also where seats are asked in several ways.
     rules = ("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "actions")
     return _tried(EnvSpec(**{name: getattr(env, name) for name in rules}))
 
@@ -78,12 +74,13 @@ def _tried(env: EnvSpec) -> Trial:
 
 
 def env_ids(source: str) -> list[str]:
-    """All ids that a source knows, sorted. Raises ``ConfigError`` for an unknown source."""
+    """All ids that a source knows, sorted; ConfigError for an unknown source."""
     return _source(source).env_ids()
 
 
 def subject_of(source: str) -> Literal["games", "market"]:
-    """Kind of words that games of a source are told in, as tiny models know one of them."""
+    """Kind of words that games of a source are told in."""
+    # Tiny models know one of them.
     found: Literal["games", "market"] = getattr(_source(source), "subject", "games")
     return found
 

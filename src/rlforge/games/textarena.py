@@ -1,13 +1,4 @@
-"""TextArena games behind the ``Game`` protocol.
-
-TextArena draws random numbers from Python's process-wide ``random``. Each game here owns a
-``random.Random``. While environments run, the module's functions are replaced by ones that call
-the methods of the generator of the game that runs in the same thread. So interleaved games, also in
-several threads, are each reproducible from their seed, none waits for another one, and the rest of
-the process keeps its own random numbers. (Swapping the state of the one global generator costs 25
-times as much and needs a lock.) Environments must call ``random.choice(…)`` and the like through
-the module, as all of TextArena does.
-"""
+"""TextArena games behind the ``Game`` protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +20,7 @@ from rlforge.config.names import described, from_outside
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
-from rlforge.games.grids import Grid, GridGame, placements
+from rlforge.games.grids import Grid, GridGame, grid_of, placements
 from rlforge.games.legal import RULES, family, relisted
 from rlforge.games.watchdog import Watchdog
 from rlforge.system.packages import statistics_hidden
@@ -70,9 +61,14 @@ _PROCESS_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _OwnRandom:
-    """Gives the environments that run random numbers of their own, one generator per thread."""
+    """Random numbers of their own for environments, one generator per thread."""
 
     def __init__(self) -> None:
+        # TextArena draws from Python's process-wide ``random``, through its module. While
+        # environments run, the module's functions call the generator of the game in their thread:
+        # interleaved games follow from their seeds, none waits for another, and the rest of the
+        # process keeps its own numbers. Swapping the state of the one generator costs 25 times as
+        # much and needs a lock.
         self._thread, self._lock, self._running = threading.local(), threading.Lock(), 0
         self._functions = {name: partial(self._draw, name) for name in _PROCESS_FUNCTIONS}
 
@@ -102,7 +98,6 @@ class TextArenaGame(TurnGame):
     """One play of a TextArena environment."""
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
-        """Raises ``GameError`` when the environment cannot be made or reset."""
         super().__init__(env, seed)
         self._random_functions = {name: getattr(self._random, name) for name in _PROCESS_FUNCTIONS}
         self._limit_s = min(STEP_LIMIT_S, env.timeout_s or STEP_LIMIT_S)
@@ -118,10 +113,12 @@ class TextArenaGame(TurnGame):
         self._bare.state.set_invalid_move = _NotedRejections(self._bare.state, self._rejections)
         self._family = family(env.id)
         if self._family == "Bandit":
-            _pay_best_arm(self._bare)
+            means = self._bare.state.game_state["ground_truth"]
+            # The environment compares the arm with all of them, so that each would pay its regret
+            # and the worst one most. So the best arm pays 1, any other 1 less its regret.
+            self._bare._regret = lambda arm: 1 - (max(means.values()) - means[arm])
 
     def step(self, action: str) -> None:
-        """Raises ``GameError`` when the environment raises, hangs or scores the game wrongly."""
         player = self.view().player_id
         self._rejections.clear()
         self._turn += 1
@@ -179,14 +176,12 @@ class TextArenaGame(TurnGame):
         )
 
     def _rewards(self, invalid_by: int | None) -> dict[int, float]:
-        """The reward of each player; ``invalid_by``: whose invalid move ended the game, if one did.
-
-        That player gets -1, whatever the environment hands over, as do those of its team, which
-        gets one reward from it; others have what they get from it, or 0 where that is no number.
-        """
+        """The reward of each player. invalid_by: whose invalid move ended the game."""
         rewards, _ = self._call("close", self._env.close)
         players = range(self._spec.num_players)
         if invalid_by is not None:
+            # That player gets -1, whatever the environment hands over, and so does its team, which
+            # gets one reward from it.
             found = rewards if isinstance(rewards, dict) else {}
             paid = {
                 player: float(found[player]) if _is_number(found.get(player)) else 0.0
@@ -229,16 +224,6 @@ def _is_number(reward: Any) -> bool:
     return isinstance(reward, numbers.Real) and math.isfinite(reward)
 
 
-def _pay_best_arm(env: Any) -> None:
-    """Pay 1 for the best arm, and 1 less its regret for any other.
-
-    The environment compares the arm with all of them, so that each pays its regret and the worst
-    one most.
-    """
-    means = env.state.game_state["ground_truth"]
-    env._regret = lambda arm: 1 - (max(means.values()) - means[arm])
-
-
 class _NotedRejections:
     """``set_invalid_move`` of an environment's state, with a note of the reason by player."""
 
@@ -262,9 +247,7 @@ class _NotedRejections:
         return thrown_out
 
 
-def make(env: EnvSpec, seed: int) -> TextArenaGame:
-    """A new game."""
-    return TextArenaGame(env, seed)
+make = TextArenaGame
 
 
 def env_ids() -> list[str]:
@@ -273,7 +256,7 @@ def env_ids() -> list[str]:
 
 
 def check(env: EnvSpec) -> None:
-    """Make and reset the environment once; raises ``ConfigError`` where that fails."""
+    """Make and reset the environment once; ConfigError where that fails."""
     if env.id not in ENV_REGISTRY:
         raise ConfigError(
             f"env {env.id!r} is not a TextArena environment{nearest(env.id, env_ids())}"
@@ -319,18 +302,18 @@ def _problem(env_id: str, num_players: int) -> str | None:
 
 
 def _word_lists(env_id: str) -> list[str]:
-    """NLTK's names of the word lists that the code of an environment asks for."""
     module = ENV_REGISTRY[env_id].entry_point.partition(":")[0].replace(".", "/")
     code = (Path(textarena.__file__).parents[1] / f"{module}.py").read_text(encoding="utf-8")
+    # The code of the environment has NLTK's names of its lists.
     asked = re.findall(r"nltk\.download\((.*?)\)", code)
     return sorted({"words", *re.findall(r"[\"'](\w+)[\"']", " ".join(asked))})
 
 
+#: By family: rules, and the marks of both players.
 _GRID_GAMES: dict[str, tuple[GridGame, str]] = {
-    # family: rules, and the mark of player 0
-    "TicTacToe": ("tictactoe", "O"),
-    "SimpleTak": ("simpletak", "O"),
-    "ConnectFour": ("connectfour", "X"),
+    "TicTacToe": ("tictactoe", "OX"),
+    "SimpleTak": ("simpletak", "OX"),
+    "ConnectFour": ("connectfour", "XO"),
 }
 
 
@@ -339,20 +322,8 @@ def _grid(env_family: str, env: Any, player: int) -> Grid | None:
     # Variants with a hidden board get none.
     if known is None or not getattr(env, "is_open", True):
         return None
-    game, first_mark = known
-    second_mark = "X" if first_mark == "O" else "O"
-    rows = env.state.game_state["board"]
-    first = second = 0
-    bit = 1
-    for row in rows:
-        for cell in row:
-            if cell == first_mark:
-                first |= bit
-            elif cell == second_mark:
-                second |= bit
-            bit <<= 1
-    me, op = (first, second) if player == 0 else (second, first)
-    return Grid(game=game, rows=len(rows), cols=len(rows[0]), me=me, op=op)
+    game, marks = known
+    return grid_of(game, env.state.game_state["board"], marks, player)
 
 
 def _hand(env_family: str, env: Any, player: int) -> Hand | None:

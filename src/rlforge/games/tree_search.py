@@ -1,8 +1,4 @@
-"""Search with OpenSpiel: Monte-Carlo tree search, and exact solution of small games.
-
-Both set up the game from ``View.history``, or from ``View.grid`` where TextArena plays a game that
-OpenSpiel has too (TicTacToe, ConnectFour) or whose rules are here (SimpleTak).
-"""
+"""Search with OpenSpiel: Monte-Carlo tree search, and exact solution of small games."""
 
 from __future__ import annotations
 
@@ -36,12 +32,10 @@ _TREE_MB = 256
 
 
 class TreeSearch:
-    """Monte-Carlo tree search of one player in one game, with random rollouts to the end.
+    """Monte-Carlo tree search, with random rollouts to the end.
 
-    Perfect information: UCT with proven wins and losses backed up (Kocsis & Szepesvári 2006;
-    Winands et al. 2008, MCTS-Solver). Imperfect information: ISMCTS (Cowling et al. 2012), which
-    searches worlds that the player cannot tell from the real one. Both take the action of most
-    visits. The exploration constant is the range of the game's utilities.
+    Perfect information: UCT with proven wins and losses backed up (Winands et al. 2008). Imperfect
+    information: ISMCTS (Cowling et al. 2012). Both take the action of most visits.
     """
 
     def __init__(self, env: EnvSpec, simulations: int, rng: random.Random) -> None:
@@ -50,7 +44,6 @@ class TreeSearch:
         self._bot: Any = None
 
     def act(self, view: View) -> str:
-        """The action in ``view``. Raises ``GameError`` in games that it cannot play."""
         state = _state(self._env, view)
         with _game_errors():
             if self._bot is None:
@@ -60,18 +53,10 @@ class TreeSearch:
 
 
 def exact_actions(env: EnvSpec, view: View) -> list[str]:
-    """The best actions of an OpenSpiel game under perfect play of both, wins soon and losses late.
+    """The best actions under perfect play of both, wins soon and losses late.
 
-    With chance it maximises the expected utility, then plays for short games when that is positive
-    and for long ones when it is negative. Raises ``GameError`` for games that are not of perfect
-    information for one player or for two with opposite utilities, and for those that are too large:
-    ``MOST_POSITIONS`` and ``MOST_MOVES_TIMES_ACTIONS``.
-
-    Example:
-        >>> from rlforge.games.openspiel import OpenSpielGame
-        >>> env = EnvSpec(id="nim(pile_sizes=1;2;4)", source="openspiel")
-        >>> exact_actions(env, OpenSpielGame(env, seed=0).view())  # leaves 1, 2 and 3
-        ['[pile:3, take:1;]']
+    Raises GameError for games that are too large, or not of perfect information for one player, or
+    for two with opposite utilities.
     """
     state = _state(env, view)
     game = state.get_game()
@@ -104,7 +89,6 @@ def _game_errors() -> Iterator[None]:
 
 
 def _state(env: EnvSpec, view: View) -> Any:
-    """The game at ``view``: a state of OpenSpiel, or of SimpleTak."""
     if view.history is not None:
         return state_after(env.id, view.history)
     if view.grid is None:
@@ -127,7 +111,7 @@ def _state(env: EnvSpec, view: View) -> Any:
 
 
 def _numbers(state: Any, view: View) -> dict[str, int]:
-    """The actions of ``view``, as it writes them, with the numbers that the search has for them."""
+    """The actions of ``view``, with the numbers that the search has for them."""
     assert view.legal_actions is not None
     return dict(zip(view.legal_actions, state.legal_actions(), strict=True))
 
@@ -150,6 +134,7 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
             random_state=chance,
             use_observation_string=not kind.provides_information_state_string,
         )
+        # Searches worlds that the player cannot tell from the real one.
         bot.set_resampler(lambda real, seat: real.resample_from_infostate(seat, chance.uniform))
         return bot
     _require_reward_at_the_end(kind)
@@ -190,8 +175,8 @@ def _require_reward_at_the_end(kind: pyspiel.GameType) -> None:
 
 
 def _require_other_worlds(state: pyspiel.State) -> None:
-    """Raises ``GameError`` where OpenSpiel cannot draw what is hidden from the player."""
     try:
+        # OpenSpiel draws what is hidden from the player, where it can.
         state.resample_from_infostate(state.current_player(), random.Random(0).random)
     except pyspiel.SpielError as error:
         raise GameError(
@@ -201,7 +186,7 @@ def _require_other_worlds(state: pyspiel.State) -> None:
 
 
 class _SimpleTak:
-    """A position of SimpleTak, and its game, as OpenSpiel's search in Python uses them."""
+    """A position of SimpleTak, and its game, for OpenSpiel's search in Python."""
 
     def __init__(self, grid: Grid) -> None:
         self._rows, self._cols = grid.rows, grid.cols
@@ -262,8 +247,8 @@ class _Solved:
         self.value, self.moves, self.actions = value, moves, actions
 
 
-#: Number of the move, player to move, and the state in words: with the number no position comes
-#: back, so that the positions of a game are solved one after the other.
+# With the number no position comes back, so that positions are solved one after the other.
+#: Number of the move, player to move, and the state in words.
 _Key = tuple[int, int, str]
 
 
@@ -318,6 +303,7 @@ def _solve(
 
     def rank(child: _Solved) -> tuple[float, float]:
         gain = round(sign * child.value, 9)
+        # Where the utility is positive short games are best, where it is negative long ones.
         return gain, -math.copysign(round(child.moves, 9), gain) if gain else 0.0
 
     best = max(map(rank, after.values()))

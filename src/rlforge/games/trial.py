@@ -29,16 +29,14 @@ _SENSELESS = ("I would rather not say.", "", "[0]", "-17 1e9", "\u2603 \u3010\u6
 
 @value
 class Trial:
-    """Findings of trial games: a problem that stands in the way, and notes on peculiarities."""
+    """A problem that stands in the way, and notes on peculiarities."""
 
     problem: str | None = None
     notes: tuple[str, ...] = ()
 
 
 def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
-    """Play games of a few seeds, given a function from seed to game; about half a second at most.
-
-    max_turns: with which the games are made.
+    """Play games of a few seeds; about half a second at most.
 
     Example:
         >>> from rlforge.games.registry import make_game
@@ -83,8 +81,7 @@ def trial_turns(
 ) -> list[tuple[int, ...]]:
     """The players of each turn, in order, of games with random legal actions.
 
-    A game is cut at 200 turns, and one that fails is left out. enough_s: seconds of computing after
-    which no further game is played.
+    enough_s: seconds of computing after which no further game is played.
 
     Example:
         >>> from rlforge.games.registry import make_game
@@ -96,6 +93,7 @@ def trial_turns(
     turns, began = list[tuple[int, ...]](), time.thread_time()
     for seed in range(games):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(GameError):
+            # Some games never end with random actions.
             views = _play(make(seed), 200, partial(sensible_action, rng=random.Random(seed)))
             turns.append(tuple(view.player_id for view in views))
         if time.thread_time() - began > enough_s:
@@ -104,7 +102,6 @@ def trial_turns(
 
 
 def _trial_game(game: Game, seed: int, *, sensible: bool) -> list[View]:
-    """The views of the first turns of a game."""
     if sensible:
         return [*_play(game, TURNS, partial(sensible_action, rng=random.Random(seed)))]
     answers = itertools.islice(itertools.cycle(_SENSELESS), seed, None)
@@ -112,7 +109,7 @@ def _trial_game(game: Game, seed: int, *, sensible: bool) -> list[View]:
 
 
 def _play(game: Game, most: int, answer: Callable[[View], str]) -> Iterator[View]:
-    """The view of each turn, up to a number of them, which is then answered."""
+    """The view of each turn, which is then answered."""
     for _ in range(most):
         if game.done:
             return

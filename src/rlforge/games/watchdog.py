@@ -19,17 +19,16 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
+# Not an ``Exception``, so that the code does not catch it.
 class _ExpiredError(CancelledError):
-    """Raised inside the watched code. Not an ``Exception``, so that it does not catch it."""
+    """Raised inside the watched code."""
 
 
 def _take_delivery(thread_id: int) -> None:
-    """Swallow an exception that was sent to the calling thread and may not have arrived yet.
-
-    Revoking it instead (``PyThreadState_SetAsyncExc`` with NULL) leaves CPython 3.11 polling for
-    it for ever: a thread that is traced, by a debugger or coverage, then hangs.
-    """
+    """Swallow an exception that was sent to this thread and may not have arrived yet."""
     try:
+        # Revoking it (with NULL) leaves CPython 3.11 polling for it for ever: a thread that is
+        # traced, by a debugger or coverage, then hangs.
         _set_async_exc(thread_id, _ExpiredError)
         while True:
             time.sleep(0)
@@ -47,11 +46,7 @@ class _Watch:
 
 
 class Watchdog:
-    """Interrupts Python code that runs for too long.
-
-    One thread watches all callers. A caller past its deadline gets an exception at its next
-    bytecode; a call that loops inside C code cannot be interrupted. Entering and leaving cost
-    about a microsecond.
+    """Interrupts Python code that runs for too long, though no loop inside C code.
 
     Example:
         >>> Watchdog().run(lambda: 6 * 7, limit_s=1.0)
@@ -59,13 +54,14 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
+        # One thread watches all callers: entering and leaving cost a microsecond.
         self._watches: dict[int, _Watch] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._after_fork)
 
     def run(self, function: Callable[[], _T], limit_s: float) -> _T:
-        """Call ``function``; raises ``TimeoutError`` when it takes longer than ``limit_s``."""
+        """Call ``function``; TimeoutError when it takes longer than ``limit_s``."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -93,7 +89,7 @@ class Watchdog:
             _take_delivery(thread_id)
 
     def _after_fork(self) -> None:
-        """Threads do not survive a fork, and the lock may have been held by one of them."""
+        # Threads do not survive a fork, and one of them may have held the lock.
         self._watches.clear()
         self._lock = threading.Lock()
         self._thread = None
