@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.league.exploration import (
-    OPTIMISTIC_COVERAGE,
-    Coverage,
-    ExplorationTracker,
-    NgramWindow,
-)
+from rlforge.league.exploration import OPTIMISTIC_COVERAGE, ExplorationTracker, NgramWindow
 
 games = st.lists(st.lists(st.sampled_from("xyz"), max_size=7), max_size=20)
 
@@ -29,13 +24,14 @@ def test_incremental_counts_equal_a_recount_of_the_window(games, n, size):
     for game in games:
         window.add(game)
     counts = Counter(gram for game in games[-size:] for gram in grams(game, n))
-    assert window.look() == Coverage(
-        games=min(len(games), size),
-        ngrams=counts.total(),
-        unique=len(counts),
-        games_total=len(games),
-        ngrams_total=sum(len(grams(game, n)) for game in games),
-    )
+    assert window.counts() == {
+        "coverage": len(counts) / counts.total() if counts else OPTIMISTIC_COVERAGE,
+        "games": min(len(games), size),
+        "ngrams": counts.total(),
+        "unique": len(counts),
+        "games_total": len(games),
+        "ngrams_total": sum(len(grams(game, n)) for game in games),
+    }
 
 
 @given(games, games, st.integers(1, 4), st.integers(1, 6))
@@ -50,27 +46,16 @@ def test_a_restored_tracker_counts_on_as_if_never_stopped(before, after, n, size
     assert restored.snapshot() == tracker.snapshot()
 
 
-def test_coverage_is_unique_over_all_ngrams_of_the_window():
-    tracker = ExplorationTracker(ngram=2, window=2)
-    tracker.add(["a"], "env", list("xyxy"))  # xy yx xy
-    assert tracker.coverage("env", "a").coverage == pytest.approx(2 / 3)
-    tracker.add(["a"], "env", list("xyz"))  # xy yz
-    assert tracker.coverage("env", "a").coverage == pytest.approx(3 / 5)
-    tracker.add(["a"], "env", list("xyz"))  # the first game leaves
-    assert tracker.coverage("env", "a").coverage == pytest.approx(2 / 4)
-    assert tracker.coverage("env", "a").games_total == 3
-    assert tracker.coverage("env", "a").ngrams_total == 7
-
-
 def test_environments_are_counted_over_all_opponents_and_each_by_itself():
     tracker = ExplorationTracker(ngram=1, window=8)
     tracker.add(["a"], "env", ["x", "y"])
     tracker.add(["b", "b"], "env", ["x"])
     tracker.add([], "other", ["x"])
-    assert tracker.coverage("env").unique == 2
-    assert tracker.coverage("env").ngrams == 3
-    assert tracker.coverage("env", "b").games == 1
-    assert tracker.coverage("other", "a").games == 0
+    found = tracker.snapshot()
+    assert (found["envs"]["env"]["unique"], found["envs"]["env"]["ngrams"]) == (2, 3)
+    assert found["opponents"]["b"]["env"]["games"] == 1
+    assert found["opponents"].keys() == {"a", "b"}
+    assert "other" not in found["opponents"]["a"]
 
 
 def test_diversity_averages_environments_and_hopes_for_the_unmet():

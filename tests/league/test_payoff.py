@@ -39,13 +39,6 @@ def test_a_pair_has_the_same_games_from_both_sides():
     assert (again.between("a", "b").wins, table.between("a", "b").wins) == (2, 1)
 
 
-def test_the_probability_to_win_has_a_prior_of_one_win_and_one_loss():
-    assert Results().win_probability == 0.5
-    assert Results(wins=8).win_probability == 9 / 10
-    assert Results(wins=2, draws=3, losses=1).win_probability == (2 + 1.5 + 1) / 8
-    assert Results(wins=8).payoff == 8 / 10
-
-
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
 def test_what_one_wins_the_other_loses(wins, draws, losses):
     one = Results(wins=wins, draws=draws, losses=losses)

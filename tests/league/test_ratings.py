@@ -187,10 +187,6 @@ def test_the_state_restores_every_rating():
     assert "d" not in restored
 
 
-def test_newcomers_start_at_the_rating_of_trueskill():
-    assert table("a").rating("a") == Rating(mu=25.0, sigma=25 / 3)
-
-
 def test_registering_twice_or_under_an_unknown_parent_is_refused():
     ratings = table("a")
     with pytest.raises(ValueError, match="'a' is rated already"):

@@ -15,9 +15,6 @@ from rlforge.types import GameSpec
 class ApiBudget:
     """Counts games, requests and money of API players, and closes at ``pool.api``'s limits.
 
-    file: that ``save`` writes, and from which the counts go on. Money that was spent stays spent:
-    a run that is resumed from an earlier state does not take it back.
-
     Example:
         >>> budget = ApiBudget(ApiConfig(max_cost=0.5))
         >>> budget.spend([ApiUsage(uid="openai:m", requests=9, cost=0.52)])
@@ -26,6 +23,8 @@ class ApiBudget:
     """
 
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
+        """Go on from the counts in ``file``, which ``save`` writes."""
+        # Money stays spent: a run that is resumed from an earlier state does not take it back.
         self._config, self._file = config, file
         saved = {} if file is None else read_json(file)
         players = from_json(list[ApiUsage], saved.get("players", ()))
@@ -36,12 +35,12 @@ class ApiBudget:
 
     @property
     def players(self) -> tuple[ApiUsage, ...]:
-        """Usage of each since the run began."""
+        """The usage of each player since the run began."""
         return tuple(self._players.values())
 
     @property
     def closed(self) -> str | None:
-        """Why no game with API players may begin; None: one may."""
+        """Why no game with API players may begin; None: it may."""
         config, cost = self._config, sum(one.cost for one in self.players)
         spent = f"${cost:.2f} in {self.games} games"
         if config.max_games is not None and self.games >= config.max_games:
@@ -51,17 +50,15 @@ class ApiBudget:
         if cost >= config.max_cost:
             return f"pool.api.max_cost={config.max_cost:g} is used: {spent}"
         unknown = next((one.uid for one in self.players if one.unpriced), None)
+        if unknown is None:
+            return None
         return (
-            None
-            if unknown is None
-            else (
-                f"pool.api.max_cost={config.max_cost:g} cannot be kept: the price of an answer of "
-                f"{unknown} is not known; set pool.api.prices"
-            )
+            f"pool.api.max_cost={config.max_cost:g} cannot be kept: the price of an answer of "
+            f"{unknown} is not known; set pool.api.prices"
         )
 
     def admit(self, spec: GameSpec) -> bool:
-        """Whether an evaluation game may begin, which it then does; those that may not count."""
+        """Begin an evaluation game and return True, or count it as declined."""
         if api_players(spec) and self.closed is not None:
             self.declined += 1
             return False
@@ -69,24 +66,22 @@ class ApiBudget:
         return True
 
     def begin(self, spec: GameSpec) -> None:
-        """A game begins."""
+        """Count a game that begins."""
         players = api_players(spec)
         self.games += bool(players)
         self.spend([ApiUsage(uid=uid, games=1) for uid in players])
 
     def spend(self, usage: Iterable[ApiUsage]) -> None:
-        """Add what was used."""
         for one in usage:
             self._players[one.uid] = self._players.get(one.uid, ApiUsage(uid=one.uid)).plus(one)
 
     def save(self) -> None:
-        """Write the counts."""
         assert self._file is not None
         counts = {"games": self.games, "declined": self.declined, "closed": self.closed}
         write_json(self._file, {"players": self.players, **counts})
 
 
 def api_players(spec: GameSpec) -> tuple[str, ...]:
-    """Uids of the API players of a game, each once."""
+    """The API players of a game, each once."""
     uids = (seat.policy.uid for seat in spec.seats if seat.policy.kind == "api")
     return tuple(dict.fromkeys(uids))

@@ -1,7 +1,7 @@
-"""Which former versions of the learner stay in the pool as opponents.
+"""Former versions of the learner that stay in the pool as opponents.
 
-``pool.max_active_lora`` versions are active at once, the current one included. A version that comes
-on top makes another one leave, for good; a rule, ``pool.history``, says which.
+``pool.max_active_lora`` versions are active at once, the current one included. Where one is too
+many, the rule ``pool.history`` says which one leaves for good.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlforge.config.pool import PoolConfig
 from rlforge.league.payoff import Floats
 from rlforge.types import value
 
-#: Distances that agree to this many decimals are equal: rounding errors must not decide.
+#: Decimals of a distance that count: rounding errors must not decide.
 _DECIMALS = 9
 
 
@@ -24,11 +24,10 @@ class Members:
     """The active versions as a rule sees them, one of them too many.
 
     Attributes:
-        uids: Oldest first; the last one is current and stays.
-        versions: Their updates, in the same order.
-        mu: Mean rating of a uid.
-        payoffs: From uids to their payoff vectors, one row each, see
-            ``ResultTable.payoff_vectors``.
+        uids: oldest first; the last one is current and stays.
+        versions: their updates, in the same order.
+        mu: the mean rating of a uid.
+        payoffs: ``ResultTable.payoff_vectors``.
     """
 
     uids: tuple[str, ...]
@@ -38,21 +37,19 @@ class Members:
 
 
 Rule = Callable[[Members], int]
-"""From at least two members to the position, except the last, of the one that leaves."""
+"""Takes at least two members; returns the position of the one that leaves, never the last."""
 
 
 def newest(members: Members) -> int:
-    """The oldest leaves."""
+    """Let the oldest leave."""
     return 0
 
 
 def spaced(members: Members) -> int:
-    """The first stays, and the one leaves whose neighbours are nearest to each other.
+    """Keep the first, and let the one leave whose neighbours are nearest to each other.
 
-    No gap is larger than twice that of evenly spaced versions, T / (k - 1) where k versions stay
-    and the run has made T updates: of k + 1 versions the k - 1 inner ones have neighbours at most
-    2 T / (k - 1) apart on average, so that the least of those gaps, which comes into being, is no
-    larger. Only gaps between versions that were registered one after the other may be.
+    No gap between versions that were registered apart is larger than twice that of evenly spaced
+    ones.
 
     Example:
         >>> spaced(Members(
@@ -61,35 +58,29 @@ def spaced(members: Members) -> int:
         ... ))
         2
     """
+    # T updates, k versions stay: of k + 1 versions the k - 1 inner ones have neighbours at most
+    # 2 T / (k - 1) apart on average, so that the least of those gaps, the new one, is no larger.
     versions = members.versions
     inner = range(1, len(versions) - 1)
     return min(inner, key=lambda index: versions[index + 1] - versions[index - 1], default=0)
 
 
 def strongest(members: Members) -> int:
-    """The one of the lowest mean rating leaves, of equal ones the oldest."""
+    """Let the one of the lowest mean rating leave, of equal ones the oldest."""
     return min(range(len(members.uids) - 1), key=lambda index: members.mu(members.uids[index]))
 
 
 def diverse(members: Members) -> int:
-    """The one leaves whose payoff vector is the nearest to that of another (Euclidean distance).
-
-    Two of a pair are equally near to each other: of them, the one whose second neighbour is nearer
-    leaves, and where that is equal, too, the oldest.
-    """
+    """Let the one leave whose payoff vector is the nearest to another's (Euclidean distance)."""
     vectors = members.payoffs(members.uids)
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=-1).round(_DECIMALS)
     np.fill_diagonal(apart, np.inf)
+    # Two of a pair are equally near to each other: then the second neighbour decides, then age.
     neighbours = np.sort(apart, axis=1).tolist()
     return min(range(len(members.uids) - 1), key=neighbours.__getitem__)
 
 
-RULES: dict[str, Rule] = {
-    "newest": newest,
-    "spaced": spaced,
-    "strongest": strongest,
-    "diverse": diverse,
-}
+RULES: dict[str, Rule] = {rule.__name__: rule for rule in (newest, spaced, strongest, diverse)}
 
 
 class History:
@@ -112,7 +103,6 @@ class History:
         mu: Callable[[str], float],
         payoffs: Callable[[Sequence[str]], Floats],
     ) -> None:
-        """mu, payoffs: see ``Members``."""
         self._rule = RULES[config.history]
         self._size, self._keep_every = config.max_active_lora, config.keep_every
         self._mu, self._payoffs = mu, payoffs
@@ -126,12 +116,9 @@ class History:
         return list(reversed(self._versions))
 
     def add(self, uid: str, version: int) -> list[str]:
-        """Make ``uid``, made by ``version`` updates, the current one; the uids that leave.
-
-        The one before it leaves unless it is at least ``pool.keep_every`` updates newer than the
-        last one that stayed; then, while there are too many, those that the rule says.
-        """
+        """Make ``uid``, made by ``version`` updates, current; returns the uids that leave."""
         retired = []
+        # The one before stays if it is pool.keep_every updates newer than the last that stayed.
         if self._versions and next(reversed(self._versions.values())) != self._kept:
             retired.append(self._versions.popitem()[0])
         if self._kept is None or version - self._kept >= self._keep_every:
@@ -157,6 +144,7 @@ class History:
         return {"versions": dict(self._versions), "kept": self._kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; where fewer are active now, the rule says which."""
+        """Continue from :meth:`state_dict`."""
         self._versions, self._kept = dict(state["versions"]), state["kept"]
+        # A resumed run may allow fewer versions than before.
         self._thin()

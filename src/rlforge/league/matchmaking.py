@@ -18,10 +18,10 @@ class Matchmaking:
     """How opponents are drawn for a policy, one of several of a run.
 
     Attributes:
-        config: Settings of the pool, with the policy's own settings.
-        fixed: Its fixed opponents.
-        meets: Names of the policies whose versions it meets.
-        seats: Seats that it can take; None: each.
+        config: settings of the pool, with the policy's own settings.
+        fixed: its fixed opponents.
+        meets: names of the policies whose versions it meets.
+        seats: seats that it can take; None: each.
     """
 
     config: PoolConfig
@@ -35,27 +35,21 @@ class Matchmaking:
 
 
 class Line:
-    """A policy's versions from its start, and how its opponents are drawn.
-
-    checkpoints: all of its versions by uid, in order. history: those that are active. mode,
-    temperature: what draws opponents now. random: for these draws.
-    """
+    """A policy's versions from its start, and how its opponents are drawn."""
 
     def __init__(self, matchmaking: Matchmaking, history: History, seed: str) -> None:
         self.matchmaking, self.history = matchmaking, history
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # of the draws of opponents
+        #: All versions by uid, in order.
         self.checkpoints: dict[str, Checkpoint] = {}
-        self._changed_mode: str | None = None
-        self._find_mode()
+        self.use_mode(None)
 
     @property
     def config(self) -> PoolConfig:
-        """The policy's settings of the pool."""
         return self.matchmaking.config
 
     @property
     def current(self) -> Checkpoint:
-        """The newest version."""
         return next(reversed(self.checkpoints.values()))
 
     @property
@@ -66,15 +60,11 @@ class Line:
     def use_mode(self, name: str | None) -> None:
         """Draw opponents by another mode from here on; None: by ``pool.mode``."""
         self._changed_mode = name
-        self._find_mode()
-
-    def _find_mode(self) -> None:
         self.mode: Mode = MODES.find(self.mode_name)
-        own = default_temperature(self.mode_name)
-        self.temperature = self.config.temperature or own
+        self.temperature = self.config.temperature or default_temperature(self.mode_name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the versions, as plain data that survives JSON."""
+        """Everything but the versions, as plain data for JSON."""
         version, internal, gauss_next = self.random.getstate()
         return {
             "random": [version, list(internal), gauss_next],

@@ -1,7 +1,6 @@
 """Sampling modes: how the pool draws the learner's next opponent.
 
-A mode is a function from a :class:`PoolView` to a weight per uid, in proportion to which
-opponents are drawn.
+A mode is a function from a :class:`PoolView` to a weight per uid.
 """
 
 from __future__ import annotations
@@ -23,22 +22,18 @@ class PoolView:
     """The pool as a mode sees it.
 
     Attributes:
-        current: Uid of the learner's newest version.
-        past: Uids of the other active checkpoints, newest first; with ``pool.history: newest``
-            ``past[i]`` is i + 1 versions behind, of those that stay (``pool.keep_every``).
-        newest: With several policies, the newest versions of those that the learner meets, ``past``
-            being their others; None: its own ones.
-        fixed: Uids of the fixed opponents.
-        include_current: ``pool.include_current``.
-        temperature: Temperature of the softmaxes, above 0: ``pool.temperature``, or the mode's own
-            where that is null.
-        weighting, power: ``pool.weighting``, ``pool.power``.
-        mu: Mean rating of a uid.
-        quality: Match quality of a uid against the current one, in (0, 1].
-        diversity: Expected diversity of the states a uid leads to, in (0, 1].
-        win_probability: Probability in (0, 1) that the learner, all its recent versions together,
-            wins against a uid; 1/2 without games.
-        payoff: Payoff of a uid against another one, in (-1, 1); 0 without games.
+        current: uid of the learner's newest version.
+        past: uids of the other active checkpoints, newest first.
+        newest: of several policies, the newest versions of those that the learner meets; None: its
+            own.
+        fixed: uids of the fixed opponents.
+        temperature: of the softmaxes, above 0.
+        mu: mean rating of a uid.
+        quality: match quality of a uid against the current one, in (0, 1].
+        diversity: expected diversity of the states that a uid leads to, in (0, 1].
+        win_probability: that the learner wins against a uid, in (0, 1); 1/2 without games.
+        payoff: of a uid against another one, in (-1, 1); 0 without games.
+        include_current, weighting, power, lag_range: the keys of ``pool``.
 
     Example:
         >>> view = PoolView(
@@ -69,7 +64,7 @@ class PoolView:
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """The newest versions of the policies that the learner meets: its own, if of one."""
+        """The newest versions of the policies that the learner meets."""
         return (self.current,) if self.newest is None else self.newest
 
     @property
@@ -79,11 +74,9 @@ class PoolView:
 
     @property
     def opponents(self) -> tuple[str, ...]:
-        """Candidates of a draw: all policies but the current version.
-
-        It is among them with ``pool.include_current``, and where there is no other: self-play.
-        """
+        """Candidates of a draw: all but the current version, unless ``pool.include_current``."""
         others = tuple(uid for uid in self.everyone if uid != self.current)
+        # Without any other it is self-play.
         return others if others and not self.include_current else self.everyone
 
 
@@ -91,24 +84,22 @@ Mode = Callable[[PoolView], Weights]
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:
-    """exp(score / temperature), normalised; the largest score is subtracted first for stability.
+    """exp(score / temperature), normalised.
 
     Example:
         >>> softmax([1.0, 1.0], temperature=0.5)
         [0.5, 0.5]
     """
-    top = max(scores)
+    top = max(scores)  # subtracted, so that no power overflows
     powers = [math.exp((score - top) / temperature) for score in scores]
     total = math.fsum(powers)
     return [power / total for power in powers]
 
 
 def default_temperature(mode: str) -> float:
-    """Softmax temperature of a mode where ``pool.temperature`` is null, in the unit of its score.
-
-    A level opponent is drawn about e times as often as one 0.2 below it in match quality or
-    diversity, which lie in (0, 1], or ``BETA`` rating points away.
-    """
+    """Softmax temperature of a mode in the unit of its score, for ``pool.temperature`` null."""
+    # A level opponent is drawn about e times as often as one that is 0.2 below it in match quality
+    # or diversity, which lie in (0, 1], or BETA rating points away.
     return {"match_quality": 0.2, "exploration": 0.2, "ts_dist": BETA}.get(mode, 1.0)
 
 
@@ -118,18 +109,15 @@ def fixed(view: PoolView) -> Weights:
 
 
 def mirror(view: PoolView) -> Weights:
-    """Always the current version: self-play. Of several policies that it meets, each equally."""
+    """Always the current version: self-play. Of several policies, each equally."""
     return _uniform(view.rivals)
 
 
 def lagged(view: PoolView) -> Weights:
-    """Uniform over active versions that are lag_range[0] to lag_range[1] versions behind.
-
-    Only versions that stay count (``pool.keep_every``). Lag 0 is the current version itself. While
-    no version is old enough, the oldest is drawn.
-    """
+    """Uniform over active versions that are lag_range[0] to lag_range[1] versions behind."""
     low, high = view.lag_range
     versions = (*view.rivals, *view.past)
+    # While no version is old enough, the oldest is drawn.
     return _uniform(versions[low : high + 1] or versions[-1:])
 
 
@@ -157,24 +145,23 @@ def exploration(view: PoolView) -> Weights:
 def prioritized(view: PoolView) -> Weights:
     """In proportion to f(p), p being the learner's probability to win against an opponent.
 
-    Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, Methods). Weighting
-    ``hard``: f(p) = (1 - p)^power, those that the learner loses to first; ``even``: p (1 - p),
-    opponents of its own level first.
+    Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019): with weighting ``hard``
+    f(p) = (1 - p)^power, with ``even`` p (1 - p).
     """
     chances = [view.win_probability(uid) for uid in view.opponents]
     if view.weighting == "even":
         logs = [math.log(chance) + math.log1p(-chance) for chance in chances]
     else:
         logs = [view.power * math.log1p(-chance) for chance in chances]
-    # Of logarithms, since powers of small numbers may all be 0.
+    # The softmax takes logarithms: powers of small numbers may all be 0.
     return dict(zip(view.opponents, softmax(logs, 1.0), strict=True))
 
 
 def fictitious(view: PoolView) -> Weights:
     """Uniform over the active versions, the current one included.
 
-    Fictitious self-play (Heinrich, Lanctot and Silver 2015): a response to the average of all
-    strategies so far, of which ``pool.history: spaced`` keeps some.
+    Fictitious self-play (Heinrich, Lanctot and Silver 2015): a response to the average strategy so
+    far.
     """
     return _uniform((*view.rivals, *view.past))
 
@@ -182,8 +169,7 @@ def fictitious(view: PoolView) -> Weights:
 def nash(view: PoolView) -> Weights:
     """The Nash equilibrium, nearest to uniform, of the games between opponents.
 
-    The meta-strategy of policy-space response oracles (Lanctot et al. 2017) over the payoffs that
-    are estimated from the games of the run.
+    The meta-strategy of policy-space response oracles (Lanctot et al. 2017).
     """
     shares = payoff.nash_equilibrium(_payoffs(view))
     return dict(zip(view.opponents, shares, strict=True))
@@ -201,8 +187,7 @@ def alpha_rank(view: PoolView) -> Weights:
 def probabilities(weights: Weights, view: PoolView, mode: str) -> Weights:
     """Weights that a mode returned, divided by their sum.
 
-    Raises RunError where that are no weights of opponents: a uid that the pool does not have,
-    a weight that is negative or not finite, or a sum of 0.
+    Raises RunError where they are no weights of opponents.
     """
     total = 0.0
     for uid, weight in weights.items():

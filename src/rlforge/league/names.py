@@ -21,15 +21,11 @@ _PREFIXES = {
 
 
 def parse_opponent(name: str) -> PolicyRef:
-    """The opponent called ``name``: a scripted player, ``base``, or a prefixed name.
+    """The opponent called ``name``, which is its uid: a player, ``base``, or a prefixed name.
 
-    Players are those of ``rlforge.config.plugins.PLAYERS``, ``mcts:SIMULATIONS`` among them; the
-    number is that of simulations per move. ``checkpoint:DIR`` is a saved adapter
-    or model of the run's own kind; ``hf:ORG/MODEL`` or ``hf:FOLDER`` is another causal language
-    model with its own tokenizer; ``openai:MODEL``, ``openrouter:MODEL`` and
-    ``litellm:PROVIDER/MODEL`` answer over HTTP. The whole name is the opponent's uid. Raises
-    ConfigError, with the nearest names, for anything else and for a directory of ``checkpoint:``
-    that does not exist; whether the model of ``hf:`` does, ``rlforge.preflight.model`` finds out.
+    ``checkpoint:DIR`` is a saved adapter or model of the run's own kind, ``hf:`` another causal
+    language model. ``openai:``, ``openrouter:`` and ``litellm:`` answer over HTTP. Raises
+    ConfigError, with the nearest names, for anything else.
 
     Example:
         >>> parse_opponent("random_legal").kind
@@ -75,6 +71,6 @@ def parse_opponent(name: str) -> PolicyRef:
         if not Path(rest).is_dir():
             raise ConfigError(f"opponent {name!r}: there is no directory {rest}")
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=rest)
-    if prefix == "hf":
+    if prefix == "hf":  # whether it exists, rlforge.preflight.model finds out
         return PolicyRef(uid=name, kind="hf", path_or_name=rest)
     return PolicyRef(uid=name, kind="api", path_or_name=name)

@@ -13,7 +13,7 @@ from rlforge.types import Winners, value
 
 Floats = NDArray[np.float64]
 
-#: Meta-strategies take probabilities below it for rounding errors of 0.
+#: Smaller probabilities of a meta-strategy are rounding errors of 0.
 LEAST_PROBABILITY = 1e-9
 
 
@@ -35,16 +35,12 @@ class Results:
 
     @property
     def games(self) -> int:
-        """All of them."""
         return self.wins + self.draws + self.losses
 
     @property
     def win_probability(self) -> float:
-        """(wins + draws / 2 + 1) / (games + 2), in (0, 1): a draw is half a win.
-
-        The prior is one win and one loss (Laplace's rule of succession), so that it is 1/2 without
-        games.
-        """
+        """(wins + draws / 2 + 1) / (games + 2), in (0, 1)."""
+        # Laplace's rule of succession: the prior is one win and one loss.
         return (self.wins + self.draws / 2 + 1) / (self.games + 2)
 
     @property
@@ -53,7 +49,6 @@ class Results:
         return (self.wins - self.losses) / (self.games + 2)
 
     def plus(self, other: Results) -> Results:
-        """Both together."""
         return Results(
             wins=self.wins + other.wins,
             draws=self.draws + other.draws,
@@ -61,14 +56,11 @@ class Results:
         )
 
 
-NO_RESULTS = Results()
-
-
 class ResultTable:
     """Wins, draws and losses of every pair of policies that met.
 
-    In a game of more than two players each pair counts once: the policy with the higher mean reward
-    over its seats wins against the other. Members of one team do not count against each other.
+    In games of more than two each pair counts once: the policy with the higher mean reward over its
+    seats wins. Members of one team do not count against each other.
 
     Example:
         >>> table = ResultTable()
@@ -82,10 +74,7 @@ class ResultTable:
         self._rows: dict[str, dict[str, list[int]]] = {}
 
     def record(self, outcome: Sequence[tuple[str, float]], winners: Winners = "one") -> None:
-        """Count one finished game, given (uid, reward) per seat.
-
-        winners: ``EnvSpec.won_by`` of the game.
-        """
+        """Count a finished game: (uid, reward) per seat. winners: its ``EnvSpec.won_by``."""
         rewards = mean_rewards(outcome)
         if winners == "all":
             return
@@ -98,20 +87,16 @@ class ResultTable:
 
     def between(self, first: str, second: str) -> Results:
         """The games of ``first`` against ``second``, as ``first`` sees them."""
-        counts = self._rows.get(first, {}).get(second)
-        if counts is None:
-            return NO_RESULTS
-        wins, draws, losses = counts
+        wins, draws, losses = self._rows.get(first, {}).get(second, (0, 0, 0))
         return Results(wins=wins, draws=draws, losses=losses)
 
     def payoff(self, first: str, second: str) -> float:
-        """``Results.payoff`` of ``first`` against ``second``; 0 where they have not met."""
+        """``Results.payoff``; 0 where they have not met."""
         return self.between(first, second).payoff
 
     def payoff_vectors(self, uids: Sequence[str]) -> Floats:
-        """Payoffs of ``uids``, one row each, against all that one of them has met.
-
-        Shape (uids, opponents); 0 where the two have not met.
+        """Payoffs (uids, opponents) of ``uids`` against all that one of them has met; 0 without
+        games.
         """
         met = sorted({other for uid in uids for other in self._rows.get(uid, {})})
         rows = [[self.payoff(uid, other) for other in met] for uid in uids]
@@ -119,31 +104,24 @@ class ResultTable:
 
     def rows(self) -> dict[str, dict[str, list[int]]]:
         """``{first: {second: [wins, draws, losses]}}``, each pair both ways, as plain data."""
-        return {
-            first: {second: list(counts) for second, counts in row.items()}
-            for first, row in self._rows.items()
-        }
+        return _copied(self._rows)
 
     def load_rows(self, rows: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
         """Continue from :meth:`rows`."""
-        self._rows = {
-            first: {second: list(counts) for second, counts in row.items()}
-            for first, row in rows.items()
-        }
+        self._rows = _copied(rows)
+
+
+def _copied(rows: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[str, dict[str, list[int]]]:
+    return {
+        first: {second: list(counts) for second, counts in row.items()}
+        for first, row in rows.items()
+    }
 
 
 def nash_equilibrium(payoffs: Any) -> list[float]:
     """The symmetric Nash equilibrium of a zero-sum game of two that is nearest to uniform play.
 
     payoffs: antisymmetric, shape (n, n): row i has what strategy i earns against each other one.
-    The value of such a game is 0, so that x is an equilibrium strategy exactly where
-    x >= 0, sum(x) = 1 and x^T A >= 0. Of these, the one of least norm is returned, which is unique:
-    strategies without results between them get equal shares, their order does not matter, and
-    copies share their weight, as in Nash averaging (Balduzzi et al. 2018, "Re-evaluating
-    evaluation").
-
-    It is the least-distance problem min |x| with G x >= h, which Lawson and Hanson ("Solving Least
-    Squares Problems", 1974, chapter 23.4) reduce to non-negative least squares.
 
     Example:
         >>> nash_equilibrium([[0, 0.5], [-0.5, 0]])
@@ -153,6 +131,11 @@ def nash_equilibrium(payoffs: Any) -> list[float]:
     """
     from scipy.optimize import lsq_linear
 
+    # The value of such a game is 0, so that x is an equilibrium strategy exactly where x >= 0,
+    # sum(x) = 1 and x^T A >= 0. Of these, the one of least norm is unique: strategies without
+    # results get equal shares, order does not matter, and copies share their weight, as in Nash
+    # averaging (Balduzzi et al. 2018). Least distance, min |x| with G x >= h, is non-negative least
+    # squares (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.4).
     matrix = np.asarray(payoffs, dtype=float)
     size = len(matrix)
     # With sum(x) >= 1 the least norm has sum(x) = 1, since all else may be scaled.
@@ -170,15 +153,12 @@ def nash_equilibrium(payoffs: Any) -> list[float]:
 
 
 def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
-    """The share of time that an evolving population plays each strategy (alpha-rank).
+    """The share of time that an evolving population plays each strategy (arXiv:1903.01373).
 
-    payoffs: antisymmetric, shape (n, n). alpha: ranking intensity; the larger, the more a better
-    strategy is preferred. population: individuals, of whom all but one play the same.
-
-    Omidshafiei et al. 2019 (arXiv:1903.01373), one population: a mutant r replaces s with
-    probability (1 - e^-u) / (1 - e^-mu), u = alpha (A_rs - A_sr), and 1 / m where u = 0; the result
-    is the stationary distribution of that Markov chain. Of each two strategies one replaces the
-    other with at least 1 / m, so that there is exactly one.
+    Args:
+        payoffs: antisymmetric, shape (n, n).
+        alpha: ranking intensity; the larger, the more a better strategy is preferred.
+        population: individuals, of whom all but one play the same.
 
     Example:
         >>> [round(share, 3) for share in alpha_rank([[0, 0.5], [-0.5, 0]], alpha=1.0)]
@@ -193,7 +173,9 @@ def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
     if size == 1:
         return [1.0]
     gain = alpha * (matrix.T - matrix)  # of the mutant, the column, over the row's strategy
-    # A mutant takes over with (1 - e^-u) / (1 - e^-mu), without powers that overflow; 1 / m at 0.
+    # A mutant r replaces s with probability (1 - e^-u) / (1 - e^-mu), u = alpha (A_rs - A_sr), and
+    # 1 / m where u = 0, computed without powers that overflow. Of each two strategies one replaces
+    # the other with at least 1 / m, so that the chain has exactly one stationary distribution.
     least = np.abs(gain)
     with np.errstate(invalid="ignore"):
         better = np.expm1(-least) / np.expm1(-population * least)

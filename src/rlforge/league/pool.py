@@ -15,24 +15,22 @@ from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.history import History
 from rlforge.league.matchmaking import Line, Matchmaking
 from rlforge.league.modes import PoolView, Weights, probabilities
-from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
-from rlforge.league.ratings import BETA, Rating, RatingTable
+from rlforge.league.payoff import Results, ResultTable
+from rlforge.league.ratings import BETA, RatingTable
 from rlforge.league.run_ladder import run_ladder
 from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot, Role
 from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
-RECENT_GAMES = 100
-"""Games against an opponent that tell how the learner does now: those of its newest versions, until
-there are so many. About the memory of AlphaStar's payoffs, which decay by 0.99 a game."""
+#: Latest games that tell how the learner does now against an opponent.
+RECENT_GAMES = 100  # about the memory of AlphaStar's payoffs, which decay by 0.99 a game
 
 
 class ModelPool:
     """Registers checkpoints and fixed opponents, rates them by their games, and draws opponents.
 
-    ``max_active_lora`` checkpoints, the current one included, are active (``History`` says which):
-    only they and the fixed opponents are drawn. Single-threaded; holds references, not weights.
-    Of several policies each has its own versions and matchmaking; ratings and results are common.
+    Fixed opponents and the checkpoints that ``History`` keeps are active: only they are drawn. Of
+    several policies each has its own versions and matchmaking; ratings and results are common.
 
     Example:
         >>> pool = ModelPool(PoolConfig(mode="mirror"), fixed=[], seed=0)
@@ -49,9 +47,14 @@ class ModelPool:
         policies: Mapping[str, Matchmaking] | None = None,
         budget: ApiBudget | None = None,
     ) -> None:
-        """policies: of a run with several, by name; the first is the main one. None: one, without a
-        name, for which ``cfg`` and ``fixed`` count. budget: of API players, which are not drawn
-        once it is closed; None: they always may.
+        """Register the fixed opponents.
+
+        Args:
+            cfg: settings of a run with one policy.
+            fixed: its fixed opponents.
+            seed: of the draws.
+            policies: of a run with several, in place of both, by name; the first is the main one.
+            budget: of API players, which are not drawn once it is closed.
         """
         self._budget = budget
         self._ratings = RatingTable(cfg.rating_beta or BETA)
@@ -84,11 +87,10 @@ class ModelPool:
     # ------------------------------------------------------------ members
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make ``checkpoint`` the current version of its policy; it starts with its parent's
-        rating, made less certain (``INHERITED_SIGMA``).
+        """Make ``checkpoint`` the current version of its policy.
 
-        Adding the same checkpoint again changes nothing, so a call may be repeated. Raises
-        RunError where another policy has the uid or the parent is unknown.
+        Adding the same one again changes nothing. Raises RunError where another policy has the uid
+        or the parent is unknown.
         """
         line, known = self._line(checkpoint.name), self._policies.get(checkpoint.uid)
         if known == checkpoint.policy() and checkpoint.uid in line.checkpoints:
@@ -114,20 +116,14 @@ class ModelPool:
             self._register(policy, "fixed")
 
     def current(self, name: str | None = None) -> Checkpoint:
-        """The newest checkpoint of a policy, None: of the main one.
-
-        Raises RunError before the first is registered.
-        """
+        """The newest checkpoint of a policy, None: of the main one; RunError before the first."""
         line = self._line(name)
         if not line.checkpoints:
             raise RunError("the pool holds no checkpoint yet: register version 0 first")
         return line.current
 
     def active(self, name: str | None = None) -> list[Checkpoint]:
-        """At most ``max_active_lora`` checkpoints of a policy, None: of the main one.
-
-        Newest first: the first one is current.
-        """
+        """The active checkpoints of a policy, None: of the main one; the current one is first."""
         line = self._line(name)
         return [line.checkpoints[uid] for uid in line.history.uids]
 
@@ -138,13 +134,11 @@ class ModelPool:
         return {uid for line in self._lines.values() for uid in line.history.uids}
 
     def needed(self, games: Iterable[GameSpec]) -> set[str]:
-        """Uids of checkpoints that are active, or that ``games`` in progress may still request.
-
-        Opponents play to the end of their game, active or not. A trained seat uses the newest
-        version at the time of each request: any version since the game was scheduled.
-        """
+        """Uids of checkpoints that are active, or that ``games`` in progress may still request."""
         asked, since = self._all_active(), dict.fromkeys(self._lines, math.inf)
         for spec in games:
+            # An opponent plays to the end of its game, active or not. A trained seat uses the
+            # newest version at each request: any since the game was scheduled.
             asked |= {seat.policy.uid for seat in spec.seats}
             for policy in (seat.policy for seat in spec.seats if seat.trained):
                 since[policy.name] = min(since[policy.name], policy.version)
@@ -175,26 +169,11 @@ class ModelPool:
             raise RunError(f"the pool knows no policy {uid!r}{nearest(uid, self._policies)}")
         return self._policies[uid]
 
-    def plays(self, uid: str) -> bool:
-        """Whether the policy may meet the learner now: it was not retired."""
-        return uid in self._playing()
-
-    def _playing(self) -> set[str]:
-        fixed = {uid for uid, role in self._roles.items() if role == "fixed"}
-        return self._all_active() | fixed
-
-    def rating(self, uid: str) -> Rating:
-        """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
-        return self._ratings.rating(self.policy(uid).uid)
-
     def learner_results(self, opponent: str, name: str | None = None) -> Results:
-        """A policy's recent games against ``opponent``, its versions taken as one player.
-
-        Those of the newest versions, back to the first that makes it ``RECENT_GAMES`` or more; a
-        version only meets newer ones. None where it is current.
-        """
-        total = NO_RESULTS
+        """A policy's recent games against ``opponent``, its versions taken as one player."""
+        total = Results()
         for uid in reversed(self._line(name).checkpoints):
+            # A version meets older ones only: its games while it was current are not against it.
             if uid == opponent or total.games >= RECENT_GAMES:
                 break
             results = self._results.between(uid, opponent)
@@ -204,11 +183,10 @@ class ModelPool:
     # ------------------------------------------------------------ sampling
 
     def weights(self, name: str | None = None, seat: int | None = None) -> Weights:
-        """The probability of each opponent to be drawn next, by uid; they sum to 1.
+        """The probability of each opponent to be drawn next, by uid.
 
         name: of the policy that meets them, None: the main one. seat: where the opponent sits; None
-        where it does not matter. Once the budget is used API players have none: the others keep
-        their shares of what is left, and where the mode draws none of them, all are drawn equally.
+        where it does not matter.
         """
         line = self._line(name)
         current, config = self.current(name).uid, line.config
@@ -244,6 +222,7 @@ class ModelPool:
         if self._budget is None or self._budget.closed is None:
             return weights
 
+        # The others keep their shares of what is left.
         def others(uids: Iterable[str]) -> list[str]:
             return [uid for uid in uids if self._policies[uid].kind != "api"]
 
@@ -257,42 +236,31 @@ class ModelPool:
         """Draw the main policy's opponents by ``mode`` from here on, whatever ``pool.mode`` is."""
         self._line(None).use_mode(mode)
 
-    @property
-    def mode(self) -> str:
-        """The name of the main policy's sampling mode."""
-        return self._line(None).mode_name
-
     def games_with_past(self) -> tuple[int, float]:
-        """Games between versions of the main policy so far, and the newer one's points in them.
-
-        A win is a point, a draw half of one.
-        """
+        """Games between versions of the main policy so far, and the newer one's points in them."""
         games, points = 0, 0.0
         order = {uid: place for place, uid in enumerate(self._line(None).checkpoints)}
         for first, row in self._results.rows().items():
             for second, (wins, draws, losses) in row.items():
                 if order.get(first, -1) > order.get(second, len(order)):
                     games += wins + draws + losses
-                    points += wins + draws / 2
+                    points += wins + draws / 2  # a draw is half of a win
         return games, points
 
     def score(self, name: str, since: int) -> tuple[int, float]:
-        """Games of a policy's versions from ``since`` on against others, and its mean score.
+        """Recent games of a policy's versions from ``since`` on against others, and its mean score.
 
-        Those of the newest ones, back to the version that makes it ``RECENT_GAMES`` or more. A win
-        counts 1, a draw one half; 0.0 without games.
+        A win counts 1, a draw one half; 0.0 without games.
         """
-        line, total = self._line(name), NO_RESULTS
+        line, total = self._line(name), Results()
         for uid in reversed(line.checkpoints):
             if line.checkpoints[uid].version < since or total.games >= RECENT_GAMES:
                 break
-            for other in self._results.rows().get(uid, {}):
-                if other not in line.checkpoints:
-                    total = total.plus(self._results.between(uid, other))
+            for other in self._policies.keys() - line.checkpoints.keys():
+                total = total.plus(self._results.between(uid, other))
         return total.games, (total.wins + total.draws / 2) / max(total.games, 1)
 
     def takes(self, name: str, seat: int) -> bool:
-        """Whether a policy can sit at ``seat``."""
         return self._line(name).matchmaking.takes(seat)
 
     def limited(self, name: str) -> bool:
@@ -304,10 +272,7 @@ class ModelPool:
     def opponents(
         self, count: int, name: str | None = None, seat: int | None = None
     ) -> list[PolicyRef]:
-        """``count`` independent draws by ``pool.mode``, as :meth:`weights` says.
-
-        Raises RunError without a checkpoint.
-        """
+        """``count`` independent draws by :meth:`weights`."""
         weights = self.weights(name, seat)
         drawn = self._line(name).random.choices(list(weights), list(weights.values()), k=count)
         return [self._policies[uid] for uid in drawn]
@@ -317,9 +282,6 @@ class ModelPool:
     def push_outcome(self, record: GameRecord) -> None:
         """Update ratings, results and counts from a finished game; failed games are ignored.
 
-        Training and evaluation games both count: in mirror mode the learner meets fixed opponents
-        in evaluations only. Policies met only there become guests, which are rated and never
-        drawn. Exploration counts training games alone.
         Raises RunError for a training game of a policy that the pool does not know.
         """
         spec = record.spec
@@ -332,8 +294,9 @@ class ModelPool:
                         f"game {spec.game_id} was played by {seat.policy.uid!r}, which the pool "
                         "does not know: register it before it plays"
                     )
-                self._register(seat.policy, "guest")
+                self._register(seat.policy, "guest")  # rated, and never drawn
         uids = [seat.policy.uid for seat in spec.seats]
+        # Evaluation games count, too: in mirror mode the learner meets others only there.
         outcome = [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
         if self._ratings.record(outcome, spec.env.won_by):
             self._rated_games.update(set(uids))
@@ -347,10 +310,9 @@ class ModelPool:
             self._explore(record)
 
     def _explore(self, record: GameRecord) -> None:
-        """Count the game for its opponents; in self-play the learner is its own opponent."""
         seats = record.spec.seats
         opponents = [seat.policy.uid for seat in seats if not seat.trained]
-        if not opponents:
+        if not opponents:  # in self-play the learner is its own opponent
             opponents = [seat.policy.uid for seat in seats]
         # A game may end after its opponent was retired: its window must not be made again.
         active = self._all_active()
@@ -363,14 +325,12 @@ class ModelPool:
     # ------------------------------------------------------------ display and state
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool's contents for display.
-
-        Policies of equal weights are one on the ladder, and the first is the start of training.
-        """
-        playing = self._playing()
+        """The pool's contents for display."""
+        fixed = {uid for uid, role in self._roles.items() if role == "fixed"}
+        playing = self._all_active() | fixed
         ratings, results = self._ratings.ratings(), self._results.rows()
         return PoolSnapshot(
-            mode=self.mode,
+            mode=self._line(None).mode_name,
             current=self.current().uid if self._line(None).checkpoints else None,
             entries=tuple(
                 PoolEntry(
@@ -392,6 +352,7 @@ class ModelPool:
         )
 
     def _ladder(self, results: Mapping[str, Mapping[str, Sequence[int]]]) -> list[LadderRow]:
+        # Policies of equal weights are one member, and the start of training is the first.
         names: dict[tuple[str, str | None], list[str]] = {}
         versions = {uid for line in self._lines.values() for uid in line.checkpoints}
         for uid in sorted(self._policies, key=lambda uid: uid not in versions):
@@ -400,7 +361,7 @@ class ModelPool:
         return run_ladder(results, list(names.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the configuration, as plain data that survives JSON."""
+        """Everything but the configuration, as plain data for JSON."""
         return {
             "lines": {name: line.state_dict() for name, line in self._lines.items()},
             "policies": to_json([*self._policies.values()]),
@@ -419,7 +380,7 @@ class ModelPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
+        """Continue exactly where :meth:`state_dict` was taken, random draws included."""
         self._policies = {entry["uid"]: from_json(PolicyRef, entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         for line in self._lines.values():

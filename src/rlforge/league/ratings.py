@@ -21,27 +21,19 @@ BETA = SIGMA / 2
 TAU = MU / 300
 #: Expected share of draws.
 DRAW_PROBABILITY = 0.1
-#: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``SIGMA``. Above
-#: 1, its own games soon part its rating from the parent's.
-INHERITED_SIGMA = 2.0
+#: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``SIGMA``.
+INHERITED_SIGMA = 2.0  # above 1, its own games soon part its rating from the parent's
 
 
 class Rating(NamedTuple):
-    """A belief about a policy's skill: a normal distribution with mean mu and deviation sigma.
-
-    Example:
-        >>> Rating(mu=25.0, sigma=8.333).mu
-        25.0
-    """
+    """A belief about a policy's skill: a normal distribution."""
 
     mu: float
     sigma: float
 
 
 def mean_rewards(outcome: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The mean reward of each uid over its seats, given (uid, reward) per seat of one game.
-
-    It is rounded to ``TIE_DECIMALS``, and the order of the seats does not change it.
+    """The mean reward of each uid over its seats, rounded to ``TIE_DECIMALS``.
 
     Example:
         >>> mean_rewards([("step-3", 1.0), ("random_legal", -1.0), ("step-3", 0.0)])
@@ -50,25 +42,15 @@ def mean_rewards(outcome: Sequence[tuple[str, float]]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for uid, reward in outcome:
         rewards.setdefault(uid, []).append(reward)
+    # fsum: the order of the seats must not change it.
     return {uid: round(math.fsum(own) / len(own), TIE_DECIMALS) for uid, own in rewards.items()}
 
 
 class RatingTable:
     """Ratings by policy uid, updated game by game.
 
-    Until its own first rated game, a child has the mean rating of its parent, or of the nearest
-    ancestor that has played, and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's: it
-    may be stronger or weaker. So a version that has not played yet still profits from games of its
-    parent that finish late, such as an evaluation that ends after the next version was registered.
-
-    Rules of :meth:`record`:
-
-    * A higher reward is a better rank; equal rewards draw.
-    * A uid on several seats of a game enters once, with the mean reward of its seats: its seats
-      are not independent evidence.
-    * Where a team wins, those of one reward play together, with the mean of their skills, unless
-      all have it. Where all players are one team, no rating changes.
-    * A game with one uid (self-play, single-player) changes no rating.
+    Until its own first rated game, a child has the mean rating of its nearest ancestor that has
+    played, and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's.
 
     Example:
         >>> table = RatingTable()
@@ -81,9 +63,9 @@ class RatingTable:
     """
 
     def __init__(self, beta: float = BETA) -> None:
-        """beta: the difference of skill that wins about 76 % of games."""
         self._skill = trueskill.TrueSkill(MU, SIGMA, beta, TAU, DRAW_PROBABILITY)
-        self._newcomer = Rating(MU, SIGMA)
+        # A rating is inherited when it is asked for, so that a version that has not played yet
+        # profits from games of its parent that finish late, such as those of an evaluation.
         self._parents: dict[str, str | None] = {}
         self._own: dict[str, Rating] = {}
         #: Games whose outcome was too unlikely for double precision; they changed no rating.
@@ -109,11 +91,12 @@ class RatingTable:
         while ancestor is not None and ancestor not in self._own:
             ancestor = self._parents[ancestor]
         if ancestor is None:
-            return self._newcomer
+            return Rating(MU, SIGMA)
         return self._own[uid] if ancestor == uid else self._inherited(self._own[ancestor])
 
     def ratings(self) -> dict[str, Rating]:
         """The rating of every uid, in order of registration."""
+        # One pass: asking for each would walk the whole chain where no version has played.
         nearest: dict[str, Rating] = {}
         table: dict[str, Rating] = {}
         for uid, parent in self._parents.items():  # parents are registered before their children
@@ -122,21 +105,17 @@ class RatingTable:
             elif parent is not None and parent in nearest:
                 nearest[uid], table[uid] = nearest[parent], self._inherited(nearest[parent])
             else:
-                table[uid] = self._newcomer
+                table[uid] = Rating(MU, SIGMA)
         return table
 
     def _inherited(self, rating: Rating) -> Rating:
-        """The part of an ancestor's rating that a child has until its own first game."""
-        most = max(rating.sigma, self._newcomer.sigma)
+        most = max(rating.sigma, SIGMA)
         return Rating(rating.mu, min(most, INHERITED_SIGMA * rating.sigma))
 
     def quality(self, first: str, second: str) -> float:
-        """Match quality of a two-player game, in [0, 1]: draw probability relative to its maximum.
-
-        sqrt(2 beta^2 / c^2) exp(-(mu_1 - mu_2)^2 / (2 c^2)) with
-        c^2 = 2 beta^2 + sigma_1^2 + sigma_2^2 (Herbrich, Minka and Graepel 2006, section 4). The
-        library's form for any number of teams is about 100 times slower.
-        """
+        """Match quality of a game of two, in [0, 1]: draw probability relative to its maximum."""
+        # Herbrich, Minka and Graepel 2006, section 4: sqrt(2 beta^2 / c^2) exp(-(mu_1 - mu_2)^2 /
+        # (2 c^2)), c^2 = 2 beta^2 + sigma_1^2 + sigma_2^2. The library's is 100 times slower.
         one, two = self.rating(first), self.rating(second)
         noise = 2 * self._skill.beta**2
         spread = noise + one.sigma**2 + two.sigma**2
@@ -145,8 +124,10 @@ class RatingTable:
     def record(self, outcome: Sequence[tuple[str, float]], winners: Winners = "one") -> bool:
         """Rate one finished game, given (uid, reward) per seat; False where no rating changed.
 
-        winners: ``EnvSpec.won_by`` of the game.
+        A higher reward is a better rank; equal rewards draw. winners: ``EnvSpec.won_by`` of the
+        game.
         """
+        # A uid enters once: its seats are not independent evidence.
         rewards = mean_rewards(outcome)
         if len(rewards) < 2 or winners == "all":
             return False
@@ -158,6 +139,7 @@ class RatingTable:
             ]
         ranks = [-rewards[team[0]] for team in teams]  # a lower rank is better
         before = [tuple(trueskill.Rating(*self.rating(uid)) for uid in team) for team in teams]
+        # A team plays with the mean of its skills.
         weights = [(1 / len(team),) * len(team) for team in teams]
         try:
             after = self._skill.rate(before, ranks=ranks, weights=weights)

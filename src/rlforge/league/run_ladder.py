@@ -12,8 +12,8 @@ from rlforge.record.results import LadderRow
 
 Array = NDArray[np.float64]
 
+#: Elo points of a unit of log-odds: 400 points are odds of 10 to 1.
 ELO = 400 / math.log(10)
-"""Elo points of a unit of log-odds: 400 points are odds of 10 to 1."""
 
 #: Of the normal prior of the strengths, in log-odds: about 520 Elo points.
 PRIOR_SPREAD = 3.0
@@ -30,21 +30,13 @@ def run_ladder(
     names: Sequence[Sequence[str]],
     most: int = LADDER_POLICIES,
 ) -> list[LadderRow]:
-    """Bradley-Terry strengths from the games of a run, in whatever order they were played.
+    """Bradley-Terry strengths from the games of a run, in any order; the strongest first.
 
-    results: ``{first: {second: [wins, draws, losses]}}``, each pair both ways. names: of each
-    policy; what two names of one policy played against each other does not count. The first policy
-    is the zero of the scale, if it is among the ``most`` with most games, which alone are rated;
-    else their mean is. Strongest first; empty without games.
-
-    The strengths maximise Σ w_ij log σ(r_i − r_j), w_ij wins and half of the draws, with a normal
-    prior of deviation ``PRIOR_SPREAD`` that keeps them finite where every game was won or two did
-    not meet; the intervals are those of the normal distribution that fits the maximum (Laplace).
-
-    Example: three wins of four are 191 points:
-        >>> results = {"step-9": {"base": [300, 0, 100]}, "base": {"step-9": [100, 0, 300]}}
-        >>> [(one.uids, round(one.elo)) for one in run_ladder(results, [("base",), ("step-9",)])]
-        [(('step-9',), 191), (('base',), 0)]
+    Args:
+        results: ``{first: {second: [wins, draws, losses]}}``, each pair both ways.
+        names: of each policy; games between two names of one policy do not count.
+        most: policies that are rated, those with most games. The first policy is the zero of the
+            scale if it is among them, else their mean is.
     """
     owner = {uid: place for place, uids in enumerate(names) for uid in uids}
     points = np.zeros((len(names), len(names)))
@@ -57,6 +49,9 @@ def run_ladder(
     kept = [place for place in kept if games[place]]
     if not kept:
         return []
+    # The maximum of Σ w_ij log σ(r_i − r_j), w_ij wins and half of the draws. The prior keeps it
+    # finite where every game was won or two did not meet. Intervals are those of the normal
+    # distribution that fits the maximum (Laplace).
     strengths, curvature = most_likely_strengths(points[np.ix_(kept, kept)], PRIOR_SPREAD**-2)
     covariance = np.linalg.inv(curvature)
     zero = np.full(len(kept), 1 / len(kept))
@@ -80,12 +75,11 @@ def run_ladder(
 def most_likely_strengths(points: Array, precision: float = 0.0) -> tuple[Array, Array]:
     """Bradley-Terry strengths (…, n) in log-odds, of mean 0, and the curvature (…, n, n) there.
 
-    points: won by the row's member against the column's, (…, n, n), in as many games as there are
-    points of both. precision: of a normal prior of the strengths. By Newton's method; the curvature
-    of the log likelihood has 1 / n added to all entries, which fixes the mean.
+    points: won by the row's member against the column's, (…, n, n). precision: of a normal prior.
     """
     # choix has whole games only, no curvature for intervals, and one matrix at a time: it takes
     # 34 s for 113,000 games of 48 policies with a prior, 1.4 s for the draws of a ladder of eight.
+    # Newton's method; 1 / n in all entries of the curvature fixes the mean.
     n, games = points.shape[-1], points + points.swapaxes(-1, -2)
     strengths: Array = np.zeros(points.shape[:-1])
     for _ in range(_NEWTON_STEPS):
