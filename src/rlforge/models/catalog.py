@@ -1,6 +1,6 @@
-"""The models that ``rlforge models`` lists, and where a configured model is, with its shape.
+"""The models that ``rlforge models`` lists, and the place and shape of a configured one.
 
-No model is loaded and no network is used.
+Nothing is loaded, and no network is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlforge.types import value
 
 @value
 class ModelRow:
-    """One option: its name, the first comment of its file, and whether the model is ready."""
+    """One option with the first comment of its file, and whether the model is ready."""
 
     option: str
     about: str
@@ -35,31 +35,30 @@ def describe_models(folder: Path) -> list[ModelRow]:
     for path in sorted(folder.glob("*.yaml")):
         loaded = OmegaConf.load(path)
         assert isinstance(loaded, DictConfig)
-        model = loaded.get("model", loaded)  # a file of the whole configuration, or of the group
-        kind, name = str(model.get("kind", "hf")), model.get("name")
-        about = first_sentence(path) or str(name)
-        made = made_model(kind)
-        if made is None:
-            state = "fetched from the hub by transformers" if name else "needs model.name=…"
-        else:
+        # A file is of the whole configuration, or of the group ``model``.
+        model = loaded.get("model", loaded)
+        name = model.get("name")
+        if made := made_model(str(model.get("kind", "hf"))):
             state = f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
+        else:
+            state = "fetched from the hub by transformers" if name else "needs model.name=…"
+        about = first_sentence(path) or str(name)
         rows.append(ModelRow(option=path.stem, about=about, state=state))
     return rows
 
 
 @value
 class Located:
-    """Where a model is, in words, and its shape; None if it is unknown."""
+    """The place of a model, in words, and its shape, if that is known."""
 
     place: str
     shape: ModelShape | None
 
 
 def locate(config: ModelConfig) -> Located:
-    """Look for ``config.json`` where the model would be loaded from, else among known shapes."""
+    """Read ``config.json`` where the model would be loaded from, else look among known shapes."""
     name = config.label
-    folder = local_copy(config)
-    if folder is not None:
+    if (folder := local_copy(config)) is not None:
         shape = None
         # The loader raises the error that explains a file that is not there, or is damaged.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):

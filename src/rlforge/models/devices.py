@@ -10,25 +10,14 @@ from torch import Tensor, UntypedStorage
 
 from rlforge.errors import ConfigError
 
-_DTYPES = ("float32", "bfloat16")
-
-#: The variable with the settings of torch's allocator, and its name before torch 2.9.
-_ALLOCATOR_SETTINGS, _OLD_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-
-#: cudaErrorMemoryAllocation: the one CUDA error that leaves the device usable.
-_OUT_OF_MEMORY = 2
-
 
 def resolve_device(name: str) -> torch.device:
-    """``named_device``, with torch's allocator set up; call it before torch computes there.
-
-    On a GPU torch then reuses freed memory for tensors of other sizes (expandable segments): caches
-    grow and batches differ, and blocks of old sizes would otherwise fill the card. A setting of the
-    user is kept.
-    """
+    """``named_device``, with torch's allocator set up; call it before torch computes there."""
     device = named_device(name)
-    if device.type == "cuda" and _OLD_ALLOCATOR_SETTINGS not in os.environ:
-        os.environ.setdefault(_ALLOCATOR_SETTINGS, "expandable_segments:True")
+    # The variable's name before torch 2.9: a setting of the user is kept.
+    if device.type == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # Caches grow and batches differ: else blocks of old sizes would fill the card.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return device
 
 
@@ -54,26 +43,20 @@ def named_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``float32``, ``bfloat16`` or ``auto``: bfloat16 on GPUs that compute in it, else float32.
-
-    GPUs do from compute capability 8.0 on; CPUs without such instructions are some 20 times slower
-    in bfloat16 than in float32.
-    """
+    """``float32``, ``bfloat16`` or ``auto``: bfloat16 on GPUs that compute in it, else float32."""
     if name == "auto":
+        # A CPU without instructions for bfloat16 is some 20 times slower in it.
         good = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if good else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"model.dtype {name!r} is unknown; there are auto, {', '.join(_DTYPES)}")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise ConfigError(f"model.dtype {name!r} is unknown; there are auto, {', '.join(dtypes)}")
+    return dtypes[name]
 
 
 def move(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Move ``tensors`` to ``device`` in place; those that share memory share it there, too.
-
-    Each stays the same object, so modules and optimizers keep their references. Whole storages
-    move, with other tensors in them.
-    """
+    """Move ``tensors`` to ``device`` in place, with the whole storages that they share."""
+    # Each tensor stays the same object: modules and optimizers hold references to it.
     sharing: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         sharing.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -97,25 +80,24 @@ def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
 def give_back(device: torch.device) -> None:
     """Release the memory of ``device`` that this process holds and does not use."""
     if device.type == "cuda":
-        # cuBLAS keeps some 32 MiB for each thread that multiplied; it allocates them again on use.
+        # cuBLAS keeps some 32 MiB for each thread that multiplied, and allocates them again.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether ``error`` means that no later call to the device can succeed in this process.
-
-    After a failed assertion or an illegal access in a kernel, CUDA reports the same error for ever.
-    Lack of memory leaves the device usable.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    code = getattr(error, "error_code", None)
-    return isinstance(error, torch.AcceleratorError) and code != _OUT_OF_MEMORY
+    """Whether ``error`` means that no later call to the device can succeed in this process."""
+    # After an illegal access in a kernel CUDA reports one error for ever. Lack of memory, of code 2
+    # (cudaErrorMemoryAllocation), passes.
+    return (
+        isinstance(error, torch.AcceleratorError)
+        and not isinstance(error, torch.OutOfMemoryError)
+        and getattr(error, "error_code", None) != 2
+    )
 
 
 def exact_kernels() -> None:
-    """Let torch take kernels in this process that give the same result each time, or fail."""
+    """Let torch in this process take kernels that give the same result each time, or fail."""
     # cuBLAS reads it when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

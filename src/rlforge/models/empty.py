@@ -1,4 +1,4 @@
-"""Knowledge of a model without its weights: it is built on torch's meta device."""
+"""Facts about a model without its weights: it is built on torch's meta device."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from rlforge.config.model import ModelConfig
 from rlforge.errors import ConfigError, first_line
 from rlforge.models.load import load_model_config
 
-#: Ends of the names of architectures, as a ``config.json`` lists them, that score texts and write
-#: none. Where a model's output layer is its embedding, their files have all that a writer needs.
+#: Ends of the names of architectures in ``config.json`` that score texts and write none.
 _OTHER_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel")
 
 
 def empty_model(config: ModelConfig) -> Any:
-    """The configured model with shapes and no storage.
-
-    Raises ConfigError for what is no causal language model.
-    """
+    """The configured model with shapes and no storage; ConfigError where it writes no text."""
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     described = load_model_config(config)
+    # Loading would not tell: with tied embeddings such files have all that a writer needs.
     named = [one for one in described.architectures or () if one.endswith(_OTHER_HEADS)]
     if type(described) not in MODEL_FOR_CAUSAL_LM_MAPPING or named:
         kind = f"it is a {named[0]}" if named else f"its model_type is {described.model_type}"
@@ -47,14 +44,13 @@ def embedded_tokens(model: Any) -> int:
 def tokens_without_row(tokenizer: Any, rows: int) -> list[str]:
     """Tokens that prompts and answers may hold and a model of ``rows`` tokens does not have.
 
-    Special tokens count if they are written by the chat template or by the tokenizer itself: of
-    others, as those of images in a tokenizer that several models share, none ever appears.
-
     Example:
         >>> from tests.factories import byte_tokenizer
         >>> tokens_without_row(byte_tokenizer(), 10**6)
         []
     """
+    # Special tokens count where template or tokenizer writes them. Others, such as those of images
+    # in a tokenizer that several models share, never appear.
     written = str(tokenizer.chat_template or "")
     own = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     special = {number for number, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -66,14 +62,11 @@ def tokens_without_row(tokenizer: Any, rows: int) -> list[str]:
 
 
 def head_sizes(model: Any) -> tuple[list[int], bool]:
-    """Sizes of the attention heads in all layers, and whether they are of latent vectors.
-
-    Some models have several sizes (Gemma 4); those that cache one latent vector for all heads
-    (DeepSeek-V2) have one of these.
-    """
+    """Sizes of the attention heads in all layers, and whether they are of latent vectors."""
     text = model.config.get_text_config()
-    if rank := getattr(text, "kv_lora_rank", None):
+    if rank := getattr(text, "kv_lora_rank", None):  # DeepSeek-V2 caches one vector for all heads
         return [rank + text.qk_rope_head_dim], True
+    # Gemma 4 has heads of several sizes.
     found = (getattr(module, "head_dim", None) for module in model.modules())
     sizes = sorted({size for size in found if isinstance(size, int)})
     return sizes or [text.hidden_size // text.num_attention_heads], False

@@ -16,33 +16,29 @@ MODEL_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-#: A critic's weights in the directory of its adapter or tiny model: weight [1, H] and bias [1].
+#: A critic's weights in the folder of its adapter or tiny model: weight [1, H] and bias [1].
 VALUE_HEAD = "value_head.safetensors"
 
-#: Folder in that of a version with the average of the run's weights.
+#: Folder of a version with the average of the run's weights.
 AVERAGE = "average"
-
-#: Environment variable that names another cache directory.
-CACHE_VARIABLE = "RLFORGE_CACHE"
 
 
 def cache_dir() -> Path:
     """``$RLFORGE_CACHE``, or ``~/.cache/rlforge/models``."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rlforge" / "models"
+    chosen = os.environ.get("RLFORGE_CACHE", "") or "~/.cache/rlforge/models"
+    return Path(chosen).expanduser()
 
 
 def made_once(name: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
-    """The cached directory ``name``; ``make(directory)`` fills it when it does not exist.
+    """The cached folder ``name``, which is complete; ``make(folder)`` fills it on first use.
 
-    It is filled under another name and renamed when complete, so an existing directory is complete.
-    A lock makes a second process wait for the first instead of repeating the work; ``progress`` is
-    called with a line about that.
+    progress: called with a line where another process is at it.
     """
     target = cache_dir() / name
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    # A second process waits for the first instead of repeating the work.
     lock = FileLock(target.with_name(f"{name}.lock"))
     try:
         lock.acquire(blocking=False)
@@ -61,7 +57,7 @@ def made_once(name: str, make: Callable[[Path], None], progress: Callable[[str],
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Switches transformers' progress bars off in the block; downloads still show theirs."""
+    """In the block, transformers shows no progress bars; downloads still show theirs."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -13,15 +13,14 @@ import numpy as np
 
 from rlforge.errors import ConfigError, first_line
 
-#: Numbers that are looked at at a time.
+#: Numbers that are looked at together.
 _PART = 2**24
 
 
 def check_finite(path: Path) -> str:
-    """Check the weights in ``path``, an adapter's or a model's; returns how many there are.
+    """Check the weights of an adapter or a model; returns how many there are, in words.
 
-    Raises ConfigError naming file and tensor of the first that are not finite, or the file that is
-    damaged.
+    Raises ConfigError naming the file, and the tensor that is not finite.
     """
     tensors = numbers = 0
     for file, name, tensor in _tensors(path):
@@ -33,27 +32,25 @@ def check_finite(path: Path) -> str:
 
 def _not_finite(tensor: Any) -> int:
     """How many numbers of a tensor, of numpy or torch, are NaN or infinite."""
+    # A sum is a fifth of the work, and finite only if all numbers are.
     if isinstance(tensor, np.ndarray):
         return 0 if np.isfinite(tensor.sum(dtype=np.float64)) else int((~np.isfinite(tensor)).sum())
     if not tensor.is_floating_point():
         return 0
     bad = 0
     for part in tensor.reshape(-1).split(_PART):
-        wide = part if part.element_size() > 1 else part.float()  # of 8 bits: cannot be summed
-        # A sum is a fifth of the work, and finite only if all numbers are.
+        wide = part if part.element_size() > 1 else part.float()  # torch sums no 8 bits
         if not bool(wide.sum().isfinite()):
             bad += int((~wide.isfinite()).sum())
     return bad
 
 
 def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    """File, name and value of every tensor, one at a time.
-
-    Of files in PyTorch's own format those that transformers loads, where it finds no safetensors.
-    """
+    """File, name and value of every tensor, one at a time."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(path.glob("*.safetensors"))
+    # Transformers loads PyTorch's own format only where it finds no safetensors.
     old = () if any(path.glob("*model*.safetensors")) else sorted(path.glob("*_model*.bin"))
     try:
         for file in files:

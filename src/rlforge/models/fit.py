@@ -1,7 +1,6 @@
-"""Whether a directory holds weights for the configured model: an adapter, or full weights.
+"""Whether a folder holds weights for the configured model: an adapter, or full weights.
 
-Preflight, engines, learner and serving all use these checks. They read names and shapes from the
-headers of files, neither the weights themselves nor those of the base model.
+Only names and shapes are read, from the headers of files.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from rlforge.system.checkpoint import find_checkpoint, step_name
 
 C = TypeVar("C", bound=PolicyConfig)
 
+#: The shapes of tensors by name.
 Shapes = dict[str, tuple[int, ...]]
-"""The shapes of tensors by name."""
 
-#: Settings of PEFT's LoRA (``adapter_config.json``) that plain LoRA has: W x + s B (A x) with one
-#: scale s on the target modules. Some are about training, or matter only with others.
+#: Settings in ``adapter_config.json`` that plain LoRA has: W x + s B (A x) with one scale s on the
+#: target modules. Some are about training, or matter only with others.
 _PLAIN = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
@@ -72,25 +71,24 @@ def read_adapter(path: Path) -> dict[str, Any]:
 def settings_beyond(described: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
     """Settings, as KEY=VALUE, by which an adapter computes something else than plain LoRA.
 
-    known: names of further settings that do not count. A setting that this version of rlforge does
-    not know counts, unless it is off.
+    known: names of further settings that do not count.
 
     Example:
         >>> settings_beyond({"peft_type": "LORA", "r": 4, "use_dora": True, "bias": "none"})
         ['use_dora=True']
     """
 
+    def is_off(name: str, value: Any) -> bool:
+        if name == "init_lora_weights":
+            return value in _FIRST_VALUES
+        return value is None or value is False or value in ("none", [], {})
+
+    # A setting of a later version of PEFT counts, unless it is off.
     return [
         f"{name}={value!r}"
         for name, value in sorted(described.items())
-        if name not in _PLAIN and name not in known and not _is_off(name, value)
+        if name not in _PLAIN and name not in known and not is_off(name, value)
     ]
-
-
-def _is_off(name: str, value: Any) -> bool:
-    if name == "init_lora_weights":
-        return value in _FIRST_VALUES
-    return value is None or value is False or value in ("none", [], {})
 
 
 def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") -> str | None:
@@ -98,6 +96,10 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
 
     described: as ``read_adapter`` returns it. base: the base model; empty: not compared.
     """
+
+    def ordered(targets: Any) -> Any:
+        return sorted(targets) if isinstance(targets, list) else targets
+
     layers = described.get("layers_to_transform")
     of_last = isinstance(layers, list)  # as ``model.lora.last_layers`` makes them
     kind = described["peft_type"]
@@ -110,7 +112,7 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         ("model.lora.rank", described.get("r"), lora.rank),
         ("model.lora.alpha", described.get("lora_alpha"), lora.alpha),
         ("model.lora.use_rslora", bool(described.get("use_rslora")), lora.use_rslora),
-        ("model.lora.target_modules", _ordered(targets), _ordered(lora.target_modules)),
+        ("model.lora.target_modules", ordered(targets), ordered(lora.target_modules)),
         ("model.lora.last_layers", len(layers) if layers else None, lora.last_layers),
     ]
     if theirs and base and not same_model(str(theirs), base):
@@ -126,12 +128,8 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
     )
 
 
-def _ordered(targets: Any) -> Any:
-    return sorted(targets) if isinstance(targets, list) else targets
-
-
 def largest_rank(described: dict[str, Any]) -> int:
-    """The largest rank among the layers of an adapter that ``read_adapter`` returned.
+    """The largest rank among the layers of an adapter.
 
     Example:
         >>> largest_rank({"r": 4, "rank_pattern": {"q_proj": 12}})
@@ -142,7 +140,7 @@ def largest_rank(described: dict[str, Any]) -> int:
 
 
 def read_shapes(file: Path) -> Shapes:
-    """The shapes in a safetensors file. Raises ConfigError when it is missing or damaged."""
+    """The shapes in a safetensors file; ConfigError where it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -160,15 +158,8 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def adapter_shapes(peft_model: Any) -> Shapes:
-    """The shapes of the tensors that the file of an adapter over this PEFT model holds."""
-    from peft import get_peft_model_state_dict
-
-    return shapes_of(get_peft_model_state_dict(peft_model, save_embedding_layers=False))
-
-
 def misfit(found: Shapes, expected: Shapes) -> str | None:
-    """The first difference between tensors found and those the model takes, by name; None if none.
+    """The first difference, by name, from the tensors that the model takes; None: there is none.
 
     Example:
         >>> misfit({"q_proj": (4, 16)}, {"q_proj": (8, 16)})
@@ -187,16 +178,15 @@ def misfit(found: Shapes, expected: Shapes) -> str | None:
 
 
 def adapter_misfit(found: Shapes, expected: Shapes) -> str | None:
-    """Find a misfit in the file of an adapter, which may also hold copies of base weights."""
+    """``misfit`` of the file of an adapter."""
+    # It may also hold copies of base weights.
     return misfit({n: s for n, s in found.items() if "lora_" in n or n in expected}, expected)
 
 
 def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
     """Copy the tensors of an adapter's file into a PEFT model that has such an adapter.
 
-    By their names: PEFT's own loader takes some for those of experts, and leaves what it does not
-    know at its first values. Returns the first difference in names and shapes, and then copies
-    nothing; None: there is none.
+    Returns the first difference in names and shapes, and then copies nothing; None: there is none.
     """
     import torch
     from peft import get_peft_model_state_dict
@@ -204,6 +194,7 @@ def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
     places = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     if (problem := adapter_misfit(shapes_of(tensors), shapes_of(places))) is not None:
         return problem
+    # PEFT's own loader takes some names for experts, and leaves what it does not know as it was.
     with torch.no_grad():
         for name, place in places.items():
             place.copy_(tensors[name])
@@ -214,9 +205,8 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
     """Refuse an adapter in ``path`` that PEFT cannot put over the whole of the configured model.
 
     base: as ``resolve_model(config)`` returns it. Returns the last parts of the names of the layers
-    that the adapter changes, sorted. Raises ConfigError with the first difference: another base
-    model by name (where the adapter names one), layers that the model does not have or that have no
-    weights in the file, and weights of other shapes.
+    that the adapter changes, sorted. Raises ConfigError with the first difference in the name of
+    the base model, in layers, or in shapes.
     """
     described, file = read_adapter(path), path / ADAPTER_WEIGHTS
     beyond = settings_beyond(described, _LAYERS | _VARIANTS)
@@ -238,10 +228,10 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
 def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False) -> int:
     """Refuse an adapter that is no LoRA or has a rank above ``most``; returns its largest rank.
 
-    vllm: refuse full weights and variants of LoRA too, which vLLM has no kernels for.
+    vllm: refuse full weights and variants of LoRA, too.
     """
     other = "; use engine=transformers" if vllm else ""
-    if vllm and kind_of_weights(path) == "model":
+    if vllm and kind_of_weights(path) == "model":  # vLLM has no kernels for these
         raise ConfigError(f"{path} holds full weights, and vLLM plays adapters only{other}")
     described = read_adapter(path)
     kind, rank = described["peft_type"], largest_rank(described)
@@ -259,18 +249,17 @@ def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False
     return rank
 
 
+#: The problem of a folder that is to be continued from.
 NO_ADAPTER = (
     f"no adapter there, {ADAPTER_CONFIG} is missing; name a run of rlforge sft or train, or the "
     "folder of an adapter"
 )
-"""The problem of a folder that is to be continued from."""
 
 
 def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
-    """Refuse an adapter that training as ``config`` describes cannot continue.
+    """Raise ConfigError for a folder without an adapter that training can continue.
 
-    base: as ``resolve_model(config)`` returns it. Raises ConfigError when there is no adapter in
-    ``path``, its rank, scale, target modules or base model differ, or it is no plain LoRA.
+    base: as ``resolve_model(config)`` returns it.
     """
     from rlforge.models.empty import empty_model
     from rlforge.models.targets import adapted_layers
@@ -287,10 +276,9 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
 
 
 def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = False) -> None:
-    """Refuse a directory of full weights that is damaged, or has another vocabulary.
+    """Raise ConfigError for a folder of full weights that is damaged, or has another vocabulary.
 
-    same_shapes: refuse weights of other shapes than the configured model's as well. Raises
-    ConfigError with the first difference.
+    same_shapes: refuse other shapes than those of the configured model, too.
     """
     from rlforge.models.empty import empty_model
     from rlforge.models.load import load_model_config
@@ -313,7 +301,7 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
 
 
 def adapter_dropout(config: PolicyConfig) -> str | None:
-    """The note on what ``model.lora.dropout`` does to the ratio of a loss; None without it."""
+    """A note on what ``model.lora.dropout`` does to the ratio of a loss; None without it."""
     dropout = config.model.lora.dropout
     if config.learner.train != "lora" or not dropout:
         return None
@@ -324,7 +312,7 @@ def adapter_dropout(config: PolicyConfig) -> str | None:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files of full weights; none where they are in PyTorch's own format."""
+    """The safetensors files of full weights; none where these are in PyTorch's own format."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         parts = _read_json(index).get("weight_map")
@@ -340,7 +328,7 @@ def _weight_files(path: Path) -> list[Path]:
 def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
     """The tensors that PEFT wants for the adapter in ``path`` over the configured model."""
     import torch
-    from peft import PeftConfig, get_peft_model
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
     from rlforge.models.empty import empty_model
 
@@ -352,7 +340,8 @@ def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
         wanted.init_lora_weights = False  # some kinds start from the base weights, absent here
         wanted.base_model_name_or_path = model.name_or_path  # compared by the caller
         with torch.device("meta"):
-            return adapter_shapes(get_peft_model(model, wanted))
+            adapted = get_peft_model(model, wanted)
+        return shapes_of(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     except (KeyError, TypeError, ValueError) as error:  # PEFT raises these for odd settings
         raise ConfigError(
             f"the adapter in {path} does not fit the model: {first_line(error)}"
@@ -375,12 +364,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 def same_model(first: str, second: str) -> bool:
     """Whether the last parts of two ids or paths are the same name, as the hub compares names.
 
-    Caches are at other paths on other machines.
-
     Example:
         >>> same_model("Qwen/Qwen3-1.7B-Base", "/models/qwen3-1.7b-base/")
         True
     """
+    # Caches are at other paths on other machines.
     name, other = (model.rstrip("/").rsplit("/", 1)[-1].casefold() for model in (first, second))
     return name == other
 
@@ -388,12 +376,12 @@ def same_model(first: str, second: str) -> bool:
 def start_of(config: PolicyConfig, run_dir: Path | None = None) -> Path | None:
     """The folder of the adapter that the run starts from; None: it starts from the model.
 
-    A run folder in ``learner.initial_adapter`` is its newest version; a run that has begun keeps a
-    copy. Raises CheckpointError where a run folder has no version.
+    Raises CheckpointError where ``learner.initial_adapter`` is a run without a version.
     """
     given = config.learner.initial_adapter
     if given is None:
         return None
+    # A run that has begun keeps a copy: the other one may have gone on, or be deleted.
     if run_dir is not None and (own := RunPaths(root=run_dir).checkpoints / step_name(0)).exists():
         return own
     run = RunPaths(root=Path(given))

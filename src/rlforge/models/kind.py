@@ -1,4 +1,4 @@
-"""Checks that a causal language model is a decoder that attends to all tokens before."""
+"""Checks whether a causal language model is a decoder that attends to all tokens before."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent"}
 
 _LATER = "attention to later tokens, as an encoder has"
 
-#: What no module tells of a model type.
+#: Properties of a model type that no module shows.
 _KNOWN = {
     "cpmant": _LATER,
     "prophetnet": "log-probs that depend on how many tokens follow",
     "xlnet": _LATER,
 }
 
-#: Model types whose answers from kept keys and values the engine's trial finds to fail or differ.
+#: Model types whose answers from kept keys and values fail or differ in the engine's trial.
 _WHOLE = {
     *("axk2", "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "blt", "deepseek_v32"),
     *("deepseek_v4", "git", "glm_moe_dsa", "hy_v4", "inkling_text", "marian", "mbart", "mvp"),
@@ -27,9 +27,7 @@ _WHOLE = {
 
 
 def untrainable(model: Any) -> str:
-    """The property for which a causal language model cannot be trained; "" where there is none.
-
-    model: may be an empty one, on the meta device.
+    """The property for which a model, which may be an empty one, cannot be trained; "": none.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -38,9 +36,9 @@ def untrainable(model: Any) -> str:
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ())
+    # The mark is of the class: the layers of a hybrid may all attend.
     attends = bool(layers) and all(each.endswith("_attention") for each in layers)
-    stateful = getattr(model, "_is_stateful", False) and not attends
-    if stateful or layers & _RECURRENT:
+    if (getattr(model, "_is_stateful", False) and not attends) or layers & _RECURRENT:
         return "a recurrent state"
     if getattr(model.config, "is_encoder_decoder", False):
         return "an encoder beside its decoder"
@@ -50,7 +48,7 @@ def untrainable(model: Any) -> str:
 
 
 def check_trainable(model: Any) -> None:
-    """Raise ConfigError for a model that has a property for which it cannot be trained."""
+    """Raise ConfigError for a model that is ``untrainable``."""
     if problem := untrainable(model):
         raise ConfigError(
             f"{type(model).__name__} has {problem}: what it says of a token must follow from the "
@@ -59,7 +57,7 @@ def check_trainable(model: Any) -> None:
 
 
 def whole_passes_note(model: Any) -> str | None:
-    """A note on the slowness of a model that the engine ``transformers`` reads whole."""
+    """A note on a model that the engine ``transformers`` reads whole; None for others."""
     if model.config.get_text_config().model_type not in _WHOLE:
         return None
     return (

@@ -1,9 +1,7 @@
-"""The last layer, computed only at the positions whose output is read.
+"""The last layer, computed only at the positions whose output is read: few of a long prompt.
 
-Only positions whose next token is sampled or trained on need the last layer's output: few of a long
-prompt. Queries, attention output and MLP treat each position separately, so in that layer they are
-computed for those positions only; keys and values for all. Gradients stay the same: the positions
-left out have none.
+Queries, attention output and MLP treat each position separately, so these are computed there only;
+keys and values everywhere. Gradients stay the same: positions that are left out have none.
 """
 
 from __future__ import annotations
@@ -25,16 +23,15 @@ log = logging.getLogger(__name__)
 #: Modules of a decoder layer that treat each position separately, by transformers' names.
 POSITION_WISE = ("self_attn.q_proj", "self_attn.o_proj", "mlp")
 
-#: Relative errors (Euclidean norms) that rounding explains: it is 6e-8 of a number in float32 and
-#: 4e-3 in bfloat16, and adds up over layers. Of log-probs about -4 the first is 1e-5.
+#: Relative errors (Euclidean norms) that rounding explains: 6e-8 of a number in float32 and 4e-3 in
+#: bfloat16, which add up over layers. For log-probs about -4 the first is 1e-5.
 EXACT, ROUGH = 2.5e-6, 0.05
 
 
 class LastLayer:
     """The last layer of a decoder, some of whose modules can leave positions out.
 
-    modules: those modules; empty if the decoder has no layers with such names. Callers check with
-    ``predicts_the_same`` that the output stays the same.
+    modules: empty if none has a known name. Check first that the model ``predicts_the_same``.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -44,10 +41,8 @@ class LastLayer:
 
     @contextlib.contextmanager
     def read_at(self, positions: Tensor, total: int) -> Iterator[int]:
-        """In the block only ``positions`` [N] of ``total`` are computed; yields how many are not.
-
-        All are computed if half of them or more are read: selecting would cost more than it saves.
-        """
+        """In the block only ``positions`` [N] of ``total`` are computed; yields how many not."""
+        # Where half of them or more are read, selecting costs more than it saves.
         if not self.modules or 2 * positions.numel() >= total:
             yield 0
             return
@@ -66,9 +61,9 @@ class LastLayer:
 
 @torch.no_grad()
 def predicts_the_same(model: Any) -> bool:
-    """Whether a causal model predicts the same if its last layer computes only ends of prompts.
+    """Try whether a causal model predicts the same if its last layer computes only ends of prompts.
 
-    It is tried on a few tokens. If not, the log says why the last layer is computed in full.
+    If not, the log says why the last layer is computed whole.
     """
     problem = _what_differs(model)
     if problem:
@@ -101,19 +96,18 @@ def _what_differs(model: Any) -> str:
 def trial_tokens(vocab_size: int, count: int) -> Tensor:
     """``count`` token ids [count] for a trial, on the CPU.
 
-    Not the first ones: these are often control tokens, which magnify rounding.
-
     Example:
         >>> trial_tokens(40, 3)
         tensor([33, 32, 31])
     """
+    # The first ones are often control tokens, which magnify rounding.
     return (7919 * torch.arange(count) + 113) % vocab_size
 
 
 def _at(
     positions: Tensor, whole: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """``whole`` of x [B, L, I] at ``positions``: [B, L, O], zero at all others."""
+    """``whole`` of x [B, L, I] at ``positions``: [B, L, O], zero elsewhere."""
     rows = x.flatten(0, 1)
     few = whole(rows.index_select(0, positions)[None], *args, **kwargs)[0]
     all_rows = few.new_zeros(rows.shape[0], few.shape[-1])
@@ -136,8 +130,7 @@ def difference(
 ) -> str:
     """How a short way to compute what ``plain`` computes fails or differs; "" if it does neither.
 
-    ``plain`` is computed first. exact: as for ``same_up_to_rounding``. Raises the error of a device
-    that is lost (``is_lost``), since nothing can be computed there any more.
+    exact: as for ``same_up_to_rounding``. Raises the error of a device that is lost.
 
     Example:
         >>> difference(lambda: torch.ones(2), lambda: torch.ones(2))
@@ -149,24 +142,22 @@ def difference(
         expected = plain()
         same = same_up_to_rounding(short(), expected, exact)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if is_lost(error):
+        if is_lost(error):  # nothing can be computed there any more
             raise
         return f"fails with {error!r}"
     return "" if same else "computes differently"
 
 
 def same_up_to_rounding(actual: Tensor, expected: Tensor, exact: float = EXACT) -> bool:
-    """Whether the tensors differ by no more than rounding in the dtype that computed them.
+    """Whether the tensors differ by no more than rounding; call it under the same autocast.
 
     exact: relative error that rounding in float32 explains.
-
-    Call it under the same autocast as the computation: there float32 tensors, too, hold sums of
-    numbers that were rounded to autocast's dtype.
 
     Example:
         >>> same_up_to_rounding(torch.ones(3), torch.full((3,), 1.000001))
         True
     """
+    # Under autocast float32 tensors, too, hold sums of numbers that were rounded to its dtype.
     autocast = torch.is_autocast_enabled(actual.device.type)
     fine = actual.dtype == torch.float32 and not autocast
     error = (actual.float() - expected.float()).norm() / expected.float().norm()

@@ -1,4 +1,4 @@
-"""Models that are made on a machine when they are first used, and kept in its cache."""
+"""Models that are made when they are first used, and kept in the machine's cache."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class MadeModel:
     Attributes:
         cache_name: Name of its folder in the cache; a change makes the model again.
         create: Writes a Hugging Face model with its tokenizer into an empty folder.
-        reads: What it was made to play, from compact boards; ``text``: anything.
-        takes: How long that is, in words, for the person who waits.
+        reads: Compact boards that it was made to play from; ``text``: anything.
+        takes: Time that this takes, in words.
 
-    Example: a kind of model of your own, for ``model.kind=mine:COPY``:
+    Example: a kind of your own, for ``model.kind=mine:COPY``:
         >>> def create(folder, progress):
         ...     progress("copying my model")
         ...     shutil.copytree("my-model", folder, dirs_exist_ok=True)
@@ -42,11 +42,11 @@ class MadeModel:
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """Its place in the cache, made or not."""
         return cache_dir() / self.cache_name
 
     def knows(self, subject: str) -> bool:
-        """Whether it was made for ``subject``, ``games`` or ``market``, or reads any text."""
+        """Whether it reads a subject, ``games`` or ``market``."""
         return self.reads in ("text", subject)
 
     def make(self, progress: Progress) -> Path:
@@ -66,10 +66,7 @@ class MadeModel:
 
 
 def made_model(kind: str) -> MadeModel | None:
-    """The model behind ``model.kind``; None for ``hf``, whose files are those of ``model.name``.
-
-    Raises ConfigError for an unknown kind.
-    """
+    """The model behind ``model.kind``; None for ``hf``; ConfigError for an unknown one."""
     return None if kind == "hf" else MODELS.find(kind)
 
 

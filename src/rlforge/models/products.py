@@ -1,9 +1,8 @@
 """Float32 matrix products on AMD processors, by the faster of the two libraries that torch has.
 
-On CPUs torch multiplies float32 matrices by Intel's MKL, which on AMD processors leaves the AVX-512
-units idle; oneDNN uses them. Measured on an EPYC of the Zen 5 generation, one core, 512 x 576 by
-576 x 1536: 110 against 250 billion operations a second. Torch asks oneDNN for float32 products by
-itself only where it may round to bfloat16; here its operation is called.
+Torch multiplies by Intel's MKL, which on AMD processors leaves the AVX-512 units idle; oneDNN uses
+them. On one core of an EPYC of the Zen 5 generation 512 x 576 by 576 x 1536 takes 110 against 250
+billion operations a second.
 """
 
 from __future__ import annotations
@@ -23,39 +22,31 @@ LEAST_WORK = 2**21
 
 
 @functools.cache
+@torch.no_grad()
 def onednn_is_faster() -> bool:
     """Whether oneDNN multiplies float32 matrices faster on this processor, and in float32."""
-    cpu = torch.backends.cpu.get_cpu_capability()
     built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return built_in and cpu == "AVX512" and _made_by_amd() and _computes_in_float32()
-
-
-def _made_by_amd() -> bool:
+    if not built_in or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
     with contextlib.suppress(OSError):
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(errors="replace")
+        if "AuthenticAMD" in Path("/proc/cpuinfo").read_text(errors="replace"):
+            left, right = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+            exact = left.double() @ right.double()
+            # Rounding to bfloat16 would make the error some 10,000 times as large.
+            return float((_by_onednn(left, right.T) - exact).norm() / exact.norm()) < 1e-5
     return False
 
 
-@torch.no_grad()
-def _computes_in_float32() -> bool:
-    """Rounding to bfloat16 would make the error some 10,000 times as large."""
-    left, right = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
-    exact = left.double() @ right.double()
-    return float((_by_onednn(left, right.T) - exact).norm() / exact.norm()) < 1e-5
-
-
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` by oneDNN, without gradients.
-
-    The call itself names the library: torch's setting is one for all threads of a process, and
-    another engine or learner may compute in one of them.
-    """
+    """``torch.nn.functional.linear`` by oneDNN, without gradients."""
+    # Torch's setting is one for all threads of a process, in which others may compute, and it
+    # allows rounding to bfloat16. So the operation is called by its name.
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` by the faster library, whatever its size; without gradients.
+    """``torch.nn.functional.linear`` by the faster library, without gradients.
 
     Example:
         >>> a = torch.ones(2, 3)
@@ -77,10 +68,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     x [..., I], weight [O, I], bias [O]; returns [..., O].
     """
-    small = x.numel() * weight.shape[0] < LEAST_WORK
-    if small or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return nn.functional.linear(x, weight, bias)
-    if not _fit(x, weight):
+    pays = x.numel() * weight.shape[0] >= LEAST_WORK
+    seen = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    if not pays or seen or not _fit(x, weight):
         return nn.functional.linear(x, weight, bias)
     result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
@@ -108,10 +98,10 @@ class _Linear(torch.autograd.Function):
 
 def speed_up_linear_layers(model: nn.Module) -> None:
     """Let linear layers of ``model`` in float32 on the CPU compute by ``linear``, where it pays."""
+
+    def forward(layer: nn.Linear, x: Tensor) -> Tensor:
+        return linear(x, layer.weight, layer.bias)
+
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module) and _fit(module.weight):
-            module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
-
-
-def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)
+            module.forward = MethodType(forward, module)  # type: ignore[method-assign]

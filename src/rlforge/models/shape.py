@@ -1,4 +1,4 @@
-"""The sizes of a decoder-only transformer that its memory depends on; knows no torch."""
+"""The sizes of a decoder that its memory depends on; knows no torch."""
 
 from __future__ import annotations
 
@@ -77,15 +77,12 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters; a tied output layer counts once.
-
-        Embedding, per layer the linear layers, their biases and two norms (two more over a head
-        where ``head_norms``), the last norm, the output layer.
-        """
+        """All parameters; a tied output layer counts once."""
         biases = self.qkv_bias * (self.query + 2 * self.key) + self.o_bias * self.hidden
         biases += self.mlp_bias * (2 * self.ffn + self.hidden)
         norms = 2 * self.hidden + self.head_norms * 2 * self.head_dim
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        # The last term is the norm behind all layers.
         return embeddings + self.linear_parameters + self.layers * (biases + norms) + self.hidden
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
@@ -103,7 +100,7 @@ class ModelShape:
 
     @property
     def layer_names(self) -> dict[str, bool]:
-        """Names of all linear layers, as ``rlforge.models.targets.linear_layers`` gives them."""
+        """Names of all linear layers, as ``targets.linear_layers`` gives them."""
         names = {
             f"model.layers.{number}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}": False
             for number in range(self.layers)
@@ -114,7 +111,8 @@ class ModelShape:
 
 @functools.cache
 def _adapted(shape: ModelShape, targets: str | tuple[str, ...], first: int) -> Counter[str]:
-    """Count as ``ModelShape.adapted`` in the layers from ``first`` on; a plan asks many times."""
+    """``ModelShape.adapted`` in the layers from ``first`` on."""
+    # A plan asks many times; a list of targets is no key of a cache.
     lora = LoraConfig(target_modules=targets if isinstance(targets, str) else [*targets])
     return Counter(
         name.rpartition(".")[2]
@@ -154,40 +152,25 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None
     return shape
 
 
-def _llama(
-    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int
-) -> ModelShape:
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        vocab=vocab,
-        tied=True,
-    )
+def _published(name: str, *sizes: int) -> ModelShape:
+    named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
+    qwen, tied = name.startswith("Qwen3"), name != "Qwen3-8B"
+    return ModelShape(name=name, tied=tied, head_norms=qwen, **named)
 
 
-def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int, *, tied: bool) -> ModelShape:
-    shape = _llama(name, layers, hidden, heads, 8, ffn, 151936)
-    return replace(shape, head_dim=128, tied=tied, head_norms=True)
-
-
-#: Published shapes, so that tables and plans need no network.
+#: Published shapes, so that tables and plans need no network: the sizes of ``_SIZES``.
 KNOWN = (
-    _qwen3("Qwen3-1.7B", 28, 2048, 16, 6144, tied=True),
-    _qwen3("Qwen3-4B", 36, 2560, 32, 9728, tied=True),
-    _qwen3("Qwen3-8B", 36, 4096, 32, 12288, tied=False),
-    _llama("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128256),
-    _llama("Llama-3.2-3B", 28, 3072, 24, 8, 8192, 128256),
-    _llama("SmolLM2-135M", 30, 576, 9, 3, 1536, 49152),
+    _published("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936),
+    _published("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936),
+    _published("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936),
+    _published("Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256),
+    _published("Llama-3.2-3B", 28, 3072, 24, 8, 128, 8192, 128256),
+    _published("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152),
 )
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """The shape of a model of ``KNOWN``, by Hugging Face id; base and chat models share theirs."""
+    """The shape of a model of ``KNOWN``, by Hugging Face id; base and chat models share one."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     for ending in ("-base", "-instruct"):
         last = last.removesuffix(ending)
@@ -197,8 +180,7 @@ def known_shape(name: str) -> ModelShape | None:
 def unknown_targets(model: str, layers: Mapping[str, bool], lora: LoraConfig) -> str | None:
     """Why an adapter of ``lora`` does not fit ``model``, for the user; None where it does.
 
-    layers: names of the model's linear layers; True: the output layer. Targets without any layer
-    are an error.
+    layers: as ``ModelShape.layer_names``.
 
     Example:
         >>> layers = {"layers.0.q_proj": False, "layers.0.v_proj": False, "lm_head": True}

@@ -13,20 +13,16 @@ from rlforge.config.model import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.models.shape import unknown_targets
 
+#: Linear layers; ``Conv1D``, of GPT-2 and its kin, holds its weight transposed.
 LINEAR = (nn.Linear, Conv1D)
-"""Linear layers; ``Conv1D``, of GPT-2 and its kin, holds its weight transposed."""
 
 
 def linear_layers(model: Any) -> dict[str, bool]:
-    """Names of the linear layers that can get an adapter, in their order; True: the output layer.
-
-    Left out are layers of images and sound, which text does not pass, in models that take these,
-    layers of names under which PEFT adapts the experts, and those whose adapters it renames when it
-    reads them.
-    """
+    """Names of the linear layers that can get an adapter; True: the output layer."""
     head, decoder = model.get_output_embeddings(), model.get_decoder()
     if decoder is head:  # ModernBERT's decoder calls its head so
         decoder = model.base_model
+    # Text does not pass the layers of images and sound. PEFT means the experts by some names.
     reached, taken = {id(module) for module in decoder.modules()}, _names_of_experts(model)
     found = {
         name: module is head
@@ -42,23 +38,20 @@ def linear_layers(model: Any) -> dict[str, bool]:
 def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
     """Targets of an adapter of ``lora`` in ``model``, sorted, as a list that PEFT takes.
 
-    Last parts of names where these are enough to tell the layers, else whole names. Raises
-    ConfigError for targets that the model does not have.
+    Raises ConfigError for targets that the model does not have.
     """
     layers = linear_layers(model)
     if (problem := unknown_targets(type(model).__name__, layers, lora)) is not None:
         raise ConfigError(problem)
     chosen = {name for name, is_head in layers.items() if lora.adapts(name, head=is_head)}
+    # Last parts of names, where these are enough to tell the layers.
     short = {_last(name) for name in chosen}
     meant = {name for name, _ in model.named_modules() if _last(name) in short}
     return sorted(short if meant == chosen else chosen)
 
 
 def numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
-    """The decoder layers that get an adapter, counted from 0; None: all.
-
-    Raises ConfigError where the model has fewer.
-    """
+    """The decoder layers that get an adapter; None: all; ConfigError where there are fewer."""
     if lora.last_layers is None:
         return None
     layers = int(model.config.get_text_config().num_hidden_layers)
@@ -68,16 +61,12 @@ def numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
 
 
 def experts_note(model: Any) -> str | None:
-    """Which weights of experts get no adapter, for the user; None where there are none.
-
-    Experts in one tensor [experts, outputs, inputs] are no layers of their own.
-    """
-    experts = _experts(model)
+    """Which weights of experts get no adapter, for the user; None where there are none."""
+    if not (experts := _experts(model)):
+        return None
     taken = _names_of_experts(model)
     linear = (name for name, module in model.named_modules() if isinstance(module, LINEAR))
     shared = {".".join(name.split(".")[-2:]) for name in linear if _last(name) in taken}
-    if not experts:
-        return None
     beside = f", and PEFT gives their names to {', '.join(sorted(shared))}" if shared else ""
     return (
         f"{type(model).__name__} holds its experts in single tensors, "
@@ -87,7 +76,7 @@ def experts_note(model: Any) -> str | None:
 
 
 def _renamed(model: Any, names: Iterable[str]) -> set[str]:
-    """The ``names`` whose adapters PEFT does not find again under what it calls them."""
+    """The ``names`` whose adapters PEFT renames when it reads them."""
     from peft import LoraConfig as PeftLoraConfig
     from peft.utils.transformers_weight_conversion import (
         convert_peft_adapter_state_dict_for_transformers as as_read,
@@ -100,12 +89,13 @@ def _renamed(model: Any, names: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by its weight; routers and grouped layers are subclasses, too."""
+    """Whether a module multiplies by its weight."""
     if not isinstance(module, LINEAR):
         return False
     if type(module).forward in (nn.Linear.forward, Conv1D.forward):
         return True
     outputs, inputs = module.weight.shape
+    # Routers and grouped layers are subclasses, too: it is tried.
     try:
         with torch.no_grad():
             out: Any = module(module.weight.new_zeros(1, 1, inputs))
@@ -120,6 +110,7 @@ def _last(name: str) -> str:
 
 def _experts(model: Any) -> set[str]:
     """The tensors that hold all experts of a layer, by the last two parts of their names."""
+    # Experts in one tensor [experts, outputs, inputs] are no layers of their own.
     return {
         f"{_last(path)}.{name}"
         for path, module in model.get_decoder().named_modules()
@@ -130,11 +121,13 @@ def _experts(model: Any) -> set[str]:
 
 
 def _names_of_experts(model: Any) -> set[str]:
-    """Names of linear layers by which PEFT means the experts: it reads adapters of old that way."""
+    """Names of linear layers by which PEFT means the experts."""
     if not _experts(model):
         return set()
     from peft import LoraConfig as PeftLoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    # PEFT reads adapters of former versions of transformers so, whose experts were layers.
 
     names = {_last(name) for name, module in model.named_modules() if isinstance(module, LINEAR)}
     taken = set()

@@ -1,12 +1,11 @@
 """Training data of a tiny model: the states of random play as arrays.
 
-The targets of a state are its legal actions and the outcome for the player to move; on grids also
-the cells where a stone wins at once for either side; in markets the words of the prompt and how the
-market in focus ends. No action is marked as good: the trained model plays like ``random_legal``.
+No action is marked as good: the trained model plays like ``random_legal``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,9 +29,12 @@ _Bools = npt.NDArray[np.bool_]
 class Lessons:
     """N states of one game over its A actions.
 
-    prompt_ids [N, T]; action_ids [A]: the token of each action; legal [N, A]; outcome [N] in
-    [-1, 1]; wins, blocks [N, A]: actions whose cell completes the player's or the opponent's
-    line, None where the game has no grid; facts [N, F]: see ``State``, None where there are none.
+    Attributes:
+        prompt_ids, action_ids: [N, T], and [A]: the token of each action.
+        legal, outcome: [N, A], and [N] in [-1, 1] for the player to move.
+        wins, blocks: [N, A]: actions whose cell completes the player's or the opponent's line; None
+            without a grid.
+        facts: [N, F]: see ``State``; None where there are none.
     """
 
     prompt_ids: _Ints
@@ -48,10 +50,7 @@ class Lessons:
 
 
 def vocabulary(games: list[list[State]], known: Iterable[str] = ()) -> Any:
-    """The tokenizer to which every word of these games, boards and actions, is one token.
-
-    known: words that get a token even if no state shows them.
-    """
+    """The tokenizer to which every word of these games is one token, and of ``known``."""
     words = set(known)
     for states in games:
         for state in states:
@@ -94,14 +93,13 @@ def _grid_lessons(states: list[State], first: Grid, tokenizer: Any) -> Lessons:
     if rows == cols:
         parts = (mine, theirs, free, wins, blocks)
         mine, theirs, free, wins, blocks = map(_orientations, parts)
-
-    # A row's token follows from its cells: 0 free, 1 mine, 2 theirs, as digits to base 3.
+    # The token of a row follows from its cells: 0 free, 1 mine, 2 theirs, as digits to base 3.
     digits = (mine + 2 * theirs.astype(np.int64)) @ 3 ** np.arange(cols)
     patterns = [spaced_words(board)[1:-1] for board in _row_boards(first)]
     # [rows, 3 ** cols]: the token of each row of cells, in each place.
     table = np.array([[token_id(tokenizer, word) for word in words] for words in patterns]).T
     copies = len(free) // len(grids)
-    empty = Grid(game=first.game, rows=rows, cols=cols, me=0, op=0)
+    empty = dataclasses.replace(first, me=0, op=0)
     name, *_, end = tokenizer.encode(grid_board(empty), add_special_tokens=False)
     edge = np.ones((len(free), 1), dtype=np.int64)
     by_cell = {cell: action for action, cell in placements(empty).items()}
@@ -131,18 +129,16 @@ def _orientations(boards: _Bools) -> _Bools:
 
 def _row_boards(grid: Grid) -> list[str]:
     """Boards that together hold every possible row: in board i each row shows i in base 3."""
-    boards = []
-    for pattern in range(3**grid.cols):
-        me = op = 0
-        for col in range(grid.cols):
-            side = pattern // 3**col % 3
-            column = sum(1 << row * grid.cols + col for row in range(grid.rows))
-            me |= column if side == 1 else 0
-            op |= column if side == 2 else 0
-        boards.append(
-            grid_board(Grid(game=grid.game, rows=grid.rows, cols=grid.cols, me=me, op=op))
-        )
-    return boards
+    column = sum(1 << row * grid.cols for row in range(grid.rows))
+
+    def stones(pattern: int, side: int) -> int:
+        digits = (pattern // 3**col % 3 for col in range(grid.cols))
+        return sum(column << col for col, digit in enumerate(digits) if digit == side)
+
+    return [
+        grid_board(dataclasses.replace(grid, me=stones(pattern, 1), op=stones(pattern, 2)))
+        for pattern in range(3**grid.cols)
+    ]
 
 
 def _board(view: View) -> str:
@@ -151,7 +147,7 @@ def _board(view: View) -> str:
 
 
 def corpus(recipe: TinyRecipe) -> tuple[Any, list[Lessons]]:
-    """Plays the games of ``recipe``; returns the tokenizer and the lessons of each game."""
+    """Play the games of ``recipe``; returns the tokenizer and the lessons of each game."""
     played = [game.play(recipe.discount, recipe.seed) for game in recipe.games]
     tokenizer = vocabulary(played, [f" {word}" for game in recipe.games for word in game.words])
     return tokenizer, [lessons(states, tokenizer) for states in played]

@@ -7,19 +7,17 @@ the next token:
 * value: squared error of a linear head to the discounted outcome of the game. The head is kept,
   as the initial critic of A2C and PPO;
 * wins and blocks, on grids: binary cross-entropy of two linear heads for the cells where a stone
-  completes a line. These heads are discarded; the features that they read stay in h. Without
-  these losses h holds only the free cells, and later learning finds nothing else in it;
+  completes a line;
 * facts, in markets: the same for the words of the prompt and how the market in focus ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +38,9 @@ _REPORT_SEED = 1_000_003
 
 
 def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], None]) -> None:
-    """Plays, trains and saves to ``directory``: under a minute on one core for each of ``RECIPES``.
+    """Play, train, and save to ``directory``: about a minute on one core.
 
-    Writes model, tokenizer, ``value_head.safetensors`` (weight [1, H], bias [1]; see
-    ``rlforge.models.load.load_value_head``) and ``warmup.json`` (the recipe, the time it took, and
+    Writes model, tokenizer, the value head, and ``warmup.json`` (the recipe, the time it took, and
     ``report`` on states of new games). progress: called with a line on each step.
     """
     from safetensors.torch import save_file
@@ -51,15 +48,20 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
     started = time.perf_counter()
     progress(f"playing {sum(game.games for game in recipe.games)} random games")
     tokenizer, played = corpus(recipe)
-    with _one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = build_model(recipe, tokenizer)
-        heads = warm_up(model, played, recipe, progress)
-        measured = {}
-        for game in recipe.games:
-            fresh = dataclasses.replace(game, games=min(game.games, _REPORT_GAMES))
-            states = fresh.play(recipe.discount, _REPORT_SEED)
-            measured[game.name] = report(model, heads, lessons(states, tokenizer))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small are slower on several
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            model = build_model(recipe, tokenizer)
+            heads = warm_up(model, played, recipe, progress)
+            measured = {}
+            for game in recipe.games:
+                fresh = dataclasses.replace(game, games=min(game.games, _REPORT_GAMES))
+                states = fresh.play(recipe.discount, _REPORT_SEED)
+                measured[game.name] = report(model, heads, lessons(states, tokenizer))
+    finally:
+        torch.set_num_threads(threads)
     # Readers of a model's stop tokens look here.
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *closing_ids(tokenizer)]
     with no_progress_bars():
@@ -76,26 +78,14 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
     (directory / "warmup.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several threads than on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class Heads(nn.Module):
-    """value: hidden to outcome. wins, blocks: hidden to one logit per action of a grid.
-
-    facts: hidden to one logit per yes-no question; None without questions.
-    """
+    """Linear heads of the hidden state: outcome, and logits of actions of a grid and of facts."""
 
     def __init__(self, hidden: int, actions: int, facts: int) -> None:
         super().__init__()
         self.value = nn.Linear(hidden, 1)
+        # These are discarded; the features that they read stay in h. Without their losses h holds
+        # only the free cells, and later learning finds nothing else in it.
         self.wins = nn.Linear(hidden, actions)
         self.blocks = nn.Linear(hidden, actions)
         self.facts = nn.Linear(hidden, facts) if facts else None
@@ -125,7 +115,7 @@ def build_model(recipe: TinyRecipe, tokenizer: Any) -> Any:
 def warm_up(
     model: Any, games: list[Lessons], recipe: TinyRecipe, progress: Callable[[str], None]
 ) -> Heads:
-    """Trains ``model`` in place on ``games`` (one per game of ``recipe``) and returns its heads.
+    """Train ``model`` in place on ``games``, one per game of ``recipe``; returns its heads.
 
     Draws from torch's global generator and from ``recipe.seed``.
     """
@@ -167,7 +157,7 @@ def lr_factor(step: int, recipe: TinyRecipe) -> float:
 def game_loss(
     model: Any, heads: Heads, lessons: Lessons, rows: np.ndarray[Any, Any], recipe: TinyRecipe
 ) -> Tensor:
-    """The weighted sum of the losses, meaned over the states ``rows``."""
+    """The weighted sum of the mean losses over the states ``rows``."""
     hidden = last_hidden(model, lessons.prompt_ids[rows])
     legal = torch.from_numpy(lessons.legal[rows]).float()
     logprobs = action_logprobs(model, hidden, lessons)
@@ -205,9 +195,9 @@ def action_logprobs(model: Any, hidden: Tensor, lessons: Lessons) -> Tensor:
 def report(model: Any, heads: Heads, lessons: Lessons) -> dict[str, float]:
     """How well the model reads states; means over ``lessons``.
 
-    illegal: probability of tokens other than legal actions. kl_uniform: of the uniform
+    illegal: probability of tokens other than legal actions. kl_uniform: divergence of the uniform
     distribution over legal actions from the model's, in nats. value_r2: explained share of the
-    outcome's variance.
+    variance of outcomes.
     """
     hidden = last_hidden(model, lessons.prompt_ids)
     legal = torch.from_numpy(lessons.legal)

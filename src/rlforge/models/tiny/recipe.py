@@ -1,7 +1,4 @@
-"""The settings of a tiny model, and the random play on which it is trained.
-
-``TINY`` plays board and card games.
-"""
+"""The settings of a tiny model, and the random play on which it is trained."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from rlforge.types import EnvSpec, value
 
 @value
 class State:
-    """One turn of random play: the view, and the player's discounted outcome of that game.
+    """A turn of random play, with the player's discounted outcome of that game.
 
-    facts: answers to yes-no questions about the view; empty if the game has none.
+    facts: answers to yes-no questions about the view, if the game has some.
     """
 
     view: View
@@ -35,9 +32,9 @@ class State:
 
 @value
 class Warmup(ABC):
-    """A part of the warm-up: games to play, and how many of their states are in a training batch.
+    """A part of the warm-up: games to play, and how many of their states are in a batch.
 
-    words: what gets a token even if no state shows it.
+    words: get a token even if no state shows them.
     """
 
     games: int
@@ -53,15 +50,13 @@ class Warmup(ABC):
     def states(self, discount: float, seed: int) -> list[State]:
         """The states of all games.
 
-        outcome: the player's reward, times ``discount`` for each decision that the player still had
-        to make.
+        outcome: the reward, times ``discount`` for each decision that the player still had to make.
         """
 
     def play(self, discount: float, seed: int) -> list[State]:
         """The ``states``, with outcomes divided by the largest of all (by size)."""
         states = self.states(discount, seed)
-        # 1 where all games were drawn.
-        largest = max(abs(state.outcome) for state in states) or 1.0
+        largest = max(abs(state.outcome) for state in states) or 1.0  # all games may be drawn
         return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
 
 
@@ -96,8 +91,7 @@ class WarmupGame(Warmup):
         return states
 
 
-#: Fields of a stored ``EnvSpec`` that enter a digest. Those added later change no model, and its
-#: name stays.
+#: Fields of a stored ``EnvSpec`` that enter a digest; others, added later, change no model.
 _OF_GAMES = (
     *("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "weight"),
     *("prompt_template", "action_extraction"),
@@ -106,18 +100,15 @@ _OF_GAMES = (
 
 @value
 class TinyRecipe:
-    """A small Llama (Touvron et al. 2023) and its supervised warm-up.
+    """A small Llama (Touvron et al. 2023) and its supervised warm-up by AdamW.
 
     Attributes:
-        hidden, layers, heads, ffn: Its sizes.
-        initializer_range: Standard deviation of its first weights; 0.1 reaches the same loss in
-            half the steps of the usual 0.02.
-        positions: Longest text.
-        steps, learning_rate, betas, weight_decay, grad_clip: AdamW, with ``lr_warmup`` steps of
-            linear warm-up, constant for the share ``lr_flat`` of the steps, then a cosine down to
-            ``lr_floor`` of it.
+        initializer_range: Standard deviation of the first weights.
+        positions: Longest text, in tokens.
+        lr_warmup, lr_flat, lr_floor: Steps of a linear rise, share of the steps until which the
+            rate is constant, and share of it to which a cosine then falls.
         discount: Discount of outcomes, per own turn still to be played.
-        value_weight, board_weight: Of the outcome loss and the losses about the view.
+        value_weight, board_weight: Weights of the outcome loss and of the losses about the view.
         revision: Raised when a change of the code changes the model.
     """
 
@@ -130,6 +121,7 @@ class TinyRecipe:
     layers: int = 2
     heads: int = 3
     ffn: int = 384
+    # Reaches the same loss in half the steps of the usual 0.02.
     initializer_range: float = 0.1
     positions: int = 2048
     steps: int = 900

@@ -1,7 +1,6 @@
 """The tiny model's tokenizer: every word of the compact boards is one token.
 
-``[12]`` is the same token at each place and a board row is one token, so that a model of two layers
-can read a board and name a cell. Other text falls back to pieces of words and in the end to bytes.
+So a model of two layers can read a board and name a cell. Other text is pieces of words, or bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n\n{% en
 def build_tokenizer(words: Iterable[str]) -> Any:
     """A byte-level BPE tokenizer (Sennrich et al. 2016) in which each of ``words`` is one token.
 
-    words: with the space before them, if they have one in texts. Raises RlforgeError for a word
-    that the pre-split divides.
+    words: with the space before them, if any. Raises RlforgeError for one that is divided.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -58,7 +56,7 @@ def build_tokenizer(words: Iterable[str]) -> Any:
 
 
 def token_id(tokenizer: Any, word: str) -> int:
-    """The one token of ``word``. Raises RlforgeError when it has several."""
+    """The one token of ``word``; RlforgeError where it has several."""
     ids: list[int] = tokenizer.encode(word, add_special_tokens=False)
     if len(ids) != 1:
         raise RlforgeError(f"the tiny model's tokenizer has {len(ids)} tokens for {word!r}")
@@ -66,7 +64,7 @@ def token_id(tokenizer: Any, word: str) -> int:
 
 
 def closing_ids(tokenizer: Any) -> list[int]:
-    """Ids of the tokens that close an action: those that hold a ``]``, byte token included."""
+    """Ids of the tokens that close an action: they hold a ``]``."""
     return sorted(index for token, index in tokenizer.get_vocab().items() if "]" in token)
 
 
