@@ -51,7 +51,7 @@ def test_decisions_above_the_threshold_become_steps():
     decisions = [factories.decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
     assert [one.info["decision_id"] for one in found.batch.samples] == ["agent-1-1", "agent-1-3"]
-    assert found.selected == 2
+    assert found.counts["selected"] == 2
     last = found.batch.samples[1]
     assert (last.prompt_token_ids, last.token_ids, last.logprobs) == ((1, 2, 3), (9,), (-0.5,))
     assert (last.raw_reward, last.reward) == (0.3, 0.3)
@@ -71,7 +71,7 @@ def test_agents_are_episodes_whose_turns_are_consecutive():
 def test_scripted_traders_are_never_learned_from():
     scripted = factories.decision(0, "noise-1", tokens=None, provider="scripted:noise")
     found = gather([scripted, factories.decision(1, reward=0.1), factories.decision(2)], [0.9] * 3)
-    assert len(found.batch.samples) == found.selected == 2
+    assert len(found.batch.samples) == found.counts["selected"] == 2
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_select_by_chooses_the_decisions(settings, kept):
     found = gather(
         [*decisions, factories.decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings
     )
-    assert found.unscored == 1
+    assert found.counts["unscored"] == 1
     ids = [sample.info["decision_id"] for sample in found.batch.samples] if found.batch else []
     chosen = {f"agent-1-{i}" for i in kept}
     if settings["select_by"] == "all":
         chosen.add("agent-1-9")
-    assert set(ids) == chosen or (not ids and found.selected == len(kept))
+    assert set(ids) == chosen or (not ids and found.counts["selected"] == len(kept))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,7 @@ def test_old_and_overlong_decisions_are_left_out_and_counted():
     ]
     found = gather(decisions, [0.9] * 4, version=5, max_staleness=1, max_length=20)
     assert [sample.policy_version for sample in found.batch.samples] == [5, 4]
-    assert (found.selected, found.stale, found.too_long) == (4, 1, 1)
-    assert found.figures() == {
+    assert found.counts == {
         "selected": 4,
         "trained_decisions": 2,
         "refused": 0,
@@ -158,7 +157,7 @@ def test_an_agent_has_at_most_its_share_of_what_is_learned_from():
     agents = Counter(sample.info["agent_id"] for sample in found.batch.samples)
     assert agents["stuffer"] == 6
     assert sum(agents.values()) == 6 + 18
-    assert found.figures()["crowded"] == 994
+    assert found.counts["crowded"] == 994
     again = gather(decisions[::-1], [None] * len(decisions), select_by="all", max_agent_share=0.25)
     assert again.batch is not None
     chosen, repeated = (
@@ -239,7 +238,7 @@ def test_answers_that_are_no_action_are_always_learned_from(train_on):
     wrong = dataclasses.replace(factories.decision(2, reward=-1.0), action=action)
     found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
     assert [sample.reward for sample in found.batch.samples][-1] == -1.0
-    assert (found.selected, found.refused) == (2, 1)
+    assert (found.counts["selected"], found.counts["refused"]) == (2, 1)
     as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
     assert len(as_others.batch.samples) == 2
 

@@ -43,7 +43,7 @@ def begun(in_process):
         async with assembled(context, stop) as assembly:
             await context.actors.tracker.resume_windows.remote([])
             await assembly.learning.learner.begin()
-            yield assembly, ContinuousTrainer(context, assembly, stop)
+            yield assembly, ContinuousTrainer(context, assembly)
             await context.actors.tracker.close.remote({})
 
     return begin

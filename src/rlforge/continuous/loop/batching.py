@@ -6,7 +6,8 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.continuous.config.continuous import ContinuousSettings
@@ -39,31 +40,20 @@ class Scored:
         return self.decision.completion
 
 
+#: Counts of a window's decisions. selected: by ``continuous.select_by``, with those dropped for age
+#: or length. trained_decisions: those of the batch. refused: answers without an accepted action; 0
+#: where ``invalid_reward`` is None. unscored: on which the scorer failed. stale, too_long, crowded:
+#: dropped for their version's age, their prompt's length, or their agent's share.
+COUNTS = ("selected", "trained_decisions", "refused", "unscored", "stale", "too_long", "crowded")
+
+
 @value
 class WindowBatch:
-    """The decisions of a window to learn from, or the ``reason`` why there are none.
-
-    selected: by ``continuous.select_by``, with those dropped for age or length. refused: answers
-    without an accepted action; 0 where ``invalid_reward`` is None. unscored: on which the scorer
-    failed. stale, too_long, crowded: dropped for their version's age, their prompt's length, or
-    their agent's share.
-    """
+    """The decisions of a window to learn from, or the ``reason`` why there are none."""
 
     batch: TrainBatch | None
     reason: str
-    selected: int = 0
-    refused: int = 0
-    unscored: int = 0
-    stale: int = 0
-    too_long: int = 0
-    crowded: int = 0
-
-    def figures(self) -> Mapping[str, int]:
-        """Its counts, with how many decisions are learned from, ready for JSON."""
-        samples = self.batch.samples if self.batch is not None else ()
-        left_out = ("refused", "unscored", "stale", "too_long", "crowded")
-        counts = {name: getattr(self, name) for name in left_out}
-        return {"selected": self.selected, "trained_decisions": len(samples), **counts}
+    counts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
 
 def largest_share(counts: Sequence[int], share: float) -> int:
@@ -109,13 +99,6 @@ class WindowFilter:
         Those of one agent form one episode for a critic, and one group for ``window_grpo``.
         why_unscored: what the scorer says of those without a score.
         """
-        dropped: dict[str, int] = {}
-
-        def keep(name: str, test: Callable[[Scored], bool], among: list[Scored]) -> list[Scored]:
-            kept = [one for one in among if test(one)]
-            dropped[name] = len(among) - len(kept)
-            return kept
-
         ours = [
             one
             for one in decisions
@@ -127,32 +110,29 @@ class WindowFilter:
             ours = [
                 dataclasses.replace(one, to_go=to_go) for one, to_go in zip(ours, sums, strict=True)
             ]
-        chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
+        chosen = [one for one in ours if self._punished(one) or self._selected(one)]
         oldest = -math.inf if self.max_staleness is None else self.version - self.max_staleness
-        fresh = keep("stale", lambda one: one.completion.policy_version >= oldest, chosen)
+        fresh = [one for one in chosen if one.completion.policy_version >= oldest]
         room = math.inf if self.max_length is None else self.max_length
-        fitting = keep("too_long", lambda one: len(one.completion.prompt_token_ids) < room, fresh)
-        shared = self._shared(batch_id, fitting)
-        samples = self._samples(batch_id, shared)
+        fitting = [one for one in fresh if len(one.completion.prompt_token_ids) < room]
+        samples = self._samples(batch_id, self._shared(batch_id, fitting))
         punished = sum(self._punished(one) for one in ours)
-        selected = len(chosen) - punished
-        reason = self._obstacle(decisions, len(ours), len(chosen), dropped, samples)
         unscored = sum(one.score is None for one in ours)
+        stale, too_long = len(chosen) - len(fresh), len(fresh) - len(fitting)
+        batch = TrainBatch(samples=tuple(samples), whole_episodes=True, dropped_stale=stale)
+        reason = self._obstacle(decisions, len(ours), len(chosen), too_long, batch)
         if reason and unscored and why_unscored:
             reason = f"{reason}; {unscored} have no score: {why_unscored}"
-        batch = TrainBatch(
-            samples=tuple(samples), whole_episodes=True, dropped_stale=dropped["stale"]
-        )
-        return WindowBatch(
-            batch=None if reason else batch,
-            reason=reason,
-            selected=selected,
-            refused=punished,
-            unscored=unscored,
-            stale=dropped["stale"],
-            too_long=dropped["too_long"],
-            crowded=len(fitting) - len(shared),
-        )
+        counts = {
+            "selected": len(chosen) - punished,
+            "trained_decisions": 0 if reason else len(samples),
+            "refused": punished,
+            "unscored": unscored,
+            "stale": stale,
+            "too_long": too_long,
+            "crowded": len(fitting) - len(samples),
+        }
+        return WindowBatch(batch=None if reason else batch, reason=reason, counts=counts)
 
     # ------------------------------------------------------------ one decision
 
@@ -234,15 +214,10 @@ class WindowFilter:
         )
 
     def _obstacle(
-        self,
-        decisions: Sequence[Scored],
-        ours: int,
-        chosen: int,
-        dropped: Mapping[str, int],
-        samples: Sequence[Sample],
+        self, decisions: Sequence[Scored], ours: int, chosen: int, too_long: int, batch: TrainBatch
     ) -> str:
-        """Why ``samples`` are not trained on; empty when they are."""
-        settings = self.settings
+        """Why ``batch`` is not trained on; empty when it is."""
+        settings, samples = self.settings, batch.samples
         if not ours:
             uids = {one.completion.policy_uid for one in decisions if is_ours(one.decision)}
             if uids:
@@ -258,14 +233,14 @@ class WindowFilter:
             )
         if not samples:
             left_out = []
-            if dropped["stale"]:
+            if batch.dropped_stale:
                 left_out.append(
-                    f"{dropped['stale']} are of more than continuous.max_staleness="
+                    f"{batch.dropped_stale} are of more than continuous.max_staleness="
                     f"{self.max_staleness} versions ago"
                 )
-            if dropped["too_long"]:
+            if too_long:
                 left_out.append(
-                    f"{dropped['too_long']} have prompts of learner.max_train_len="
+                    f"{too_long} have prompts of learner.max_train_len="
                     f"{self.max_length} tokens or more"
                 )
             if not left_out:

@@ -91,53 +91,42 @@ def concerns(
         its rewards are 0.465 above those of step-3, worth $930.00, and its profit rises by $16.50
     """
     found = []
-    earned = _difference([one.earned for one in new], [one.earned for one in old])
-    profit = _difference([one.profit for one in new], [one.profit for one in old])
-    refused = _difference([one.refused for one in new], [one.refused for one in old])
-    idle = _difference([one.idle for one in new], [one.idle for one in old])
-    if earned.risen:
+    earned, more_earned = _rise([one.earned for one in new], [one.earned for one in old])
+    profit, _ = _rise([one.profit for one in new], [one.profit for one in old])
+    refused, more_refused = _rise([one.refused for one in new], [one.refused for one in old])
+    idle, more_idle = _rise([one.idle for one in new], [one.idle for one in old])
+    if more_earned:
         staked = _mean([one.stake for one in old if one.stake is not None]) or stake
         decisions = _mean([float(one.decisions) for one in new]) or 0.0
-        worth = earned.mean / pnl_weight * staked * decisions if pnl_weight > 0 else 0.0
-        if profit.mean <= _LEAST_PROFIT * worth:
-            moved = "rises" if profit.mean > 0 else "falls"
+        worth = earned / pnl_weight * staked * decisions if pnl_weight > 0 else 0.0
+        if profit <= _LEAST_PROFIT * worth:
+            moved = "rises" if profit > 0 else "falls"
             found.append(
-                f"its rewards are {earned.mean:.3f} above those of {name}, worth ${worth:,.2f}, "
-                f"and its profit {moved} by ${abs(profit.mean):,.2f}"
+                f"its rewards are {earned:.3f} above those of {name}, worth ${worth:,.2f}, "
+                f"and its profit {moved} by ${abs(profit):,.2f}"
             )
-    if idle.risen and idle.mean > _IDLE_RISE:
+    if more_idle and idle > _IDLE_RISE:
         found.append(
-            f"{100 * idle.mean:.1f} points more of its decisions put no money at stake than of "
-            f"{name}'s"
+            f"{100 * idle:.1f} points more of its decisions put no money at stake than of {name}'s"
         )
-    if refused.risen and refused.mean > _REFUSED_RISE:
-        found.append(
-            f"{100 * refused.mean:.1f} points more of its answers are refused than of {name}'s"
-        )
+    if more_refused and refused > _REFUSED_RISE:
+        found.append(f"{100 * refused:.1f} points more of its answers are refused than of {name}'s")
     return found
 
 
-@value
-class _Difference:
-    """risen: the mean is above 0, and not by chance."""
-
-    mean: float
-    risen: bool
-
-
-def _difference(new: Sequence[float | None], old: Sequence[float | None]) -> _Difference:
-    """Over the pairs of which both are known."""
+def _rise(new: Sequence[float | None], old: Sequence[float | None]) -> tuple[float, bool]:
+    """Mean difference of the pairs of which both are known; whether it is above 0 not by chance."""
     from scipy.stats import ttest_1samp
 
     pairs = zip(new, old, strict=True)
     differences = [a - b for a, b in pairs if a is not None and b is not None]
     if not differences:
-        return _Difference(mean=0.0, risen=False)
+        return 0.0, False
     mean = math.fsum(differences) / len(differences)
     if max(differences) - min(differences) < 1e-12:
-        return _Difference(mean=mean, risen=mean > 1e-12)
+        return mean, mean > 1e-12
     p_value = float(ttest_1samp(differences, 0.0, alternative="greater").pvalue)
-    return _Difference(mean=mean, risen=p_value <= _ALPHA)
+    return mean, p_value <= _ALPHA
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

@@ -15,7 +15,7 @@ from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.answers import Ask, answer_decision, state_after
 from rlforge.continuous.loop.session import Session, SessionModel
-from rlforge.continuous.loop.simulation import Driver, Stopped
+from rlforge.continuous.loop.simulation import Driver
 from rlforge.errors import EngineDeadError, RlforgeError, RunError
 from rlforge.rollout.episode import seed_of
 from rlforge.types import value
@@ -39,8 +39,9 @@ class EpisodesDriver(Driver):
         stop: asyncio.Event,
         record: Callable[[Sequence[Decision]], Awaitable[None]],
     ) -> None:
+        super().__init__(stop)
         self._config, self._store = config, store
-        self._now, self._stop, self._record = begin, stop, record
+        self._now, self._record = begin, record
         self._model = SessionModel(config, tokenizer, ask)
         self._grid = WindowGrid(config.window.minutes)
         self._first = self._grid.span(config.continuous.start)[0]
@@ -89,8 +90,7 @@ class EpisodesDriver(Driver):
         async with asyncio.TaskGroup() as group:
             for place, agent in enumerate(self._agents):
                 group.create_task(play(place, agent))
-        if self._stop.is_set():
-            raise Stopped
+        self.check_stop()
         if failures and window_id not in await asyncio.to_thread(self._store.window_ids):
             raise RunError(f"no episode of {window_id} came to its end: {failures[0]}")
 

@@ -30,7 +30,7 @@ class Continuous(RunKind[ContinuousConfig]):
 
     root = ContinuousConfig
     unit = "window"
-    recorded = "rlforge.continuous.loop.verify:RecordedWindows"
+    recorded = "rlforge.continuous.loop.journal:RecordedWindows"
     report = "rlforge.continuous.report:page"
     results = "rlforge.continuous.report:results"
     progress = "rlforge.continuous.view:window_sections"

@@ -38,9 +38,6 @@ class Deployed:
     reason: str = ""
 
 
-NOTHING_TO_DEPLOY = Deployed(success=None)
-
-
 class DeploymentsByStep:
     """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
 
@@ -119,7 +116,7 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
         on_change=partial(follow_engine, context),
     )
     metrics = Metrics()
-    tests = _tests(config, context.run_dir, engine, tokenizer, params)
+    checks, trials, prompter = _tests(config, context.run_dir, engine, tokenizer, params)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         service = await DeploymentService.open(
@@ -127,8 +124,8 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
             engine,
             config.deployment,
             config.model,
-            tests.checks.probes,
-            holdout=tests.checks.holdout,
+            checks.probes,
+            holdout=checks.holdout,
             on_phase=metrics.on_phase,
             rewards=reward_bounds(config),
         )
@@ -138,8 +135,8 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
             service=service,
             deployments=DeploymentsByStep(service),
             metrics=metrics,
-            trials=tests.trials,
-            prompter=tests.prompter,
+            trials=trials,
+            prompter=prompter,
             params=params,
             tokenizer=tokenizer,
         )
@@ -166,26 +163,17 @@ def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
 
     def make(engine: Engine, tokenizer: Any) -> Checks:
         params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
-        return _tests(config, run_dir, engine, tokenizer, params).checks
+        return _tests(config, run_dir, engine, tokenizer, params)[0]
 
     return make
 
 
-@value
-class _Tests:
-    """trials, prompter: see ``PolicySide``."""
-
-    checks: Checks
-    trials: MarketTrials | None
-    prompter: AgentPrompter | None
-
-
 def _tests(
     config: ContinuousConfig, run_dir: Path, engine: Engine, tokenizer: Any, params: SamplingParams
-) -> _Tests:
+) -> tuple[Checks, MarketTrials | None, AgentPrompter | None]:
+    """Checks of new versions; trials and prompter as in ``PolicySide``."""
     if not config.has_market:
-        probes = answer_probes(config, tokenizer, params)
-        return _Tests(checks=Checks(probes=probes, holdout=None), trials=None, prompter=None)
+        return Checks(probes=answer_probes(config, tokenizer, params), holdout=None), None, None
     constrained = config.continuous.constrained
     prompter = AgentPrompter(config, config.market, tokenizer, constrained=constrained)
     first, reward = first_version(config, run_dir), reward_of_settled(config)
@@ -194,7 +182,7 @@ def _tests(
         probes=market_probes(config, prompter, params),
         holdout=trials.holdout if config.deployment.holdout_games else None,
     )
-    return _Tests(checks=checks, trials=trials, prompter=prompter)
+    return checks, trials, prompter
 
 
 def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:

@@ -55,7 +55,7 @@ class ContinuousRun:
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
             del measured["after"]  # more windows follow
             write_json(self._paths.comparison, measured)
-        done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
+        done = await ContinuousTrainer(self._context, self._parts).run()
         if done:
             self._comparison = await self._compare("after", self._parts.policy)
             if "before" in self._comparison and "after" in self._comparison:

@@ -30,7 +30,15 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
 
 
 class Driver(ABC):
-    """Lets time pass until decisions are on record."""
+    """Lets time pass until decisions are on record. stop: set when the run is asked to end."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def check_stop(self) -> None:
+        """Raise ``Stopped`` when the run is to end."""
+        if self._stop.is_set():
+            raise Stopped
 
     @abstractmethod
     def now(self) -> float:
@@ -62,21 +70,20 @@ class SimulatedTimeDriver(Driver):
     def __init__(
         self, population: Population, now: Callable[[], float], stop: asyncio.Event
     ) -> None:
-        self._population, self._now, self._stop = population, now, stop
+        super().__init__(stop)
+        self._population, self._now = population, now
 
     def now(self) -> float:
         return self._now()
 
     async def advance_to(self, moment: float) -> None:
         while self._now() < moment:
-            if self._stop.is_set():
-                raise Stopped
+            self.check_stop()
             await self._population.tick()
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         while self._population.unsettled(window_id) > may_stay_open:
-            if self._stop.is_set():
-                raise Stopped
+            self.check_stop()
             await self._population.tick()
 
     async def save(self, path: Path) -> None:
@@ -115,8 +122,8 @@ class WallClockDriver(Driver):
     def __init__(
         self, population: Population, clock: WallClock, tick_s: float, stop: asyncio.Event
     ) -> None:
+        super().__init__(stop)
         self._population, self._clock, self._tick_s = population, clock, tick_s
-        self._stop = stop
         self._between_ticks = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -129,8 +136,7 @@ class WallClockDriver(Driver):
         await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
         if self._ticking.done():
             self._ticking.result()  # it ends only by raising
-        if self._stop.is_set():
-            raise Stopped
+        self.check_stop()
 
     async def _recorded_until(self, moment: float) -> None:
         """Wait for a moment, and for a tick that began before it."""
@@ -180,29 +186,25 @@ class WaitingDriver(Driver):
     """The wall clock, where decisions are recorded together with their outcomes."""
 
     def __init__(self, clock: WallClock, stop: asyncio.Event) -> None:
-        self._clock, self._stop = clock, stop
+        super().__init__(stop)
+        self._clock = clock
 
     def now(self) -> float:
         return self._clock.now()
 
     async def advance_to(self, moment: float) -> None:
         await _first_of(self._clock.wait_until(moment), self._stop.wait())
-        if self._stop.is_set():
-            raise Stopped
+        self.check_stop()
 
 
 class RecordedDriver(Driver):
     """All decisions are on record already, and their time is over."""
 
-    def __init__(self, stop: asyncio.Event) -> None:
-        self._stop = stop
-
     def now(self) -> float:
         return math.inf
 
     async def advance_to(self, moment: float) -> None:
-        if self._stop.is_set():
-            raise Stopped
+        self.check_stop()
 
 
 # ---------------------------------------------------------------- the state on disk

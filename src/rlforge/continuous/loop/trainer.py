@@ -27,7 +27,7 @@ from rlforge.continuous.loop.behaviour import behaviour
 from rlforge.continuous.loop.journal import Entry
 from rlforge.continuous.loop.learner import Trained
 from rlforge.continuous.loop.performance import POLICY, by_player, difference_to_control
-from rlforge.continuous.loop.policy_side import NOTHING_TO_DEPLOY, Deployed
+from rlforge.continuous.loop.policy_side import Deployed
 from rlforge.continuous.loop.samples import keep_samples
 from rlforge.continuous.loop.simulation import Stopped, simulation_state_path
 from rlforge.continuous.ruler.base import DecisionScores
@@ -40,13 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class ContinuousTrainer:
-    """Works on one window after the other. stop: set when the run is asked to end."""
+    """Works on one window after the other, until the source's driver is asked to stop."""
 
-    def __init__(
-        self, context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
-    ) -> None:
-        self._context, self._parts, self._stop = context, parts, stop
-        self._config = context.config
+    def __init__(self, context: RunContext[ContinuousConfig], parts: Assembly) -> None:
+        self._context, self._parts, self._config = context, parts, context.config
         self._since = time.monotonic()
 
     async def run(self) -> bool:
@@ -70,7 +67,7 @@ class ContinuousTrainer:
 
     async def _begin(self) -> Entry | None:
         """Begin the next window, if there is one; the state that it starts from is kept."""
-        self._check_stop()
+        self._parts.source.driver.check_stop()
         journal, source = self._parts.journal, self._parts.source
         last = journal.last()
         if last is not None:  # a resumed market may not have reached its end
@@ -109,7 +106,7 @@ class ContinuousTrainer:
         self, work: Entry, window: TrainingWindow
     ) -> tuple[Entry, DecisionScores | None]:
         """The scores of the window's decisions; None for a window that may not be trained on."""
-        self._check_stop()
+        self._parts.source.driver.check_stop()
         if not work.reached("scored"):
             if window.ready:
                 self._say("scoring", work)
@@ -154,7 +151,7 @@ class ContinuousTrainer:
 
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
         """One update on the window; agents and HTTP clients are served meanwhile."""
-        self._check_stop()
+        self._parts.source.driver.check_stop()
         learner = self._parts.learning.learner
         if work.reached("trained"):
             uid = work.facts["trained"]["uid"]
@@ -171,17 +168,17 @@ class ContinuousTrainer:
         uid = None if trained is None else trained.checkpoint.uid
         # The counts are recorded as well: after a restart another version may be current, and
         # selecting again would give other counts.
-        facts = {"uid": uid, "reason": reason, "gathered": gathered.figures()}
+        facts = {"uid": uid, "reason": reason, "gathered": dict(gathered.counts)}
         return self._reach(work, "trained", **facts), trained
 
     async def _deploy(self, work: Entry, trained: Trained | None) -> tuple[Entry, Deployed]:
         """Deploy the new version; if it is refused, learning goes on from the one that serves."""
-        self._check_stop()
+        self._parts.source.driver.check_stop()
         if work.reached("deployed"):
             known = work.facts["deployed"]
             return work, Deployed(success=known["success"], reason=known["reason"])
         deployments, learner = self._parts.policy.deployments, self._parts.learning.learner
-        deployed = NOTHING_TO_DEPLOY
+        deployed = Deployed(success=None)
         if trained is not None:
             self._say("deploying after", work)
             deployed = await deployments.deploy(trained.checkpoint)
@@ -284,10 +281,6 @@ class ContinuousTrainer:
     def _lap(self) -> float:
         since, self._since = self._since, time.monotonic()
         return self._since - since
-
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
 
 
 def _digests(

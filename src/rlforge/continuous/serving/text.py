@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -102,7 +101,9 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     decoder = b"" if core.decoder is None else core.decoder.__getstate__()
     steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
     if b"ByteLevel" in steps:
-        known = _byte_of_characters()
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        known = {character: byte for byte, character in bytes_to_unicode().items()}
         found = [
             bytes(map(known.__getitem__, name)) if known.keys() >= {*name} else name.encode()
             for name in names
@@ -126,14 +127,6 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         first = next(number for number, each in enumerate(found) if each)
         found[first] = found[first][dropped:]
     return found
-
-
-@cache
-def _byte_of_characters() -> dict[str, int]:
-    """The byte of each character that byte-level tokenizers write tokens in."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _spaces(text: str) -> int:
